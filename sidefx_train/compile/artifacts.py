@@ -1,0 +1,99 @@
+"""What passes between the stages: frozen values only.
+
+capture -> :class:`TracedGraph` -> functionalize -> :class:`FunctionalGraph` -> backend -> :class:`Executable`.
+The residual stage puts an executable together with the captured effects, guards and sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+InputKind = Literal["static", "tensor", "scalar"]
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One placeholder of a captured graph.
+
+    Attributes:
+        name: the placeholder's name, unique in the graph.
+        kind: ``"static"`` is bound once by identity (parameter, buffer, optimizer state), ``"tensor"`` is fetched at
+            every call, ``"scalar"`` is a Python int or float fetched at every call.
+        example: the fake tensor as it was **at entry** (``torch.Tensor``), or the symbolic number of a scalar.
+        hint: for a scalar, its value during the capture.
+        source: readable source expression, for reports.
+    """
+
+    name: str
+    kind: InputKind
+    example: Any
+    source: str
+    hint: Any = None
+
+
+@dataclass(frozen=True)
+class TracedGraph:
+    """The step's tensor program as the dispatcher saw it.
+
+    ``module.graph`` holds aten overloads (in-place and view ops included, in eager's order), host arithmetic on Python
+    numbers (``operator.*``, ``math.*``, ``torch.sym_*``), ``aten._local_scalar_dense`` where a tensor became a Python
+    number, and fused optimizer ops such as ``aten._fused_adamw_`` whose float arguments may be nodes. The output node
+    holds a flat tuple of nodes. Nodes carry ``meta["val"]``.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[GraphInput, ...]
+    fake_mode: Any
+    uses_rng: bool = False
+
+
+@dataclass(frozen=True)
+class FunctionalGraph:
+    """The same program without in-place ops or views of inputs being written.
+
+    Attributes:
+        module: pure aten graph; its outputs are ``(*mutated input values kept out of place, *user outputs)`` and its
+            in-place input updates are trailing ``copy_`` nodes.
+        inputs: as in the traced graph.
+        deferred_copies: input positions whose new value is returned as an output and copied by the runner after the
+            whole graph has succeeded (updates that an error later in the graph must not leave behind).
+        metadata_updates: input positions whose size or strides changed, with the new (size, stride, offset).
+        tail: fused optimizer calls run after the graph, as ``(op, args)`` in terms of graph outputs and inputs.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[GraphInput, ...]
+    deferred_copies: tuple[int, ...] = ()
+    metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...] = ()
+    tail: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A compiled graph, ready to run.
+
+    Attributes:
+        run: ``run(args) -> outputs``. ``args`` is a fresh list, one real value per :class:`GraphInput`, in order; it may
+            be cleared. Inputs are mutated in place as eager would have; outputs come in the traced graph's order, with
+            eager's aliasing of inputs.
+        atomic: True if an exception from ``run`` leaves every input as it was before the call.
+        sources: generated code by name, for ``report.sources()``.
+        seconds: wall time by stage (``functionalize``, ``lower``...).
+        notes: choices worth reporting.
+    """
+
+    run: Callable[[list[Any]], Sequence[Any]]
+    atomic: bool
+    sources: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def is_scalar(value: Any) -> bool:
+    """True for a symbolic or plain Python number."""
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -1,0 +1,183 @@
+"""What the interpreter asks of the world outside its frames.
+
+The interpreter runs bytecode on real Python objects and knows nothing of tensors, shadows or guards. Every
+read or write that could touch something which existed before the capture goes through a :class:`World`.
+:class:`DirectWorld` touches the objects themselves, so the interpreter is a plain (slow) Python interpreter:
+that is how it is tested. The capturing world (``compile/heap/world.py``) works on shadows instead.
+"""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__bool__": lambda self: False})()
+"""Answer of a lookup that found nothing."""
+
+
+class World(Protocol):
+    """Reads and writes outside the interpreter's own frames."""
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        """Value of ``name`` in a function's globals, else in builtins, else :data:`ABSENT`."""
+
+    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None: ...
+
+    def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
+        """True if the name was there."""
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        """Contents of a cell, :data:`ABSENT` if empty."""
+
+    def store_cell(self, cell: types.CellType, value: Any) -> None:
+        """Sets a cell; ``value=ABSENT`` empties it."""
+
+    def new_cell(self, cell: types.CellType) -> None:
+        """Told of each cell that the interpreter creates."""
+
+    def type_of(self, obj: Any) -> type:
+        """The class the user's program must see (``torch.Tensor`` for a fake tensor, ``int`` for a symbolic int)."""
+
+    def class_attr(self, cls: type, name: str) -> Any:
+        """Raw attribute found along ``cls.__mro__`` (no descriptor call), else :data:`ABSENT`."""
+
+    def instance_attr(self, obj: Any, name: str) -> Any:
+        """Entry ``name`` of the instance ``__dict__`` of ``obj``, else :data:`ABSENT` (also without a ``__dict__``).
+
+        For a class or a module object: an entry of its own namespace.
+        """
+
+    def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
+        """Default store: what ``object.__setattr__`` does once no data descriptor has taken it."""
+
+    def del_instance_attr(self, obj: Any, name: str) -> None:
+        """Default deletion; raises ``AttributeError`` as ``object.__delattr__`` does."""
+
+    def native_getattr(self, obj: Any, name: str) -> Any:
+        """``getattr`` by C code: slots, getset descriptors, C types. May raise AttributeError."""
+
+    def override_getattr(self, obj: Any, name: str) -> Any:
+        """First look at every attribute load: a finished answer, or :data:`ABSENT` to go the normal way."""
+
+    def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
+        """First look at every attribute store: True if it has been dealt with."""
+
+    def override_delattr(self, obj: Any, name: str) -> bool: ...
+
+    def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
+        """First look at operators on objects: ``name`` is that of the function in :mod:`operator`
+        (``getitem``, ``setitem``, ``delitem``, ``contains``, ``add``, ``iadd``, ``lt``, ``is_`` , ``neg``, ...) or
+        ``iter``, ``next``, ``format`` (value, spec), ``str``, ``repr``, ``ascii``, ``build_string`` (parts).
+        A finished answer, or :data:`ABSENT`."""
+
+    def truth(self, value: Any) -> Any:
+        """``bool(value)`` for values without a Python-level ``__bool__``/``__len__``; True or False."""
+
+    def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a C callable (or a Python one marked native) on values of this world."""
+
+    def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """First look at every call (already unwrapped from bound methods: ``self`` is ``args[0]``).
+
+        A finished answer, or :data:`ABSENT` to go the normal way (inline Python functions, run C ones natively).
+        May raise :class:`~sidefx_train.errors.Unsupported`.
+        """
+
+    def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
+        """A Python callable about to be handed to C code; ``reenter(*args, **kwargs)`` interprets it. Returns what to
+        hand over (usually ``reenter``)."""
+
+
+class DirectWorld:
+    """The real world: every access is what CPython itself would do."""
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        if name in namespace:
+            return namespace[name]
+        space = namespace.get("__builtins__", builtins)
+        if isinstance(space, types.ModuleType):
+            space = vars(space)
+        return space.get(name, ABSENT)
+
+    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        namespace[name] = value
+
+    def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
+        return namespace.pop(name, ABSENT) is not ABSENT
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return ABSENT
+
+    def store_cell(self, cell: types.CellType, value: Any) -> None:
+        if value is ABSENT:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+
+    def new_cell(self, cell: types.CellType) -> None:
+        return None
+
+    def type_of(self, obj: Any) -> type:
+        return type(obj)
+
+    def class_attr(self, cls: type, name: str) -> Any:
+        for base in type.__getattribute__(cls, "__mro__"):
+            space = type.__getattribute__(base, "__dict__")
+            if name in space:
+                return space[name]
+        return ABSENT
+
+    def instance_attr(self, obj: Any, name: str) -> Any:
+        try:
+            space = object.__getattribute__(obj, "__dict__")
+        except AttributeError:
+            return ABSENT
+        return space[name] if name in space else ABSENT
+
+    def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
+        if isinstance(obj, type):
+            type.__setattr__(obj, name, value)
+        elif isinstance(obj, types.ModuleType):
+            types.ModuleType.__setattr__(obj, name, value)
+        else:
+            object.__setattr__(obj, name, value)
+
+    def del_instance_attr(self, obj: Any, name: str) -> None:
+        if isinstance(obj, type):
+            type.__delattr__(obj, name)
+        elif isinstance(obj, types.ModuleType):
+            types.ModuleType.__delattr__(obj, name)
+        else:
+            object.__delattr__(obj, name)
+
+    def native_getattr(self, obj: Any, name: str) -> Any:
+        return getattr(obj, name)
+
+    def override_getattr(self, obj: Any, name: str) -> Any:
+        return ABSENT
+
+    def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
+        return False
+
+    def override_delattr(self, obj: Any, name: str) -> bool:
+        return False
+
+    def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
+        return ABSENT
+
+    def truth(self, value: Any) -> Any:
+        return bool(value)
+
+    def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return fn(*args, **kwargs)
+
+    def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return ABSENT
+
+    def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
+        return reenter

@@ -1,0 +1,63 @@
+"""Options of a compiled step, in one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+BackendFn = Callable[[Any, list[Any]], Callable[..., Any]]
+"""``(graph_module, example_inputs) -> callable``, torch's backend signature."""
+
+Backend = Literal["inductor", "eager", "aot_eager"] | BackendFn
+
+BACKEND_NAMES = ("inductor", "eager", "aot_eager")
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """Everything :func:`sidefx_train.compile` can be told.
+
+    Attributes:
+        backend: ``"inductor"``, ``"eager"`` (runs the captured aten graph op by op: the oracle),
+            ``"aot_eager"`` (the functionalized graph op by op), or ``(gm, example_inputs) -> callable``.
+        fullgraph: raise :class:`~sidefx_train.errors.GraphBreakError` where a step cannot be captured whole.
+        dynamic: ``None`` decides by what changes, ``True``/``False`` force symbolic/exact sizes.
+        cuda_graphs: ``"auto"``, ``"on"`` or ``"off"``.
+        rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
+        verify: number of first replays compared against eager on copies (0: none).
+        on_failure: ``"eager"`` runs the step eagerly and says why, ``"raise"`` raises.
+        recapture_limit: captures kept for one step before it runs eagerly.
+    """
+
+    backend: Backend = "inductor"
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    rng: Literal["fast", "eager"] = "fast"
+    verify: int = 0
+    on_failure: Literal["eager", "raise"] = "eager"
+    recapture_limit: int = 16
+
+    def __post_init__(self) -> None:
+        if not callable(self.backend) and self.backend not in BACKEND_NAMES:
+            raise ValueError(
+                f"backend={self.backend!r} is not one of {', '.join(map(repr, BACKEND_NAMES))} "
+                "and not a callable (gm, example_inputs) -> callable"
+            )
+        if self.cuda_graphs not in ("auto", "on", "off"):
+            raise ValueError(f"cuda_graphs={self.cuda_graphs!r}: expected 'auto', 'on' or 'off'")
+        if self.rng not in ("fast", "eager"):
+            raise ValueError(f"rng={self.rng!r}: expected 'fast' or 'eager'")
+        if self.on_failure not in ("eager", "raise"):
+            raise ValueError(f"on_failure={self.on_failure!r}: expected 'eager' or 'raise'")
+        if self.verify < 0:
+            raise ValueError(f"verify={self.verify}: expected a count of steps, 0 or more")
+        if self.recapture_limit < 1:
+            raise ValueError(f"recapture_limit={self.recapture_limit}: expected 1 or more")
+
+    @property
+    def backend_name(self) -> str:
+        if isinstance(self.backend, str):
+            return self.backend
+        return getattr(self.backend, "__name__", type(self.backend).__name__)

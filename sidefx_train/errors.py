@@ -1,0 +1,89 @@
+"""Errors, each with a stable code and the user's file and line.
+
+``CODES`` is the registry: what each code means and what to do about it. ``docs/breaks.md`` lists the same
+codes; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CODES: dict[str, tuple[str, str]] = {
+    # capture
+    "SFX101": ("data-dependent branch", "Decide on values that do not live in tensors, or use torch.where."),
+    "SFX102": ("operation that cannot run on fake tensors", "Move it out of the step or use an aten operation."),
+    "SFX103": ("call with effects outside the step", "Move the call out of the step."),
+    "SFX104": ("object that cannot be shadowed", "Pass its contents as tensors or plain Python values."),
+    "SFX105": ("unsupported bytecode", "Rewrite the construct, or report the opcode."),
+    "SFX106": ("value known only after the step ran", "Use the value after the step, or keep it a tensor."),
+    "SFX107": ("output that needs autograd outside the step", "Return a detached tensor, or run backward inside."),
+    "SFX108": ("change to a tensor that cannot be replayed", "Use an in-place operation, or do it outside the step."),
+    "SFX109": ("tensor type that is not supported", "Use plain dense torch.Tensor objects."),
+    "SFX110": ("random state changed inside the step", "Seed outside the step."),
+    "SFX111": ("unsupported construct", "Rewrite the construct; the message says which one."),
+    # compilation and running
+    "SFX201": ("the backend raised", "See the chained exception; backend='aot_eager' separates capture from lowering."),
+    "SFX202": ("the captured step raised", "The step was run again eagerly, which raised the error shown."),
+    "SFX203": ("recapture limit reached", "See report.recaptures: one value keeps changing."),
+    "SFX204": ("internal error during capture", "Please report it with the chained traceback."),
+    "SFX205": ("verification failed", "The captured step and eager disagree; please report it."),
+}
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in the user's source."""
+
+    file: str
+    line: int
+    function: str = "<unknown>"
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class SideFXError(RuntimeError):
+    """Base of this library's errors.
+
+    Attributes:
+        code: stable code, a key of :data:`CODES`.
+        location: the user's file and line, or ``None`` where there is none.
+    """
+
+    def __init__(self, code: str, reason: str, location: Location | None = None) -> None:
+        self.code = code
+        self.reason = reason
+        self.location = location
+        title, advice = CODES[code]
+        where = f"{location}\n  " if location else ""
+        super().__init__(f"[{code}] {title}: {where}{reason}\n  What to do: {advice}")
+
+
+class GraphBreakError(SideFXError):
+    """The step could not be captured whole and ``fullgraph=True`` was asked for."""
+
+
+class BackendError(SideFXError):
+    """The backend failed to compile the captured graph."""
+
+
+class RecaptureLimitError(SideFXError):
+    """A step was captured more often than ``recapture_limit`` and ``on_failure="raise"``."""
+
+
+class VerificationError(SideFXError):
+    """``verify`` found a difference between the captured step and eager."""
+
+
+class SideFXWarning(UserWarning):
+    """Something could not be captured; the step ran eagerly and the message says why."""
+
+
+class Unsupported(BaseException):
+    """Stops a capture. Internal: never reaches user code, so that no ``except Exception`` of a step catches it."""
+
+    def __init__(self, code: str, reason: str, location: Location | None = None) -> None:
+        self.code = code
+        self.reason = reason
+        self.location = location
+        super().__init__(f"[{code}] {CODES[code][0]}: {reason}")

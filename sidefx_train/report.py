@@ -1,0 +1,308 @@
+"""What happened to a compiled step, as plain data that prints itself.
+
+A :class:`StepReport` is filled while the step is captured and called (``record_*``) and read by people: printed, put
+into a notebook, written as JSON. It never holds tensors, only text and numbers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from sidefx_train.errors import CODES, Location
+
+_SHOWN = 12
+"""Rows of one table that a printed report shows; ``to_dict`` has them all."""
+
+
+@dataclass
+class CaptureRecord:
+    """One successful capture.
+
+    Attributes:
+        index: position in :attr:`StepReport.captures`.
+        trigger: why it happened: ``"first call"`` or what had changed.
+        nodes: graph nodes by stage (``"capture"``, ``"functionalize"``, ...).
+        seconds: wall seconds by stage.
+        inputs: number of graph inputs by kind (``"static"``, ``"tensor"``, ``"scalar"``).
+        graphs: graphs of this capture; more than one where the step was broken in parts.
+        notes: choices worth knowing, in the order they were made.
+    """
+
+    index: int
+    trigger: str = "first call"
+    nodes: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    inputs: dict[str, int] = field(default_factory=dict)
+    graphs: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+
+@dataclass
+class BreakRecord:
+    """A place where capture stopped, and how often it did."""
+
+    code: str
+    reason: str
+    location: Location | None = None
+    count: int = 1
+
+    @property
+    def title(self) -> str:
+        return CODES[self.code][0]
+
+    @property
+    def advice(self) -> str:
+        return CODES[self.code][1]
+
+
+@dataclass
+class RecaptureRecord:
+    """A value that changed between two calls, so that the step was captured again.
+
+    Attributes:
+        source: expression of the value, as the user would write it.
+        old: its value when the step was captured (``repr``).
+        new: its value at the call that missed.
+        location: the user's line that read it.
+        seconds: what capturing again cost.
+    """
+
+    source: str
+    old: str
+    new: str
+    location: Location | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class GuardRecord:
+    """A condition under which a captured step may be replayed."""
+
+    source: str
+    kind: str
+    location: Location | None = None
+
+
+@dataclass
+class FallbackRecord:
+    """Steps that ran eagerly for one reason."""
+
+    code: str
+    reason: str
+    location: Location | None = None
+    count: int = 1
+
+
+@dataclass
+class StepReport:
+    """What was captured, what was not, and why.
+
+    Attributes:
+        name: the step's name.
+        backend: name of the backend.
+        captures: one record per capture, oldest first.
+        breaks: where capture stopped; equal breaks are counted, not repeated.
+        recaptures: which value made the step be captured again.
+        effects: Python side effects that replay performs after the graph, as text.
+        guards: conditions of replay.
+        fallbacks: every uncaptured step, grouped by reason.
+        calls: calls of the step.
+        replays: calls answered by a captured graph. ``calls == replays + fallback_count`` once a call has returned.
+    """
+
+    name: str = "step"
+    backend: str = "inductor"
+    captures: list[CaptureRecord] = field(default_factory=list)
+    breaks: list[BreakRecord] = field(default_factory=list)
+    recaptures: list[RecaptureRecord] = field(default_factory=list)
+    effects: list[str] = field(default_factory=list)
+    guards: list[GuardRecord] = field(default_factory=list)
+    fallbacks: list[FallbackRecord] = field(default_factory=list)
+    calls: int = 0
+    replays: int = 0
+    _sources: dict[str, str] = field(default_factory=dict, repr=False)
+
+    # ------------------------------------------------------------------ filled by the compiler
+    def record_capture(
+        self,
+        *,
+        trigger: str = "first call",
+        nodes: Mapping[str, int] | None = None,
+        seconds: Mapping[str, float] | None = None,
+        inputs: Mapping[str, int] | None = None,
+        graphs: int = 1,
+        effects: Iterable[str] = (),
+        guards: Iterable[GuardRecord] = (),
+        sources: Mapping[str, str] | None = None,
+        notes: Iterable[str] = (),
+    ) -> CaptureRecord:
+        """Adds a capture; ``effects`` and ``guards`` not seen before are appended to the report's."""
+        record = CaptureRecord(
+            index=len(self.captures),
+            trigger=trigger,
+            nodes=dict(nodes or {}),
+            seconds=dict(seconds or {}),
+            inputs=dict(inputs or {}),
+            graphs=graphs,
+            notes=list(notes),
+        )
+        self.captures.append(record)
+        self.effects.extend(e for e in dict.fromkeys(effects) if e not in self.effects)
+        known = {(g.source, g.kind) for g in self.guards}
+        self.guards.extend(g for g in guards if (g.source, g.kind) not in known)
+        for key, text in (sources or {}).items():
+            self._sources[key if key not in self._sources else f"{key}#{record.index}"] = text
+        return record
+
+    def record_break(self, code: str, reason: str, location: Location | None = None) -> BreakRecord:
+        """Counts a break; the same code, reason and place is one record."""
+        for known in self.breaks:
+            if (known.code, known.reason, known.location) == (code, reason, location):
+                known.count += 1
+                return known
+        record = BreakRecord(code, reason, location)
+        self.breaks.append(record)
+        return record
+
+    def record_recapture(
+        self, source: str, old: Any, new: Any, location: Location | None = None, seconds: float = 0.0
+    ) -> RecaptureRecord:
+        """Adds a recapture; ``old`` and ``new`` are kept as text."""
+        record = RecaptureRecord(source, _as_text(old), _as_text(new), location, seconds)
+        self.recaptures.append(record)
+        return record
+
+    def record_fallback(
+        self, code: str, reason: str, location: Location | None = None, count: int = 1
+    ) -> FallbackRecord:
+        """Counts ``count`` uncaptured steps."""
+        for known in self.fallbacks:
+            if (known.code, known.reason, known.location) == (code, reason, location):
+                known.count += count
+                return known
+        record = FallbackRecord(code, reason, location, count)
+        self.fallbacks.append(record)
+        return record
+
+    # ------------------------------------------------------------------ read by people
+    @property
+    def graph_count(self) -> int:
+        """Graphs that exist: one per capture, more where a capture was broken in parts."""
+        return sum(capture.graphs for capture in self.captures)
+
+    @property
+    def fallback_count(self) -> int:
+        """Calls that ran eagerly."""
+        return sum(record.count for record in self.fallbacks)
+
+    @property
+    def capture_seconds(self) -> float:
+        """Wall seconds spent capturing and compiling."""
+        return sum(capture.total_seconds for capture in self.captures)
+
+    def sources(self) -> dict[str, str]:
+        """Generated code by name: guards, prologue, epilogue, and what the backend wrote."""
+        return dict(self._sources)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-able data (generated sources by name only)."""
+        data = asdict(self)
+        del data["_sources"]
+        data.update(
+            graph_count=self.graph_count,
+            fallback_count=self.fallback_count,
+            capture_seconds=self.capture_seconds,
+            sources=sorted(self._sources),
+        )
+        return data
+
+    def __str__(self) -> str:
+        """Plain text, without colours, for ``print`` and logs."""
+        stream = io.StringIO()
+        Console(file=stream, width=120, color_system=None, force_terminal=False).print(self)
+        return stream.getvalue().rstrip()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.__rich__()
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = [self._headline()]
+        if self.captures:
+            parts.append(self._captures_table())
+        if self.breaks:
+            rows = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in self.breaks]
+            parts.append(_table("breaks", ("code", "times", "where", "what", "what to do"), rows))
+        if self.fallbacks:
+            rows4 = [(f.code, str(f.count), _place(f.location), f.reason) for f in self.fallbacks]
+            parts.append(_table("steps that ran eagerly", ("code", "steps", "where", "why"), rows4))
+        if self.recaptures:
+            rows5 = [(r.source, r.old, r.new, _place(r.location), f"{r.seconds:.2f}") for r in self.recaptures]
+            parts.append(_table("recaptures", ("value", "was", "is", "read at", "seconds"), rows5))
+        if self.effects:
+            parts.append(_table("side effects kept", ("effect",), [(e,) for e in self.effects]))
+        if self.guards:
+            rows3 = [(g.source, g.kind, _place(g.location)) for g in self.guards]
+            parts.append(_table(f"guards ({len(self.guards)})", ("value", "kind", "read at"), rows3))
+        return Group(*parts)
+
+    def _headline(self) -> Text:
+        text = Text(f"{self.name}", style="bold")
+        text.append(
+            f" [{self.backend}]: {_count(self.graph_count, 'graph')}, {_count(len(self.breaks), 'break')}, "
+            f"{_count(len(self.recaptures), 'recapture')}; {_count(self.calls, 'call')}: {self.replays} replayed, "
+            f"{self.fallback_count} eager; {self.capture_seconds:.2f} s capturing",
+            style="not bold",
+        )
+        return text
+
+    def _captures_table(self) -> Table:
+        rows = [
+            (
+                str(c.index),
+                c.trigger,
+                _pairs(c.nodes, "{}"),
+                _pairs(c.inputs, "{}"),
+                _pairs(c.seconds, "{:.2f}"),
+                "; ".join(c.notes),
+            )
+            for c in self.captures
+        ]
+        return _table("captures", ("#", "because", "nodes", "inputs", "seconds", "notes"), rows)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _place(location: Location | None) -> str:
+    return str(location) if location is not None else "-"
+
+
+def _pairs(values: Mapping[str, float], spec: str) -> str:
+    return ", ".join(f"{key} {spec.format(value)}" for key, value in values.items())
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows[:_SHOWN]:
+        table.add_row(*(Text(cell) for cell in row))
+    if len(rows) > _SHOWN:
+        table.add_row(Text(f"... {len(rows) - _SHOWN} more in to_dict()"), *[""] * (len(columns) - 1))
+    return table

@@ -7,7 +7,7 @@ into a notebook, written as JSON. It never holds tensors, only text and numbers.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -297,7 +297,7 @@ def _pairs(values: Mapping[str, float], spec: str) -> str:
     return ", ".join(f"{key} {spec.format(value)}" for key, value in values.items())
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")

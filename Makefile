@@ -1,0 +1,59 @@
+# Two commands do everything: `make train` and `make test`. Both make .venv first; re-runs install nothing.
+PYTHON ?= python3
+VENV   ?= .venv
+# Where torch comes from. The CPU index avoids gigabytes of CUDA libraries:
+#   make test TORCH_INDEX="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_INDEX ?=
+# Workers of the test run; each worker uses one thread.
+JOBS   ?= 2
+ARGS   ?=
+
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+
+.PHONY: train test bench lint types unit clean help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make train | make test | make bench ARGS='--only mlp_tiny' | make lint | make clean"
+
+# A stamp is newer than what it was installed from, so an up-to-date .venv costs nothing.
+$(VENV)/.stamp-venv:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	touch $@
+
+# torch first and alone: resolved together with the rest, a plain `torch` may bring another build.
+$(VENV)/.stamp-torch: $(VENV)/.stamp-venv constraints.txt
+	$(PIP) $(TORCH_INDEX) torch==2.13.0
+	$(PIP) 'setuptools>=77' wheel
+	touch $@
+
+$(VENV)/.stamp-run: $(VENV)/.stamp-torch pyproject.toml
+	$(PIP) --no-build-isolation -e .
+	$(PIP) wandb || echo "wandb could not be installed: runs are not logged to it"
+	touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-run
+	$(PIP) --no-build-isolation -e '.[test]'
+	touch $@
+
+train: $(VENV)/.stamp-run
+	$(BIN)/python examples/quickstart.py $(ARGS)
+
+lint: $(VENV)/.stamp-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.stamp-test
+	$(BIN)/mypy
+
+unit: $(VENV)/.stamp-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+test: lint types unit
+
+bench: $(VENV)/.stamp-run
+	$(BIN)/python -m sidefx_train.bench --suite core $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache runs

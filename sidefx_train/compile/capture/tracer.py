@@ -1,0 +1,118 @@
+"""Recording of tensor operations: fake tensors, proxies and symbolic numbers over one FX graph.
+
+While :meth:`GraphTracer.active` is entered, every aten operation on the fake tensors made here becomes a node. The
+autograd engine runs for real on the fakes, on this thread, so backward passes, hooks and optimizer updates are recorded
+where eager would run them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.artifacts import GraphInput, InputKind, TracedGraph
+
+
+class GraphTracer:
+    """One FX graph under construction and the fake world it is recorded in."""
+
+    def __init__(self) -> None:
+        self.shape_env = compat.new_shape_env()
+        self.fake_mode = compat.new_fake_mode(self.shape_env)
+        self.tracer = compat.new_proxy_tracer()
+        self.proxy_mode = compat.ProxyTorchDispatchMode(self.tracer, "symbolic")
+        self.graph: fx.Graph = self.tracer.graph
+        self.inputs: list[GraphInput] = []
+        self.real_inputs: list[Any] = []
+        self._names: set[str] = set()
+        self._last_placeholder: fx.Node | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Records every tensor operation of this thread until left."""
+        with torch.autograd.set_multithreading_enabled(False), self.fake_mode, self.proxy_mode:
+            yield
+
+    def add_tensor(self, real: torch.Tensor, kind: InputKind, source: str) -> torch.Tensor:
+        """Makes ``real`` an input of the graph and returns its fake stand-in (same storage for aliases)."""
+        with compat.no_recording():
+            fake = self.fake_mode.from_tensor(real, static_shapes=True)
+            fake.grad = None
+            example = compat.fake_snapshot(fake)
+        name = self._fresh(source)
+        proxy = self._placeholder(name)
+        compat.track(fake, proxy, self.tracer)
+        self.inputs.append(GraphInput(name, kind, example, source))
+        self.real_inputs.append(real)
+        return fake
+
+    def add_scalar(self, value: int | float, source: str) -> Any:
+        """Makes a Python number an input of the graph and returns its symbolic stand-in."""
+        number = compat.new_symbolic_number(self.shape_env, value, source)
+        name = self._fresh(source)
+        compat.track(number, self._placeholder(name), self.tracer)
+        self.inputs.append(GraphInput(name, "scalar", number, source, hint=value))
+        self.real_inputs.append(value)
+        return number
+
+    def node_of(self, value: Any) -> fx.Node:
+        """The node that computes a fake tensor or symbolic number of this trace."""
+        proxy = self.tracer.unwrap_proxy(value)
+        if not isinstance(proxy, fx.Proxy):
+            raise KeyError(f"{type(value).__name__} is not a value of this trace")
+        return proxy.node
+
+    def has_node(self, value: Any) -> bool:
+        return isinstance(self.tracer.unwrap_proxy(value), fx.Proxy)
+
+    def last_node(self) -> fx.Node:
+        """The node recorded last."""
+        return next(iter(reversed(self.graph.nodes)))
+
+    def clone_after(self, value: torch.Tensor, node: fx.Node, at: fx.Node) -> fx.Node:
+        """A copy of what ``node`` held when ``at`` had just been recorded."""
+        with self.graph.inserting_after(at if at.op != "placeholder" else self._last_placeholder):
+            copy = self.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta["val"] = compat.fake_snapshot(value)
+        return copy
+
+    def finish(self, outputs: list[fx.Node]) -> TracedGraph:
+        """Closes the graph with a flat tuple of outputs."""
+        self.graph.output(tuple(outputs))
+        drop_profiler_nodes(self.graph)
+        module = fx.GraphModule(self.tracer.root, self.graph)
+        uses_rng = any(compat.is_random(node.target) for node in self.graph.nodes if node.op == "call_function")
+        return TracedGraph(module, tuple(self.inputs), self.fake_mode, uses_rng)
+
+    def _placeholder(self, name: str) -> fx.Proxy:
+        with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
+            proxy = self.tracer.create_proxy("placeholder", name, (), {})
+        self._last_placeholder = proxy.node
+        return proxy
+
+    def _at_start(self) -> Any:
+        return self.graph.inserting_before(next(iter(self.graph.nodes), None))
+
+    def _fresh(self, source: str) -> str:
+        base = re.sub(r"\W+", "_", source).strip("_").lower()[-60:].strip("_") or "input"
+        if not base[0].isalpha():
+            base = f"in_{base}"
+        name, count = base, 1
+        while name in self._names:
+            count += 1
+            name = f"{base}_{count}"
+        self._names.add(name)
+        return name
+
+
+def drop_profiler_nodes(graph: fx.Graph) -> None:
+    """Removes the record-function markers that ``Optimizer.step`` leaves in a trace."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and str(node.target).startswith("profiler."):
+            graph.erase_node(node)

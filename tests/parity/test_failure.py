@@ -1,0 +1,315 @@
+"""What cannot be captured runs eagerly, once warned and counted; what raises, raises as in eager."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sidefx_train
+from sidefx_train.errors import GraphBreakError, SideFXWarning
+from tests.parity.harness import Program, batches, classifier, mlp, parity, photograph, same
+
+HERE = "test_failure.py"
+
+
+class Outside:
+    """An operation that cannot be captured: it needs the numbers, through a C library."""
+
+    @staticmethod
+    def numpy_mean(x: torch.Tensor) -> float:
+        return float(x.detach().numpy().mean())
+
+
+def uncapturable() -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    log: list[object] = []
+    state = {"calls": 0}
+
+    def step(x, y):
+        state["calls"] += 1
+        log.append("before")
+        loss = F.cross_entropy(model(x), y)
+        log.append(Outside.numpy_mean(loss))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        log.append("after")
+        return loss.detach()
+
+    return Program(step, batches((5, 6), classes=3), (model, optimizer, log, state))
+
+
+def branching() -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    log: list[str] = []
+
+    def step(x, y):
+        log.append("start")
+        loss = F.cross_entropy(model(x), y)
+        if loss > 1.1:
+            log.append("high")
+            loss = loss * 2
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, batches((5, 6), classes=3), (model, optimizer, log))
+
+
+FAILING = {"uncapturable": uncapturable, "branching": branching}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_falls_back_to_eager(name):
+    """Right results, no side effect done twice, warned once, every eager step counted."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = parity(FAILING[name], whole=False, captures=None)
+    ours = [w for w in caught if issubclass(w.category, SideFXWarning)]
+    assert len(ours) == 1, f"{len(ours)} warnings: {[str(w.message) for w in ours]}"
+    message = str(ours[0].message)
+    assert HERE in message and "SFX" in message, f"no place or code in: {message}"
+    assert report.breaks or report.fallbacks, str(report)
+    assert report.replays + report.fallback_count == report.calls, str(report)
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_fullgraph_names_line_and_reason(name):
+    program = FAILING[name]()
+    before = photograph(program.watch)
+    compiled = sidefx_train.compile(program.step, backend="eager", fullgraph=True)
+    with pytest.raises(GraphBreakError) as caught:
+        compiled(*program.batch(0))
+    error = caught.value
+    assert error.location is not None and error.location.file.endswith(HERE), f"{error}"
+    assert error.location.line > 0 and error.reason, f"{error}"
+    assert str(error.location.line) in str(error), f"{error}"
+    same(before, photograph(program.watch), "state after the refused step", True)
+
+
+def test_backend_that_raises():
+    def broken(gm, example_inputs):
+        raise RuntimeError("no code today")
+
+    def make() -> Program:
+        model = mlp()
+        log: list[int] = []
+        made = classifier(model, torch.optim.SGD(model.parameters(), lr=0.1), batches((5, 6), classes=3), log)
+        inner = made.step
+
+        def step(x, y):
+            log.append(1)
+            return inner(x, y)
+
+        made.step = step
+        return made
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # Exact: the fallback is eager itself.
+        eager = _drive(make, None)
+        ours, report = _drive(make, broken)
+    same(eager, ours, "state", True)
+    assert report.fallback_count == report.calls == 10, str(report)
+    assert "SFX201" in {record.code for record in report.fallbacks}, str(report)
+    assert "no code today" in str(report), str(report)
+    assert len([w for w in caught if issubclass(w.category, SideFXWarning)]) == 1, "warned other than once"
+
+
+def test_backend_that_raises_with_on_failure_raise():
+    def broken(gm, example_inputs):
+        raise RuntimeError("no code today")
+
+    model = nn.Linear(2, 2)
+    compiled = sidefx_train.compile(lambda x: model(x).detach(), backend=broken, on_failure="raise")
+    with pytest.raises(sidefx_train.errors.BackendError, match="no code today"):
+        compiled(torch.ones(1, 2))
+
+
+def test_compiled_code_that_raises_later():
+    """A backend whose code fails at run time: the step runs eagerly, with nothing done twice."""
+    calls = {"n": 0}
+
+    def flaky(gm, example_inputs):
+        def run(*args):
+            calls["n"] += 1
+            if calls["n"] == 3:
+                raise RuntimeError("flaky kernel")
+            return gm(*args)
+
+        return run
+
+    def make() -> Program:
+        model = mlp()
+        log: list[int] = []
+        made = classifier(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches((5, 6), classes=3), log)
+        inner = made.step
+
+        def step(x, y):
+            log.append(len(log))
+            return inner(x, y)
+
+        made.step = step
+        return made
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        eager = _drive(make, None)
+        ours, report = _drive(make, flaky)
+    same(eager, ours, "state", True)
+    assert report.fallback_count >= 1, str(report)
+
+
+def _drive(make, backend):
+    torch.manual_seed(0)
+    program = make()
+    step = program.step if backend is None else sidefx_train.compile(program.step, backend=backend)
+    outs = [step(*program.batch(i)) for i in range(10)]
+    picture = photograph((outs, program.watch))
+    return picture if backend is None else (picture, step.report())
+
+
+def bad_label(index: int) -> tuple:
+    x, y = batches((5, 6), classes=3)(index)
+    if index in (4, 7):
+        y = y.clone()
+        y[2] = 99
+    return x, y
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_step_that_raises(backend):
+    """A bad label index: eager's exception, and model, optimizer and Python state as eager leaves them."""
+
+    def make() -> Program:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        log: list[str] = []
+        state = {"calls": 0}
+
+        def step(x, y):
+            state["calls"] += 1
+            log.append("started")
+            loss = F.cross_entropy(model(x), y)
+            log.append("loss")
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            log.append("done")
+            return loss.detach()
+
+        return Program(step, bad_label, (model, optimizer, log, state))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        report = parity(make, backend=backend, whole=False, captures=None)
+    assert report.replays >= 8, str(report)
+
+
+def test_step_that_raises_at_the_first_call():
+    def make() -> Program:
+        model = mlp()
+        made = classifier(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches((5, 6), classes=3))
+        data = made.batch
+        made.batch = lambda i: (data(i)[0], data(i)[1] + (50 if i == 0 else 0))
+        return made
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        parity(make, whole=False, captures=None)
+
+
+@pytest.mark.parametrize("kind", ["python", "shape", "assert"])
+def test_python_exception_in_the_step(kind):
+    def make() -> Program:
+        model = mlp()
+        log: list[int] = []
+
+        def step(x, y, index):
+            log.append(index)
+            out = model(x)
+            if index == 5 and kind == "python":
+                raise ValueError(f"call {index}")
+            if kind == "assert":
+                assert index != 5, "not five"
+            if kind == "shape" and index == 5:
+                out = out @ x
+            return out.detach()
+
+        data = batches((5, 6), classes=3)
+        return Program(step, lambda i: (*data(i), i), (model, log))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        parity(make, whole=False, captures=None)
+
+
+def test_training_goes_on_after_an_error():
+    def make() -> Program:
+        model = mlp()
+        return classifier(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), bad_label)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        report = parity(make, whole=False, captures=None, steps=14)
+    assert report.replays >= 12, str(report)
+
+
+def test_recapture_limit():
+    """A value that changes every call stops being captured, is warned about once and counted."""
+    model = nn.Linear(2, 2)
+
+    def step(x, name):
+        return model(x).detach() * len(name)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for index in range(40):
+            out = compiled(torch.ones(1, 2), "n" + "x" * index)
+            assert torch.equal(out, step(torch.ones(1, 2), "n" + "x" * index)), f"call {index}"
+    report = compiled.report()
+    assert report.calls == 40 and report.replays + report.fallback_count == 40, str(report)
+    assert len(report.captures) <= 16, str(report)
+    assert "SFX203" in {record.code for record in report.fallbacks}, str(report)
+    assert len([w for w in caught if issubclass(w.category, SideFXWarning)]) == 1, "warned other than once"
+
+
+def test_pickling_and_copying_the_model_still_work():
+    """Compiling leaves nothing on the model that copies or checkpoints would trip over."""
+    model = mlp()
+    made = classifier(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches((5, 6), classes=3))
+    keys = list(model.state_dict())
+    compiled = sidefx_train.compile(made.step, backend="eager")
+    compiled(*made.batch(0))
+    assert list(model.state_dict()) == keys, "state_dict keys changed"
+    twin = copy.deepcopy(model)
+    same(photograph([*model.parameters()]), photograph([*twin.parameters()]), "deep copy", True)
+    assert type(model) is nn.Sequential and "forward" not in vars(model), "the model was changed"
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="backend"):
+        sidefx_train.compile(lambda x: x, backend="nonsense")
+
+
+def test_decorator_forms():
+    @sidefx_train.compile
+    def plain(x):
+        """doc"""
+        return x + 1
+
+    @sidefx_train.compile(backend="eager")
+    def optioned(x):
+        return x + 1
+
+    assert plain.__name__ == "plain" and plain.__wrapped__.__doc__ == "doc", "a CompiledStep keeps its function's name"
+    assert torch.equal(optioned(torch.zeros(2)), torch.ones(2)), "decorated with options"

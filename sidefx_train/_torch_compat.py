@@ -6,6 +6,7 @@ underscore or from an experimental module, so a torch release is supported by re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,3 +131,157 @@ def tensor_guards(tensors: list[torch.Tensor]) -> Any:
 def global_state_guard() -> Any:
     """One C++ check of grad mode, autocast, determinism, default dtype and threads."""
     return torch._C._dynamo.guards.GlobalStateGuard()
+
+
+# --- functionalization -------------------------------------------------------------------------------------------
+
+OpOverload = torch._ops.OpOverload
+
+
+def host_functions() -> dict[Any, str]:
+    """Functions on Python numbers that a trace may contain, with the Python expression that calls them."""
+    table: dict[Any, str] = {
+        torch.sym_float: "float",
+        torch.sym_int: "int",
+        torch.sym_max: "max",
+        torch.sym_min: "min",
+        torch.sym_not: "not ",
+        max: "max",
+        min: "min",
+        abs: "abs",
+        float: "float",
+        int: "int",
+        bool: "bool",
+        round: "round",
+        pow: "pow",
+    }
+    for name in dir(math):
+        function = getattr(math, name)
+        if callable(function) and not name.startswith("_"):
+            table[function] = f"math.{name}"
+            symbolic = getattr(torch, f"_sym_{name}", None)
+            if symbolic is not None:
+                table[symbolic] = f"math.{name}"
+    return table
+
+
+def symbolic_function(function: Any) -> Any:
+    """The variant of a ``math`` function that accepts symbolic numbers, else the function itself."""
+    return getattr(torch, f"_sym_{getattr(function, '__name__', '')}", function)
+
+
+@contextmanager
+def functionalizing(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompositions: Any) -> Iterator[None]:
+    """Records operations on functional tensors over fakes, without in-place operations, into ``tracer``'s graph."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+    from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+
+    with (
+        fake_mode,
+        enable_python_dispatcher(),
+        ProxyTorchDispatchMode(tracer, "symbolic", decomposition_table=decompositions),
+        disable_autocast_cache(),
+        torch.no_grad(),
+        torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)),
+        FunctionalTensorMode(),
+    ):
+        yield
+
+
+@contextmanager
+def below_functionalization() -> Iterator[None]:
+    """Operations inside are recorded as they are (in-place ``copy_`` into an input, for one)."""
+    from torch._subclasses.functional_tensor import disable_functional_mode
+
+    with disable_functional_mode():
+        yield
+
+
+def to_functional(fake: torch.Tensor) -> torch.Tensor:
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return FunctionalTensor.to_functional(fake)
+
+
+def from_functional(value: Any) -> Any:
+    """The plain (proxied, fake) tensor behind a functional one, after pending updates."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    if not isinstance(value, FunctionalTensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value.elem)
+
+
+def has_data_mutation(value: torch.Tensor) -> bool:
+    return torch._functionalize_has_data_mutation(value.elem)
+
+
+def storage_replaced(value: torch.Tensor) -> bool:
+    """True if ``set_`` gave a functional tensor another storage."""
+    return torch._functionalize_was_storage_changed(value.elem)
+
+
+# --- running -----------------------------------------------------------------------------------------------------
+
+set_grad_enabled = torch._C._set_grad_enabled
+autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+def without_autocast(function: Any, *args: Any) -> Any:
+    """Calls ``function`` with autocast off: casts that autocast made are in the captured graph already."""
+    with torch._C._DisableAutocast():
+        return function(*args)
+
+
+# --- inductor ----------------------------------------------------------------------------------------------------
+
+
+def known_inductor_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that this torch's Inductor knows."""
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    return {name: value for name, value in options.items() if name in known}
+
+
+@contextmanager
+def inductor_options(options: dict[str, Any]) -> Iterator[None]:
+    from torch._inductor import config
+
+    with config.patch(options):
+        yield
+
+
+def inductor_decompositions() -> dict[Any, Any]:
+    """Inductor's own table under the present options."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def inductor_compile(
+    module: fx.GraphModule, example_inputs: list[Any], static: list[int], fake_mode: FakeTensorMode
+) -> tuple[Any, str]:
+    """Lowers a functional graph.
+
+    Returns:
+        A callable that takes one list of real inputs, and the generated code.
+    """
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx
+    from torch._inductor.virtualized import V
+
+    module = fx.GraphModule(module, fx_graph_cse(module.graph))
+    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad():
+        module = compile_fx._recursive_joint_graph_passes(module)
+        output = next(iter(reversed(module.graph.nodes)))
+        compile_fx.record_original_output_strides(module)
+        output.meta["user_visible_output_idxs"] = [
+            i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node)
+        ]
+        compiled = compile_fx.compile_fx_inner(module, example_inputs, static_input_idxs=static, is_inference=True)
+    code = getattr(compiled, "source_code", "")
+    return getattr(compiled, "current_callable", None) or compiled, code

@@ -8,9 +8,11 @@ inputs stand for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -63,6 +65,31 @@ class Recorder:
         self.values.append(real)
 
 
+def _node(value: Any, tracer: PythonKeyTracer) -> Any:
+    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat)):
+        return tracer.unwrap_proxy(value).node
+    if isinstance(value, (list, tuple)):
+        return [_node(v, tracer) for v in value]
+    return value
+
+
+@contextmanager
+def whole_fused_updates(tracer: PythonKeyTracer) -> Iterator[None]:
+    """Records fused optimizer calls with their numbers as nodes (the operator itself takes plain floats only)."""
+    with ExitStack() as stack:
+        for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_"):
+            packet = getattr(torch.ops.aten, name)
+
+            def record_call(*args: Any, packet: Any = packet, **kwargs: Any) -> None:
+                lr = kwargs.get("lr")
+                op = packet.tensor_lr if isinstance(lr, torch.Tensor) else packet.default
+                named = {k: _node(v, tracer) for k, v in kwargs.items()}
+                tracer.create_node("call_function", op, tuple(_node(a, tracer) for a in args), named)
+
+            stack.enter_context(mock.patch.object(torch, name, record_call))
+        yield
+
+
 def new_recorder() -> Recorder:
     """A recorder with a fresh fake mode and tracer."""
     tracer = PythonKeyTracer()
@@ -81,6 +108,7 @@ def record(recorder: Recorder, body: Callable[[], Any], uses_rng: bool = False) 
         recorder.fake_mode,
         mode,
         disable_autocast_cache(),
+        whole_fused_updates(tracer),
     ):
         outputs = pytree.tree_leaves(body())
         nodes = []

@@ -53,24 +53,84 @@ class TracedGraph:
 
 
 @dataclass(frozen=True)
+class Name:
+    """A value of the generated runner: ``a3`` an input, ``s1`` a host number, ``r2`` a result of the graph."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class TailCall:
+    """An operation that runs after the graph, its arguments in terms of :class:`Name`."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class IndexCheck:
+    """Values of an integer input must lie in ``[low, high)`` or equal ``ignore``, else eager would raise."""
+
+    position: int
+    low: int
+    high: int
+    ignore: int | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """How the runner makes one output of the step.
+
+    ``kind`` is ``"result"`` (``value`` is a :class:`Name`), ``"view"`` (``value`` names the tensor of which it is
+    ``as_strided(*layout)``), ``"number"`` (a :class:`Name`) or ``"constant"``.
+    """
+
+    kind: Literal["result", "view", "number", "constant"]
+    value: Any
+    layout: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+
+
+@dataclass(frozen=True)
 class FunctionalGraph:
     """The same program without in-place ops or views of inputs being written.
 
     Attributes:
-        module: pure aten graph; its outputs are ``(*mutated input values kept out of place, *user outputs)`` and its
-            in-place input updates are trailing ``copy_`` nodes.
+        module: pure aten graph; its in-place input updates are trailing ``copy_`` nodes, its outputs ``r0, r1, ...``.
         inputs: as in the traced graph.
-        deferred_copies: input positions whose new value is returned as an output and copied by the runner after the
+        feeds: what each placeholder of ``module`` takes, by name: ``a3`` an input, ``s1`` a host number, ``packed``
+            the block of host numbers.
+        packed: host numbers in the block, in order.
+        host: assignments of host numbers (prologue), one line each.
+        late: assignments after the graph (numbers that depend on its results).
+        mutated: input positions written by the graph itself.
+        deferred_copies: (input position, result name): the new value is a result and copied by the runner after the
             whole graph has succeeded (updates that an error later in the graph must not leave behind).
         metadata_updates: input positions whose size or strides changed, with the new (size, stride, offset).
-        tail: fused optimizer calls run after the graph, as ``(op, args)`` in terms of graph outputs and inputs.
+        tail: operations run after the graph on the real inputs and on results.
+        outputs: how each user output is made.
+        checks: conditions on index inputs, checked before anything runs.
+        covered: True if nothing but the checked operations can raise for bad values.
+        notes: choices worth reporting.
     """
 
     module: fx.GraphModule
     inputs: tuple[GraphInput, ...]
-    deferred_copies: tuple[int, ...] = ()
+    feeds: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    mutated: tuple[int, ...] = ()
+    deferred_copies: tuple[tuple[int, str], ...] = ()
     metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...] = ()
-    tail: tuple[Any, ...] = ()
+    tail: tuple[TailCall, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    checks: tuple[IndexCheck, ...] = ()
+    covered: bool = True
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

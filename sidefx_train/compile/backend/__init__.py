@@ -1,0 +1,42 @@
+"""From a captured graph to a callable.
+
+eager       the captured graph, op by op
+functional  the functionalized graph, op by op, or through the user's own compiler
+inductor    the functionalized graph through Inductor, with the fused update behind it
+runner      generates the Python function around a compiled graph
+checks      index checks in front of it
+"""
+
+from __future__ import annotations
+
+from sidefx_train.compile.artifacts import Executable, TracedGraph
+from sidefx_train.compile.backend.eager import build_eager
+from sidefx_train.compile.backend.functional import build_functional
+from sidefx_train.compile.backend.inductor import build_inductor
+from sidefx_train.config import CompileConfig
+from sidefx_train.errors import BackendError
+
+__all__ = ["build"]
+
+
+def build(traced: TracedGraph, config: CompileConfig) -> Executable:
+    """Compiles a captured graph with the backend that ``config`` names.
+
+    Raises:
+        BackendError: the graph cannot be made functional, or the backend failed; the cause is chained.
+    """
+    backend = config.backend
+    try:
+        if backend == "eager":
+            return build_eager(traced)
+        if backend == "aot_eager":
+            return build_functional(traced)
+        if backend == "inductor":
+            return build_inductor(traced, config)
+        if callable(backend):
+            return build_functional(traced, backend)
+    except BackendError:
+        raise
+    except Exception as error:
+        raise BackendError("SFX201", f"{config.backend_name}: {type(error).__name__}: {error}") from error
+    raise ValueError(f"backend={backend!r}")

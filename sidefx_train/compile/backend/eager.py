@@ -1,0 +1,48 @@
+"""The captured graph run op by op, in place as it was captured: what every other backend is compared with."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from sidefx_train.compile.artifacts import Executable, TracedGraph
+from sidefx_train.compile.backend.runner import tuple_text
+from sidefx_train.compile.functionalize.aliases import Aliases
+
+
+def build_eager(traced: TracedGraph) -> Executable:
+    """Runs ``traced.module`` itself; a failed run puts every written input back."""
+    start = time.perf_counter()
+    graph = traced.module.graph
+    aliases = Aliases(graph)
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
+    positions = tuple(i for i, n in enumerate(placeholders) if n in written)
+    module = traced.module
+    uses_rng = traced.uses_rng
+
+    def run(args: list[Any]) -> Any:
+        with torch.no_grad():
+            saved = [(args[i], _snapshot(args[i])) for i in positions]
+            random_state = torch.get_rng_state() if uses_rng else None
+            try:
+                return module(*args)
+            except BaseException:
+                for real, (size, stride, offset, values) in saved:
+                    real.as_strided_(size, stride, offset).copy_(values)
+                if random_state is not None:
+                    torch.set_rng_state(random_state)
+                raise
+
+    return Executable(
+        run,
+        atomic=True,
+        sources={"graph": str(module.code), "inputs": tuple_text([i.source for i in traced.inputs])},
+        seconds={"eager": time.perf_counter() - start},
+    )
+
+
+def _snapshot(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int, torch.Tensor]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.detach().clone()

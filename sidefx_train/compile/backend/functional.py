@@ -1,0 +1,41 @@
+"""The functionalized graph run op by op, or handed to a compiler of the user's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
+from sidefx_train.compile.backend.runner import generate
+from sidefx_train.compile.functionalize import functionalize
+
+
+def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = None) -> Executable:
+    """Functionalizes and runs the graph as it is, or through ``compiler(gm, example_inputs)``."""
+    start = time.perf_counter()
+    graph = functionalize(traced, tensor_scalars=compiler is not None)
+    functional = time.perf_counter()
+    module = graph.module
+    readable = module.print_readable(print_output=False)
+    function = module.forward if compiler is None else compiler(module, example_inputs(graph))
+
+    def call(args: list[Any]) -> Any:
+        with torch.no_grad():
+            return function(*args)
+
+    run, text = generate(graph, call, uses_rng=traced.uses_rng)
+    return Executable(
+        run,
+        atomic=graph.covered,
+        sources={"runner": text, "graph": readable},
+        seconds={"functionalize": functional - start, "compile": time.perf_counter() - functional},
+        notes=graph.notes,
+    )
+
+
+def example_inputs(graph: FunctionalGraph) -> list[Any]:
+    """What each placeholder of a functional graph stands for."""
+    return [node.meta["val"] for node in graph.module.graph.nodes if node.op == "placeholder"]

@@ -1,0 +1,132 @@
+"""Which nodes of a captured graph share storage, read from operator schemas.
+
+A graph recorded by the dispatcher contains views and in-place operations. Everything that moves or drops a node asks
+here which storages it reads and writes. A *root* is the node that made a storage: a placeholder, a constant, or the
+operation that allocated it.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+
+_UNANNOTATED_WRITES: dict[str, tuple[int, ...]] = {
+    # operators that write arguments which their schema calls read-only: (positions), if `training` is true
+    "aten::native_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+}
+_TRAINING_FLAG = 5
+
+
+def node_args(value: Any) -> list[fx.Node]:
+    """Nodes inside nested arguments, in order."""
+    found: list[fx.Node] = []
+    fx.map_arg(value, lambda n: found.append(n) or n)
+    return found
+
+
+class Aliases:
+    """Storage roots of every tensor node of a graph.
+
+    Attributes:
+        roots: nodes whose storage a node's value may share (a tuple-valued node: any of its items).
+        same: for a node that returns one of its arguments unchanged in identity (``add_``, ``t_``), that argument's
+            own representative; otherwise the node itself.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.roots: dict[fx.Node, frozenset[fx.Node]] = {}
+        self.same: dict[fx.Node, fx.Node] = {}
+        for node in graph.nodes:
+            self.roots[node] = self._roots_of(node)
+            self.same[node] = self._same_as(node)
+
+    def reads(self, node: fx.Node) -> frozenset[fx.Node]:
+        """Roots of everything the node takes."""
+        return (
+            frozenset().union(*(self.roots[a] for a in node.all_input_nodes)) if node.all_input_nodes else frozenset()
+        )
+
+    def writes(self, node: fx.Node) -> frozenset[fx.Node]:
+        """Roots of the arguments whose contents or sizes the node changes."""
+        out: frozenset[fx.Node] = frozenset()
+        for arg in written_args(node):
+            out |= self.roots[arg]
+        return out
+
+    def _roots_of(self, node: fx.Node) -> frozenset[fx.Node]:
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            source = node.args[0]
+            shared = self.roots[source]
+            return shared if shared != frozenset((source,)) else frozenset((node,))
+        if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
+            return frozenset((node,))
+        if not any(r.alias_info is not None for r in node.target._schema.returns):
+            return frozenset((node,))
+        out: frozenset[fx.Node] = frozenset()
+        for schema_arg, value in schema_args(node):
+            if schema_arg.alias_info is not None:
+                for arg in node_args(value):
+                    out |= self.roots[arg]
+        return out or frozenset((node,))
+
+    def _same_as(self, node: fx.Node) -> fx.Node:
+        if node.op == "call_function" and isinstance(node.target, compat.OpOverload):
+            returns = node.target._schema.returns
+            if len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write:
+                written = written_args(node)
+                if len(written) == 1:
+                    return self.same[written[0]]
+        return node
+
+
+def schema_args(node: fx.Node) -> list[tuple[Any, Any]]:
+    """(schema argument, value passed) for every argument that was passed."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    pairs = list(zip(arguments, node.args, strict=False))
+    by_name = {a.name: a for a in arguments}
+    pairs += [(by_name[k], v) for k, v in node.kwargs.items() if k in by_name]
+    return pairs
+
+
+def written_args(node: fx.Node) -> list[fx.Node]:
+    """Tensor arguments the node writes in place."""
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
+        return []
+    found: list[fx.Node] = []
+    for schema_arg, value in schema_args(node):
+        if schema_arg.alias_info is not None and schema_arg.alias_info.is_write:
+            found += node_args(value)
+    hidden = _UNANNOTATED_WRITES.get(node.target._schema.name)
+    if hidden and bool(node.args[_TRAINING_FLAG]):
+        for position in hidden:
+            found += node_args(node.args[position])
+    return found
+
+
+def is_pure(node: fx.Node) -> bool:
+    """True if the node may be dropped when nothing uses it."""
+    if node.op in ("placeholder", "output"):
+        return False
+    if written_args(node):
+        return False
+    target = node.target
+    if isinstance(target, compat.OpOverload):
+        return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+    return True
+
+
+def drop_dead(graph: fx.Graph) -> int:
+    """Erases pure nodes without users; returns how many."""
+    dropped = 0
+    for node in reversed(list(graph.nodes)):
+        if not node.users and is_pure(node):
+            graph.erase_node(node)
+            dropped += 1
+    return dropped

@@ -1,0 +1,54 @@
+"""What functionalization refuses, and how views of inputs leave a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.artifacts import GraphInput, TracedGraph
+from sidefx_train.compile.functionalize.aliases import Aliases
+from sidefx_train.errors import BackendError
+
+
+def refuse_unsupported(traced: TracedGraph, aliases: Aliases) -> None:
+    """Raises for graphs that cannot be made functional without changing what they mean.
+
+    Raises:
+        BackendError: two inputs share storage and one of them is written, or a storage is replaced or resized.
+    """
+    graph = traced.module.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    written: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, compat.OpOverload):
+            name = node.target._schema.name
+            if name in ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data"):
+                raise BackendError("SFX201", f"{name} replaces or resizes the storage of a tensor")
+        written |= aliases.writes(node)
+    owners: dict[Any, list[int]] = {}
+    for i, (node, given) in enumerate(zip(placeholders, traced.inputs, strict=True)):
+        if given.kind != "scalar" and node.users:
+            owners.setdefault(given.example.untyped_storage()._cdata, []).append(i)
+    for group in owners.values():
+        if len(group) > 1 and any(placeholders[i] in written for i in group):
+            names = ", ".join(traced.inputs[i].source for i in group)
+            raise BackendError("SFX201", f"inputs that share memory while one is written: {names}")
+
+
+def view_layout(
+    out: fx.Node, given: GraphInput, layout: tuple[Any, Any, Any] | None
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Size, stride and offset with which a view of an input is made again outside the graph.
+
+    Raises:
+        BackendError: the view is not a plain strided one of static size.
+    """
+    value = out.meta["val"]
+    if value.dtype != given.example.dtype or value.is_conj() or value.is_neg():
+        raise BackendError("SFX201", f"output {out} is a view of {given.source} in another type")
+    size, stride, offset = layout or (tuple(value.shape), tuple(value.stride()), value.storage_offset())
+    if not all(isinstance(n, int) for n in (*size, *stride, offset)):
+        raise BackendError("SFX201", f"output {out} is a view of {given.source} with symbolic size")
+    return tuple(size), tuple(stride), offset

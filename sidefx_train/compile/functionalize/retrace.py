@@ -1,0 +1,333 @@
+"""Runs a captured graph once more, under functionalization, to record a graph without in-place operations.
+
+Fakes with the entry metadata stand for the inputs. What an input holds at the end, if it changed, becomes a trailing
+``copy_`` or a result for the runner to copy. Number arguments become 0-dim tensors (``tensor_scalars``) or stay
+symbolic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.artifacts import TracedGraph, is_scalar
+from sidefx_train.compile.functionalize.fused import fused_update
+from sidefx_train.compile.functionalize.scalar_ops import (
+    TensorScalar,
+    call_foreach,
+    call_number,
+    call_with_scalars,
+    has_tensor_scalar,
+)
+from sidefx_train.compile.functionalize.scalars import ScalarPlan, is_scalar_node
+from sidefx_train.compile.functionalize.tail import is_fused_update
+from sidefx_train.errors import BackendError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class RetraceOptions:
+    """How to retrace.
+
+    Attributes:
+        decompositions: operator -> decomposition, applied while recording.
+        tensor_scalars: numbers become slots of one float64 block; otherwise symbolic placeholders.
+        skip: nodes that are not run (the tail).
+        defer: placeholders whose new value is returned instead of copied.
+    """
+
+    decompositions: Any
+    tensor_scalars: bool
+    skip: frozenset[fx.Node]
+    defer: frozenset[fx.Node]
+
+
+@dataclass
+class Retraced:
+    """Result of :func:`retrace`.
+
+    Attributes:
+        module: the new graph; its outputs are the values of ``results``.
+        feeds: what each placeholder takes.
+        packed: variables in the block of numbers.
+        results: output position of a traced node's value.
+        final: output position of the new value of a held-back input.
+        mutated: input positions that the graph writes.
+        metadata: input position -> new (size, stride, offset).
+    """
+
+    module: fx.GraphModule
+    feeds: list[str]
+    packed: list[str]
+    results: dict[fx.Node, int]
+    final: dict[int, int]
+    mutated: list[int]
+    metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]]
+    layouts: dict[fx.Node, tuple[Any, Any, Any]] = field(default_factory=dict)
+
+
+class Retracer:
+    """State of one retrace."""
+
+    def __init__(self, traced: TracedGraph, plan: ScalarPlan, options: RetraceOptions) -> None:
+        self.traced = traced
+        self.plan = plan
+        self.options = options
+        self.tracer = compat.new_proxy_tracer()
+        self.env: dict[fx.Node, Any] = {}
+        self.feeds: list[str] = []
+        self.packed: list[str] = []
+        self.fakes: dict[fx.Node, torch.Tensor] = {}
+        self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
+
+    def run(self, wanted: Iterable[fx.Node]) -> Retraced:
+        """Records the graph; ``wanted`` nodes become results."""
+        fake_mode = self.traced.fake_mode
+        entries = self._entry_fakes()
+        packed = self._packed_fake()
+        with compat.functionalizing(fake_mode, self.tracer, self.options.decompositions):
+            with compat.below_functionalization():
+                self._make_placeholders(entries, packed)
+            for node in self.placeholders:
+                if node in self.fakes:
+                    self.env[node] = compat.to_functional(self.fakes[node])
+            if packed is not None:
+                block = compat.to_functional(packed)
+                self.slots = [TensorScalar(block.select(0, i)) for i in range(len(self.packed))]
+            for node in self.traced.module.graph.nodes:
+                if node.op in ("call_function", "get_attr") and node not in self.options.skip:
+                    self._step(node)
+            return self._finish(wanted)
+
+    # --- inputs
+
+    def _entry_fakes(self) -> dict[fx.Node, Any]:
+        entries: dict[fx.Node, Any] = {}
+        with self.traced.fake_mode, torch.no_grad():
+            for node, given in zip(self.placeholders, self.traced.inputs, strict=True):
+                if given.kind == "scalar":
+                    if isinstance(given.example, torch.SymInt) and node.users:
+                        entries[node] = given.example
+                elif node.users:
+                    entries[node] = given.example.detach()
+        return entries
+
+    def _fed(self) -> list[fx.Node]:
+        """Host numbers that tensor operations read, in graph order."""
+        fed: dict[fx.Node, None] = {}
+        host = self.plan.host.names
+        for node in self.traced.module.graph.nodes:
+            if node.op != "call_function" or node in self.options.skip:
+                continue
+            if is_scalar_node(node) and node not in self.plan.late:
+                continue
+            for arg in node.all_input_nodes:
+                if (arg in host and not isinstance(arg.meta.get("val"), (torch.SymInt, torch.SymBool, int))) or (
+                    arg in host and self._from_counter(arg)
+                ):
+                    fed[arg] = None
+        return list(fed)
+
+    def _from_counter(self, node: fx.Node) -> bool:
+        """True for an integer that only the host knows (it comes from a tensor's contents)."""
+        val = node.meta.get("val")
+        return isinstance(val, torch.SymInt) and compat.is_unbacked(val)
+
+    def _packed_fake(self) -> torch.Tensor | None:
+        self.fed = self._fed()
+        if not self.options.tensor_scalars or not self.fed:
+            return None
+        names = dict.fromkeys(self.plan.host.names[n] for n in self.fed)
+        self.packed = list(names)
+        self.slot_of = {n: self.packed.index(self.plan.host.names[n]) for n in self.fed}
+        with self.traced.fake_mode:
+            return torch.empty(len(self.packed), dtype=torch.float64)
+
+    def _make_placeholders(self, entries: dict[fx.Node, Any], packed: torch.Tensor | None) -> None:
+        for i, node in enumerate(self.placeholders):
+            if node not in entries:
+                continue
+            self._placeholder(f"a{i}", entries[node])
+            if isinstance(entries[node], torch.Tensor):
+                self.fakes[node] = entries[node]
+            else:
+                self.env[node] = entries[node]
+        if packed is not None:
+            self._placeholder("packed", packed)
+        elif self.fed and not self.options.tensor_scalars:
+            named: dict[str, Any] = {}
+            for node in self.fed:
+                name = self.plan.host.names[node]
+                if node in self.env:
+                    continue
+                if name not in named:
+                    self._placeholder(name, node.meta["val"])
+                    named[name] = node.meta["val"]
+                self.env[node] = named[name]
+
+    def _placeholder(self, name: str, value: Any) -> None:
+        proxy = self.tracer.create_proxy("placeholder", name, (), {})
+        compat.track(value, proxy, self.tracer)
+        self.feeds.append(name)
+
+    # --- nodes
+
+    def _step(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            self.env[node] = self._constant(node)
+            return
+        if self.options.tensor_scalars and node in getattr(self, "slot_of", {}):
+            self.env[node] = self.slots[self.slot_of[node]]
+            return
+        if node in self.env:
+            return
+        if is_scalar_node(node) and not self._needed_in_graph(node):
+            return
+        args = fx.map_arg(node.args, self._value)
+        kwargs = fx.map_arg(node.kwargs, self._value)
+        self.env[node] = self._call(node, node.target, args, dict(kwargs))
+
+    def _needed_in_graph(self, node: fx.Node) -> bool:
+        """False for numbers that only the host needs."""
+        if isinstance(node.meta.get("val"), torch.SymInt) and not self._from_counter(node):
+            return True
+        return node in self.plan.late and self._reaches_tensor(node)
+
+    def _reaches_tensor(self, node: fx.Node) -> bool:
+        stack, seen = list(node.users), set()
+        while stack:
+            user = stack.pop()
+            if user in seen or user.op == "output":
+                continue
+            seen.add(user)
+            if user in self.options.skip:
+                continue
+            if not is_scalar_node(user):
+                return True
+            stack.extend(user.users)
+        return False
+
+    def _value(self, node: fx.Node) -> Any:
+        if node in self.env:
+            return self.env[node]
+        if self.options.tensor_scalars and node in getattr(self, "slot_of", {}):
+            return self.slots[self.slot_of[node]]
+        raise BackendError("SFX201", f"no value for {node.format_node()}")
+
+    def _constant(self, node: fx.Node) -> torch.Tensor:
+        real = getattr(self.traced.module, str(node.target))
+        if not isinstance(real, torch.Tensor):
+            raise BackendError("SFX201", f"constant {node.target} of type {type(real).__name__}")
+        setattr(self.tracer.root, str(node.target), real)
+        fake = self.traced.fake_mode.from_tensor(real, static_shapes=True)
+        with compat.below_functionalization():
+            compat.track(fake, self.tracer.create_proxy("get_attr", str(node.target), (), {}), self.tracer)
+        return compat.to_functional(fake)
+
+    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_fused_update(node):
+            return fused_update(node.target, args, kwargs)
+        rule = _REWRITES.get(target)
+        if rule is not None:
+            return rule(*args, **kwargs)
+        if not isinstance(target, compat.OpOverload):
+            if has_tensor_scalar(args):
+                return call_number(target, args)
+            return compat.symbolic_function(target)(*args, **kwargs) if _symbolic(args) else target(*args, **kwargs)
+        if self.options.tensor_scalars:
+            if target is aten._local_scalar_dense.default:
+                return TensorScalar(args[0].reshape(()).to(torch.float64))
+            out = call_foreach(target, args, kwargs)
+            if out is not NotImplemented:
+                return out
+            if has_tensor_scalar((args, kwargs)):
+                val = node.meta.get("val")
+                return call_with_scalars(target, args, kwargs, val.dtype if isinstance(val, torch.Tensor) else None)
+        return target(*args, **kwargs)
+
+    # --- results
+
+    def _finish(self, wanted: Iterable[fx.Node]) -> Retraced:
+        outputs: list[Any] = []
+        results: dict[fx.Node, int] = {}
+        layouts: dict[fx.Node, tuple[Any, Any, Any]] = {}
+        for node in wanted:
+            value = self.env[node]
+            if isinstance(value, TensorScalar):
+                value = value.value
+            plain = compat.from_functional(value)
+            results[node] = len(outputs)
+            outputs.append(plain)
+            if isinstance(plain, torch.Tensor):
+                layouts[node] = (tuple(plain.shape), tuple(plain.stride()), plain.storage_offset())
+        mutated: list[int] = []
+        final: dict[int, int] = {}
+        metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {}
+        for i, node in enumerate(self.placeholders):
+            value = self.env.get(node)
+            if node not in self.fakes or value is None:
+                continue
+            new = compat.from_functional(value)
+            entry = self.fakes[node]
+            if compat.storage_replaced(value):
+                raise BackendError("SFX201", f"the step gives {self.traced.inputs[i].source} another storage")
+            layout = (tuple(new.shape), tuple(new.stride()), new.storage_offset())
+            moved = layout != (tuple(entry.shape), tuple(entry.stride()), entry.storage_offset())
+            if moved:
+                metadata[i] = _static(layout, self.traced.inputs[i].source)
+            if not compat.has_data_mutation(value):
+                continue
+            if moved or node in self.options.defer:
+                final[i] = len(outputs)
+                outputs.append(new)
+            else:
+                mutated.append(i)
+                with compat.below_functionalization():
+                    aten.copy_.default(entry, new)
+        with compat.below_functionalization():
+            nodes = [self._output_node(value) for value in outputs]
+        self.tracer.graph.output(tuple(nodes))
+        module = fx.GraphModule(self.tracer.root, self.tracer.graph)
+        return Retraced(module, self.feeds, self.packed, results, final, mutated, metadata, layouts)
+
+    def _output_node(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) or is_scalar(value):
+            proxy = self.tracer.unwrap_proxy(value)
+            return proxy.node if isinstance(proxy, fx.Proxy) else value
+        return value
+
+
+def _symbolic(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in args)
+
+
+def _static(layout: tuple[Any, Any, Any], source: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    size, stride, offset = layout
+    if not all(isinstance(n, int) for n in (*size, *stride, offset)):
+        raise BackendError("SFX201", f"the step changes the layout of {source}, whose size is symbolic")
+    return layout
+
+
+def _native_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """``native_batch_norm`` updates its statistics although its schema does not say so."""
+    if not training:
+        return aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, momentum, eps)
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+    out, saved_mean, saved_rstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
+        x, weight, bias, mean, var, True, momentum, eps
+    )
+    mean.copy_(new_mean)
+    var.copy_(new_var)
+    return out, saved_mean, saved_rstd
+
+
+_REWRITES: dict[Any, Callable[..., Any]] = {aten.native_batch_norm.default: _native_batch_norm}

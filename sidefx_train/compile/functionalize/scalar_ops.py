@@ -1,0 +1,275 @@
+"""Tensor operations whose number arguments became 0-dim tensors.
+
+Inductor has no floats that change from call to call, but it reads a 0-dim tensor for nothing. ``mul(x, s)`` therefore
+becomes a product of tensors, ``add(x, y, alpha=s)`` becomes ``x + y * s``, and so on, with the result cast to the type
+that eager's number would have given.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sidefx_train.errors import BackendError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class TensorScalar:
+    """A Python number held in a 0-dim float64 tensor."""
+
+    value: torch.Tensor
+
+
+def _bare(value: Any) -> Any:
+    return value.value if isinstance(value, TensorScalar) else value
+
+
+def _as(value: Any, like: torch.Tensor) -> Any:
+    """A number in the type of ``like`` (integers are widened to float64 so that 0.5 stays 0.5)."""
+    if not isinstance(value, TensorScalar):
+        return value
+    dtype = like.dtype if like.dtype.is_floating_point or like.dtype.is_complex else torch.float64
+    return value.value.to(dtype)
+
+
+def _times(x: torch.Tensor, s: Any) -> torch.Tensor:
+    return x if not isinstance(s, TensorScalar) and s == 1 else torch.mul(x, _as(s, x))
+
+
+def _add(x: Any, y: Any, alpha: Any = 1) -> torch.Tensor:
+    if isinstance(y, TensorScalar) or not isinstance(y, torch.Tensor):
+        scaled = (
+            _as(y, x) if not isinstance(alpha, TensorScalar) and alpha == 1 else torch.mul(_as(y, x), _as(alpha, x))
+        )
+        return torch.add(x, scaled)
+    return torch.add(x, _times(y, alpha))
+
+
+def _sub(x: Any, y: Any, alpha: Any = 1) -> torch.Tensor:
+    if isinstance(y, TensorScalar) or not isinstance(y, torch.Tensor):
+        scaled = (
+            _as(y, x) if not isinstance(alpha, TensorScalar) and alpha == 1 else torch.mul(_as(y, x), _as(alpha, x))
+        )
+        return torch.sub(x, scaled)
+    return torch.sub(x, _times(y, alpha))
+
+
+def _rsub(x: Any, y: Any, alpha: Any = 1) -> torch.Tensor:
+    return torch.sub(_as(y, x), _times(x, alpha))
+
+
+def _pow(x: Any, y: Any) -> torch.Tensor:
+    if isinstance(x, torch.Tensor):
+        return torch.pow(x, _as(y, x))
+    return torch.pow(_bare(x), y)
+
+
+def _lerp(x: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
+    return torch.lerp(x, end, _as(weight, x)) if isinstance(weight, TensorScalar) else torch.lerp(x, end, weight)
+
+
+def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: Any = 1) -> torch.Tensor:
+    return torch.add(x, torch.mul(_times(a, value), b))
+
+
+def _addcdiv(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: Any = 1) -> torch.Tensor:
+    return torch.add(x, torch.div(_times(a, value), b))
+
+
+def _clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
+    if min is not None:
+        low = _as(min, x)
+        x = torch.maximum(x, low) if isinstance(low, torch.Tensor) else torch.clamp(x, min=low)
+    if max is not None:
+        high = _as(max, x)
+        x = torch.minimum(x, high) if isinstance(high, torch.Tensor) else torch.clamp(x, max=high)
+    return x
+
+
+def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
+    return value.value.to(x.dtype).expand(x.shape).clone()
+
+
+def _full(size: Any, value: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    return value.value.to(device=device, dtype=dtype or torch.get_default_dtype()).expand(size).clone()
+
+
+def _full_like(x: torch.Tensor, value: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
+    return value.value.to(dtype or x.dtype).expand(x.shape).clone()
+
+
+def _scalar_tensor(value: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
+    return value.value.to(dtype or torch.get_default_dtype())
+
+
+def _masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+    return torch.masked_fill(x, mask, value.value.to(x.dtype))
+
+
+def _where(condition: torch.Tensor, x: Any, y: Any) -> torch.Tensor:
+    like = x if isinstance(x, torch.Tensor) else y
+    return torch.where(condition, _as(x, like), _as(y, like))
+
+
+def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def apply(x: Any, y: Any, **kwargs: Any) -> torch.Tensor:
+        like = x if isinstance(x, torch.Tensor) else y
+        return function(_as(x, like), _as(y, like), **kwargs)
+
+    return apply
+
+
+_RULES: dict[str, Callable[..., torch.Tensor]] = {
+    "add": _add,
+    "sub": _sub,
+    "rsub": _rsub,
+    "mul": _elementwise(torch.mul),
+    "div": _elementwise(torch.div),
+    "true_divide": _elementwise(torch.div),
+    "remainder": _elementwise(torch.remainder),
+    "fmod": _elementwise(torch.fmod),
+    "pow": _pow,
+    "lerp": _lerp,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "clamp": _clamp,
+    "clamp_min": lambda x, v: _clamp(x, min=v),
+    "clamp_max": lambda x, v: _clamp(x, max=v),
+    "fill": _fill,
+    "full": _full,
+    "full_like": _full_like,
+    "scalar_tensor": _scalar_tensor,
+    "masked_fill": _masked_fill,
+    "where": _where,
+    **{name: _elementwise(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+}
+
+_NUMBERS: dict[str, Callable[..., torch.Tensor]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "pow": lambda x, y: torch.pow(x, y),
+    "neg": operator.neg,
+    "sqrt": torch.sqrt,
+    "exp": torch.exp,
+    "log": torch.log,
+    "abs": torch.abs,
+    "max": lambda x, y: torch.maximum(_wide(x, y), _wide(y, x)),
+    "min": lambda x, y: torch.minimum(_wide(x, y), _wide(y, x)),
+    "sym_max": lambda x, y: torch.maximum(_wide(x, y), _wide(y, x)),
+    "sym_min": lambda x, y: torch.minimum(_wide(x, y), _wide(y, x)),
+    "sym_float": lambda x: x,
+    "float": lambda x: x,
+}
+
+
+def _wide(x: Any, like: Any) -> torch.Tensor:
+    return x if isinstance(x, torch.Tensor) else torch.full_like(like, x)
+
+
+def has_tensor_scalar(args: Any) -> bool:
+    """True if a :class:`TensorScalar` is inside nested arguments."""
+    if isinstance(args, TensorScalar):
+        return True
+    if isinstance(args, (list, tuple)):
+        return any(has_tensor_scalar(a) for a in args)
+    if isinstance(args, dict):
+        return any(has_tensor_scalar(a) for a in args.values())
+    return False
+
+
+def call_with_scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result_dtype: Any) -> torch.Tensor:
+    """Runs an aten operation some of whose numbers are 0-dim tensors.
+
+    Args:
+        result_dtype: type of eager's result.
+
+    Raises:
+        BackendError: the operation has no form in which that number may be a tensor.
+    """
+    name = op._schema.name.split("::")[1]
+    in_place = name.endswith("_") and not name.endswith("__")
+    rule = _RULES.get(name.rstrip("_") if in_place else name)
+    if rule is None:
+        raise BackendError("SFX201", f"a number that changes from call to call is an argument of {op}")
+    try:
+        out = rule(*args, **kwargs)
+    except TypeError as error:
+        raise BackendError("SFX201", f"{op} with a changing number: {error}") from error
+    if in_place:
+        return args[0].copy_(out)
+    return out if result_dtype is None or out.dtype == result_dtype else out.to(result_dtype)
+
+
+def call_number(function: Any, args: tuple[Any, ...]) -> TensorScalar:
+    """Arithmetic on numbers of which some are 0-dim tensors.
+
+    Raises:
+        BackendError: no tensor form is known.
+    """
+    name = getattr(function, "__name__", str(function)).removeprefix("_sym_")
+    rule = _NUMBERS.get(name)
+    if rule is None:
+        raise BackendError("SFX201", f"{name}() of a number that the graph computes, used by a tensor operation")
+    return TensorScalar(rule(*(_bare(a) for a in args)))
+
+
+def foreach_calls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, list[tuple[Any, ...]]] | None:
+    """Splits ``_foreach_name[_](lists...)`` into one call per tensor: (name, argument tuples), or ``None``."""
+    name = op._schema.name.split("::")[1]
+    if not name.startswith("_foreach_"):
+        return None
+    count = next(len(a) for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)))
+    calls = []
+    for i in range(count):
+        item = tuple(a[i] if isinstance(a, (list, tuple)) else a for a in args)
+        named = {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in kwargs.items()}
+        calls.append((item, named))
+    return name.removeprefix("_foreach_"), calls
+
+
+def call_foreach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a ``_foreach_`` operation one tensor at a time; :data:`NotImplemented` where there is no such form."""
+    split = foreach_calls(op, args, kwargs)
+    if split is None:
+        return NotImplemented
+    name, calls = split
+    in_place = name.endswith("_")
+    base = name.rstrip("_")
+    results = []
+    for item, named in calls:
+        if base in _RULES:
+            value = named.pop("value", named.pop("scalars", named.pop("scalar", None)))
+            if value is not None:
+                item = (*item, value)
+            out = _RULES[base](*item, **named)
+        elif base == "copy":
+            out = item[1].to(item[0].dtype).expand(item[0].shape)
+        elif base == "zero":
+            out = torch.zeros_like(item[0])
+        elif base == "norm":
+            out = torch.linalg.vector_norm(item[0], *item[1:2], dtype=named.get("dtype"))
+        elif base in ("maximum", "minimum"):
+            function = torch.maximum if base == "maximum" else torch.minimum
+            out = (
+                function(item[0], item[1])
+                if isinstance(item[1], torch.Tensor)
+                else _clamp(item[0], **{"min" if base == "maximum" else "max": item[1]})
+            )
+        elif hasattr(torch, base) and len(item) == 1 and not named:
+            out = getattr(torch, base)(item[0])
+        else:
+            return NotImplemented
+        results.append(out)
+    if not in_place:
+        return results
+    for item, out in zip((c[0] for c in calls), results, strict=True):
+        item[0].copy_(out)
+    return None

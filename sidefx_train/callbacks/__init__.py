@@ -1,0 +1,5 @@
+"""Integrations with training frameworks."""
+
+from sidefx_train.callbacks.lightning import SideFXCompile
+
+__all__ = ["SideFXCompile"]

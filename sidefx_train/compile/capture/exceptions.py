@@ -1,0 +1,156 @@
+"""Exceptions of the interpreted program: which one is being handled, chaining, unwinding, tracebacks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.frame import Frame
+    from sidefx_train.compile.capture.interpreter import Interpreter
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_KEEP_INTERNAL = bool(os.environ.get("SFX_INTERPRETER_TRACEBACKS"))
+"""Set in the environment to see the interpreter's own frames in tracebacks."""
+
+
+class Handled:
+    """The exception being handled, and what the caller of a generator was handling."""
+
+    __slots__ = ("previous", "value")
+
+    def __init__(self) -> None:
+        self.value: BaseException | None = None
+        self.previous: Handled | None = None
+
+    def topmost(self) -> BaseException | None:
+        """The innermost exception being handled, as ``sys.exception()`` would tell."""
+        item: Handled | None = self
+        while item is not None:
+            if item.value is not None:
+                return item.value
+            item = item.previous
+        return None
+
+
+def chain(error: BaseException, handled: BaseException | None) -> None:
+    """Makes ``handled`` the oldest context of ``error``, unless it is there already."""
+    if handled is None or error is handled:
+        return
+    oldest, seen = error, {id(error)}
+    while oldest.__context__ is not None:
+        oldest = oldest.__context__
+        if oldest is handled or id(oldest) in seen:
+            return
+        seen.add(id(oldest))
+    if not _reaches(handled, oldest):
+        oldest.__context__ = handled
+
+
+def set_context(error: BaseException, handled: BaseException | None) -> None:
+    """What a ``raise`` statement does: ``handled`` becomes the context of ``error``, cycles are cut."""
+    if handled is None or error is handled:
+        return
+    item, seen = handled, {id(handled)}
+    while item.__context__ is not None:
+        if item.__context__ is error:
+            item.__context__ = None
+            break
+        item = item.__context__
+        if id(item) in seen:
+            break
+        seen.add(id(item))
+    error.__context__ = handled
+
+
+def _reaches(start: BaseException, goal: BaseException) -> bool:
+    item: BaseException | None = start
+    seen: set[int] = set()
+    while item is not None and id(item) not in seen:
+        if item is goal:
+            return True
+        seen.add(id(item))
+        item = item.__context__
+    return False
+
+
+def unwind(interp: Interpreter, frame: Frame, error: BaseException) -> bool:
+    """Moves ``frame`` to its handler of ``error``; false if it has none and the frame is left."""
+    instr = frame.instructions[frame.pc - 1] if frame.pc else frame.instructions[0]
+    if interp.in_flight is not error:
+        chain(error, interp.handled.topmost())
+        interp.in_flight = error
+    if instr.name != "RERAISE":
+        error.__traceback__ = _extended(frame, error.__traceback__)
+    else:
+        error.__traceback__ = _cleaned(error.__traceback__)
+    if instr.handler is None:
+        frame.done = True
+        return False
+    target, depth, push_lasti = instr.handler
+    del frame.stack[depth:]
+    if push_lasti:
+        frame.push(frame.pc - 1)
+    frame.push(error)
+    frame.pc = target
+    interp.in_flight = None
+    return True
+
+
+def _cleaned(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """``trace`` without the interpreter's own frames."""
+    if _KEEP_INTERNAL:
+        return trace
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        trace = trace.tb_next
+    item = trace
+    while item is not None:
+        if item.tb_frame.f_code.co_filename.startswith(_HERE):
+            return _rebuilt(trace)
+        item = item.tb_next
+    return trace
+
+
+def _rebuilt(trace: types.TracebackType | None) -> types.TracebackType | None:
+    kept = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            kept.append(trace)
+        trace = trace.tb_next
+    result: types.TracebackType | None = None
+    for item in reversed(kept):
+        result = types.TracebackType(result, item.tb_frame, item.tb_lasti, item.tb_lineno)
+    return result
+
+
+def _extended(frame: Frame, trace: types.TracebackType | None) -> types.TracebackType:
+    """``trace`` with an entry for the interpreted ``frame`` in front."""
+    return types.TracebackType(_cleaned(trace), stand_in(frame), 0, frame.line)
+
+
+def _own_frame(get: Callable[[], types.FrameType]) -> types.FrameType:
+    return get()
+
+
+def stand_in(frame: Frame) -> types.FrameType:
+    """A real frame object with the file, the name and the globals of an interpreted frame, but no locals."""
+    code = frame.code
+    stub = _own_frame.__code__.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=code.co_firstlineno
+    )
+    return types.FunctionType(stub, frame.globals)(sys._getframe)
+
+
+def as_exception(interp: Interpreter, value: Any) -> BaseException:
+    """The exception that ``raise value`` raises: an instance, made by a call if ``value`` is a class."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        made = interp.call(value, (), {})
+        if not isinstance(made, BaseException):
+            raise TypeError(f"calling {value!r} should have returned an instance of BaseException, not {type(made)!r}")
+        return made
+    if isinstance(value, BaseException):
+        return value
+    raise TypeError("exceptions must derive from BaseException")

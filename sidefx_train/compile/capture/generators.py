@@ -1,0 +1,244 @@
+"""Interpreted generators: usable by interpreted code and by C code alike."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.exceptions import Handled
+from sidefx_train.compile.capture.frame import RETURNED, Frame
+from sidefx_train.compile.capture.versions import CLOSE_RETURNS, SEND_KEEPS_RECEIVER
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter import Interpreter
+
+NATIVE_CODE: set[int] = set()
+"""Ids of the code of this package's functions that interpreted programs may hold: run directly, never interpreted."""
+
+
+class InterpretedGenerator:
+    """A suspended :class:`Frame` with the methods of a generator object."""
+
+    __slots__ = ("__name__", "__qualname__", "__weakref__", "frame", "handled", "interp", "running", "started")
+
+    def __init__(self, interp: Interpreter, frame: Frame) -> None:
+        self.interp = interp
+        self.frame: Frame = frame
+        self.handled = Handled()
+        self.running = False
+        self.started = False
+        self.__name__ = frame.code.co_name
+        self.__qualname__ = frame.code.co_qualname
+
+    def advance(self, value: Any, error: BaseException | None = None) -> int:
+        """Runs to the next yield or to the end; the value is then in ``frame.result``.
+
+        Args:
+            value: what the suspended ``yield`` gives.
+            error: raised at the suspended ``yield`` instead.
+
+        Returns:
+            ``YIELDED`` or ``RETURNED``. ``RETURNED`` also when the generator had finished before.
+        """
+        interp, frame = self.interp, self.frame
+        if self.running:
+            raise ValueError("generator already executing")
+        if frame.done:
+            frame.result = None
+            if error is not None:
+                raise error
+            return RETURNED
+        if not self.started and value is not None:
+            raise TypeError("can't send non-None value to a just-started generator")
+        if error is None:
+            frame.push(value)
+        self.started = True
+        self.running = True
+        outer = interp.handled
+        self.handled.previous = outer
+        interp.handled = self.handled
+        try:
+            signal = interp.execute(frame, error)
+        except StopIteration as stop:
+            raise _stop_error(stop) from stop
+        finally:
+            interp.handled = outer
+            self.handled.previous = None
+            self.running = False
+        if signal == RETURNED:
+            frame.done = True
+            frame.stack.clear()
+        return signal
+
+    @property
+    def delegate(self) -> Any:
+        """What a suspended ``yield from`` reads from, else ``None``."""
+        frame = self.frame
+        if frame.done or self.running or not self.started or not frame.stack:
+            return None
+        return frame.stack[-1] if frame.instructions[frame.pc - 1].target >= 0 else None
+
+    def __iter__(self) -> InterpretedGenerator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        """Resumes with ``value``; the next yielded value."""
+        signal = self.advance(value)
+        return self._answer(signal)
+
+    def _answer(self, signal: int) -> Any:
+        result, self.frame.result = self.frame.result, None
+        if signal == RETURNED:
+            raise StopIteration(result) if result is not None else StopIteration()
+        return result
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
+        """Raises an exception at the suspended ``yield``; the next yielded value."""
+        error = _thrown(self.interp, kind, value, trace)
+        return self._answer(self._throw(error))
+
+    def _throw(self, error: BaseException) -> int:
+        delegate = self.delegate
+        frame = self.frame
+        if delegate is None:
+            return self.advance(None, error)
+        if isinstance(error, GeneratorExit):
+            try:
+                self._locked(lambda: close_iterator(self.interp, delegate))
+            except BaseException as closing:
+                return self.advance(None, closing)
+            return self.advance(None, error)
+        try:
+            answer = self._locked(lambda: _throw_into(self.interp, delegate, error))
+        except StopIteration as stop:
+            frame.pc = frame.instructions[frame.pc - 1].target
+            if not SEND_KEEPS_RECEIVER:
+                frame.pop()
+            return self.advance(stop.value)
+        except BaseException as raised:
+            return self.advance(None, raised)
+        if answer is _NO_THROW:
+            return self.advance(None, error)
+        frame.result = answer
+        return 2
+
+    def _locked(self, action: Any) -> Any:
+        """Runs ``action`` with this generator marked as executing."""
+        if self.running:
+            raise ValueError("generator already executing")
+        self.running = True
+        try:
+            return action()
+        finally:
+            self.running = False
+
+    def close(self) -> Any:
+        """Raises ``GeneratorExit`` at the suspended ``yield``."""
+        if self.frame.done:
+            return None
+        if not self.started:
+            self.frame.done = True
+            return None
+        try:
+            signal = self._throw(GeneratorExit())
+        except (StopIteration, GeneratorExit):
+            return None
+        if signal != RETURNED:
+            raise RuntimeError("generator ignored GeneratorExit")
+        result, self.frame.result = self.frame.result, None
+        return result if CLOSE_RETURNS else None
+
+    def __del__(self) -> None:
+        frame = self.frame
+        if not frame.done and self.started and not self.running and not self.interp.stopped:
+            if frame.instructions[frame.pc - 1].handler is not None:
+                self.close()
+
+    @property
+    def gi_frame(self) -> Any:
+        return None if self.frame.done else self.frame
+
+    @property
+    def gi_running(self) -> bool:
+        return self.running
+
+    @property
+    def gi_code(self) -> types.CodeType:
+        return self.frame.code
+
+    @property
+    def gi_yieldfrom(self) -> Any:
+        return self.delegate
+
+    @property
+    def gi_suspended(self) -> bool:
+        return self.started and not self.running and not self.frame.done
+
+    def __repr__(self) -> str:
+        return f"<generator object {self.__qualname__} at {id(self):#x}>"
+
+
+Generator.register(InterpretedGenerator)
+for _member in vars(InterpretedGenerator).values():
+    if isinstance(_member, types.FunctionType):
+        NATIVE_CODE.add(id(_member.__code__))
+    elif isinstance(_member, property) and isinstance(_member.fget, types.FunctionType):
+        NATIVE_CODE.add(id(_member.fget.__code__))
+
+_NO_THROW = object()
+
+
+def _stop_error(stop: StopIteration) -> RuntimeError:
+    error = RuntimeError("generator raised StopIteration")
+    error.__context__ = stop
+    return error
+
+
+def _thrown(interp: Interpreter, kind: Any, value: Any, trace: Any) -> BaseException:
+    """The exception meant by the arguments of ``throw``."""
+    if isinstance(kind, BaseException):
+        if value is not None:
+            raise TypeError("instance exception may not have a separate value")
+        error = kind
+    elif isinstance(kind, type) and issubclass(kind, BaseException):
+        if isinstance(value, kind):
+            error = value
+        else:
+            args = () if value is None else value if isinstance(value, tuple) else (value,)
+            error = interp.call(kind, args, {})
+    else:
+        raise TypeError(
+            f"exceptions must be classes or instances deriving from BaseException, not {type(kind).__name__}"
+        )
+    if trace is not None:
+        if not isinstance(trace, types.TracebackType):
+            raise TypeError("throw() third argument must be a traceback object")
+        error.__traceback__ = trace
+    return error
+
+
+def _throw_into(interp: Interpreter, target: Any, error: BaseException) -> Any:
+    """Calls ``target.throw``; a marker if it has no such method."""
+    if isinstance(target, InterpretedGenerator):
+        return target._answer(target._throw(error))
+    try:
+        method = interp.getattr(target, "throw")
+    except AttributeError:
+        return _NO_THROW
+    return interp.call(method, (error,), {})
+
+
+def close_iterator(interp: Interpreter, target: Any) -> None:
+    """Calls ``target.close`` if there is one."""
+    if isinstance(target, InterpretedGenerator):
+        target.close()
+        return
+    try:
+        method = interp.getattr(target, "close")
+    except AttributeError:
+        return
+    interp.call(method, (), {})

@@ -1,0 +1,232 @@
+"""The interpreter: runs Python functions instruction by instruction over a :class:`World`.
+
+A map of its parts: ``versions.py`` and ``program.py`` decode code objects, ``frame.py`` is one activation,
+``opcodes/`` holds one handler per instruction, ``attributes.py``, ``operators.py``, ``calls.py`` and
+``builtins_.py`` are Python's protocols, ``exceptions.py`` unwinds, ``generators.py`` suspends.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sidefx_train.compile.capture import attributes, builtins_, calls, exceptions, operators
+from sidefx_train.compile.capture.frame import NULL, Frame
+from sidefx_train.compile.capture.generators import NATIVE_CODE
+from sidefx_train.compile.capture.location import is_user_file
+from sidefx_train.compile.capture.program import program_of
+from sidefx_train.compile.capture.world import ABSENT, World
+from sidefx_train.errors import Location, Unsupported
+
+
+class Policy(Protocol):
+    """Decides which Python functions are interpreted."""
+
+    def inline(self, fn: types.FunctionType) -> bool:
+        """True to interpret ``fn``, false to call it natively."""
+
+
+class Interpreter:
+    """Interprets Python functions.
+
+    Args:
+        world: every access outside the frames goes through it.
+        policy: which functions are interpreted; all, if ``None``.
+
+    Attributes:
+        current_frame: the innermost running frame, ``None`` outside.
+        handled: the exceptions being handled, as ``sys.exception()`` must tell.
+        type_of: the world's, the class that the interpreted program sees.
+        stopped: true once an :class:`Unsupported` has gone through: no more user code is run.
+    """
+
+    def __init__(self, world: World, policy: Policy | None = None) -> None:
+        self.world = world
+        self.type_of = world.type_of
+        self.policy = policy
+        self.current_frame: Frame | None = None
+        self.handled = exceptions.Handled()
+        self.in_flight: BaseException | None = None
+        self.stopped = False
+        self.depth = 0
+        self.max_depth = sys.getrecursionlimit()
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Calls ``fn`` from outside.
+
+        Raises:
+            Unsupported: a construct that cannot be interpreted, or that the world refuses; with its location.
+        """
+        limit = sys.getrecursionlimit()
+        if self.depth == 0:
+            self.max_depth = limit
+            sys.setrecursionlimit(limit * 12 + 1000)
+        try:
+            return self.call(fn, args, kwargs or {})
+        finally:
+            if self.depth == 0:
+                sys.setrecursionlimit(limit)
+                self.in_flight = None
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``fn(*args, **kwargs)`` as the interpreted program calls it."""
+        kind = type(fn)
+        while kind is types.MethodType:
+            args = (fn.__self__, *args)
+            fn = fn.__func__
+            kind = type(fn)
+        answer = self.world.intercept_call(fn, args, kwargs)
+        if answer is not ABSENT:
+            return answer
+        if kind is types.FunctionType:
+            return self.inline(fn, args, kwargs)
+        substitute = builtins_.find(self, fn)
+        if substitute is not None:
+            return substitute(self, args, kwargs)
+        if isinstance(fn, type):
+            return calls.construct(self, fn, args, kwargs)
+        if kind is types.BuiltinFunctionType:
+            return self.native(fn, args, kwargs)
+        if kind is types.MethodWrapperType:
+            return builtins_.call_method_wrapper(self, fn, args, kwargs)
+        return calls.call_object(self, fn, args, kwargs)
+
+    def inline(self, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Interprets a Python function, or calls it natively if the policy says so."""
+        code = fn.__code__
+        if id(code) in NATIVE_CODE:
+            return fn(*args, **kwargs)
+        if self.policy is not None and not self.policy.inline(fn):
+            return self.native(fn, args, kwargs)
+        program = program_of(code)
+        if program.is_async:
+            raise Unsupported("SFX111", f"call of the async function {fn.__qualname__}")
+        slots = calls.bind_arguments(self, fn, program, args, kwargs)
+        frame = Frame(program, fn.__globals__, slots, fn.__closure__)
+        self.execute(frame)
+        result, frame.result = frame.result, None  # a generator's frame outlives this call
+        return result
+
+    def run_body(
+        self, code: types.CodeType, space: dict[str, Any], closure: tuple[types.CellType, ...] | None, namespace: Any
+    ) -> Any:
+        """Runs a class body or executed code: names are stored in the mapping ``namespace``."""
+        program = program_of(code)
+        frame = Frame(program, space, [NULL] * len(program.slots), closure, namespace)
+        self.execute(frame)
+        return frame.result
+
+    def native(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls C code through the world; Python callables among the arguments re-enter the interpreter."""
+        if builtins_.keeps_callables(fn):
+            return self.world.native_call(fn, args, kwargs)
+        for value in args:
+            if calls.runs_python(value):
+                args = tuple(self.reentering(v) for v in args)
+                break
+        for value in kwargs.values():
+            if calls.runs_python(value):
+                kwargs = {k: self.reentering(v) for k, v in kwargs.items()}
+                break
+        return self.world.native_call(fn, args, kwargs)
+
+    def reentering(self, fn: Any) -> Any:
+        """What to hand to C code in place of ``fn``."""
+        if not calls.runs_python(fn) or (type(fn) is types.FunctionType and id(fn.__code__) in NATIVE_CODE):
+            return fn
+
+        def reenter(*args: Any, **kwargs: Any) -> Any:
+            return self.call(fn, args, kwargs)
+
+        NATIVE_CODE.add(id(reenter.__code__))
+        return self.world.callback(fn, reenter)
+
+    def execute(self, frame: Frame, pending: BaseException | None = None) -> int:
+        """Runs ``frame`` until it returns or yields; the value is left in ``frame.result``.
+
+        Args:
+            frame: the frame, fresh or suspended.
+            pending: an exception to raise where the frame is suspended.
+
+        Returns:
+            ``RETURNED`` or ``YIELDED``.
+        """
+        if self.depth >= self.max_depth:
+            raise RecursionError("maximum recursion depth exceeded")
+        self.depth += 1
+        frame.back = self.current_frame
+        self.current_frame = frame
+        instructions = frame.instructions
+        try:
+            while True:
+                try:
+                    if pending is not None:
+                        error, pending = pending, None
+                        raise error
+                    while True:
+                        instr = instructions[frame.pc]
+                        frame.pc += 1
+                        signal = instr.run(self, frame, instr)
+                        if signal is not None:
+                            return signal
+                except Unsupported as stop:
+                    self.stopped = True
+                    if stop.location is None:
+                        stop.location = self.location()
+                    raise
+                except BaseException as caught:
+                    if self.stopped or not exceptions.unwind(self, frame, caught):
+                        raise
+        finally:
+            self.current_frame = frame.back
+            frame.back = None
+            self.depth -= 1
+
+    # The protocols, for the world and for the other parts.
+
+    def getattr(self, obj: Any, name: str) -> Any:
+        return attributes.load(self, obj, name)
+
+    def setattr(self, obj: Any, name: str, value: Any) -> None:
+        attributes.store(self, obj, name, value)
+
+    def delattr(self, obj: Any, name: str) -> None:
+        attributes.delete(self, obj, name)
+
+    def truth(self, value: Any) -> bool:
+        return operators.truth(self, value)
+
+    def iter(self, obj: Any) -> Any:
+        return operators.get_iter(self, obj)
+
+    def iterate(self, obj: Any) -> list[Any]:
+        """All items of an iterable."""
+        return operators.to_list(self, obj)
+
+    def getitem(self, obj: Any, key: Any) -> Any:
+        return operators.getitem(self, obj, key)
+
+    def setitem(self, obj: Any, key: Any, value: Any) -> None:
+        operators.setitem(self, obj, key, value)
+
+    def delitem(self, obj: Any, key: Any) -> None:
+        operators.delitem(self, obj, key)
+
+    def written_names(self, frame: Frame) -> frozenset[str]:
+        """Names that the frame's code stores by ``STORE_ATTR``, ``STORE_GLOBAL`` or ``STORE_DEREF``."""
+        return frame.program.written_names
+
+    def location(self) -> Location:
+        """The innermost place in the user's own source, or the innermost place at all."""
+        frame = self.current_frame
+        if frame is None:
+            return Location("<unknown>", 0)
+        item: Frame | None = frame
+        while item is not None:
+            if is_user_file(item.code.co_filename):
+                frame = item
+                break
+            item = item.back
+        return Location(frame.code.co_filename, frame.line, frame.code.co_qualname)

@@ -1,0 +1,175 @@
+"""Calls, and making functions and classes."""
+
+from __future__ import annotations
+
+import builtins
+import types
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture import operators
+from sidefx_train.compile.capture.frame import NULL, Frame
+from sidefx_train.compile.capture.substitutes import for_mapping
+from sidefx_train.compile.capture.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter import Interpreter
+    from sidefx_train.compile.capture.versions import Instruction
+
+
+def _callee(frame: Frame, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Takes the two callable slots: ``(NULL, f)``, ``(f, NULL)`` or ``(method, self)``."""
+    second = frame.pop()
+    first = frame.pop()
+    if first is NULL:
+        return second, args
+    if second is NULL:
+        return first, args
+    return first, (second, *args)
+
+
+def call(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    count = instr.arg
+    stack = frame.stack
+    if count:
+        args = tuple(stack[-count:])
+        del stack[-count:]
+    else:
+        args = ()
+    kwargs = {}
+    names = instr.value
+    if names:
+        first = count - len(names)
+        kwargs = dict(zip(names, args[first:]))
+        args = args[:first]
+    second = stack.pop()
+    callee = stack.pop()
+    if callee is NULL:
+        callee = second
+    elif second is not NULL:
+        args = (second, *args)
+    stack.append(interp.call(callee, args, kwargs))
+
+
+def call_kw(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    names = frame.pop()
+    args = tuple(frame.take(instr.arg))
+    first = len(args) - len(names)
+    callee, positional = _callee(frame, args[:first])
+    frame.push(interp.call(callee, positional, dict(zip(names, args[first:]))))
+
+
+def call_function_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    kwargs = frame.pop() if instr.arg & 1 else {}
+    args = frame.pop()
+    second = frame.pop()
+    first = frame.stack[-1] if frame.stack else NULL
+    callee = second
+    if second is NULL:
+        callee = frame.pop()
+    elif first is NULL:
+        frame.pop()
+    if type(args) is not tuple:
+        args = _unpacked(interp, callee, args)
+    if type(kwargs) is not dict:
+        kwargs = dict(for_mapping(interp, kwargs))
+    elif not all(isinstance(name, str) for name in kwargs):
+        raise TypeError("keywords must be strings")
+    frame.push(interp.call(callee, args, dict(kwargs)))
+
+
+def _unpacked(interp: Interpreter, callee: Any, args: Any) -> tuple[Any, ...]:
+    """``*args`` as a tuple."""
+    seen = interp.type_of(args)
+    world = interp.world
+    if world.class_attr(seen, "__iter__") is ABSENT and world.class_attr(seen, "__getitem__") is ABSENT:
+        raise TypeError(f"{function_name(callee)} argument after * must be an iterable, not {seen.__name__}")
+    return tuple(operators.to_list(interp, args))
+
+
+def function_name(callee: Any) -> str:
+    """How CPython names a callable in the errors of ``*`` and ``**``."""
+    qualname = getattr(callee, "__qualname__", None)
+    if not isinstance(qualname, str):
+        return str(callee)
+    module = getattr(callee, "__module__", None)
+    shown = f"{module}.{qualname}" if module is not None and module != "builtins" else qualname
+    return f"{shown}()"
+
+
+def make_function(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    flags = instr.arg
+    code = frame.pop()
+    closure = frame.pop() if flags & 8 else None
+    annotations = frame.pop() if flags & 4 else None
+    kwdefaults = frame.pop() if flags & 2 else None
+    defaults = frame.pop() if flags & 1 else None
+    made = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
+    made.__qualname__ = code.co_qualname
+    if kwdefaults:
+        made.__kwdefaults__ = kwdefaults
+    if annotations:
+        made.__annotations__ = _annotations(annotations)
+    frame.push(made)
+
+
+def _annotations(pairs: Any) -> dict[str, Any]:
+    return pairs if isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2]))
+
+
+def make_plain_function(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    """3.13: a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds what else there is."""
+    code = frame.pop()
+    frame.push(_Pending(code) if code.co_freevars else types.FunctionType(code, frame.globals, code.co_name))
+    if not code.co_freevars:
+        frame.stack[-1].__qualname__ = code.co_qualname
+
+
+class _Pending:
+    """A function whose closure has not been set yet."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+        self.attributes: list[tuple[int, Any]] = []
+
+
+def set_function_attribute(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    function, value = frame.pop(), frame.pop()
+    if isinstance(function, _Pending):
+        function.attributes.append((instr.arg, value))
+        if instr.arg == 8:
+            attributes = function.attributes
+            function = types.FunctionType(function.code, frame.globals, function.code.co_name, None, value)
+            function.__qualname__ = function.__code__.co_qualname
+            for flag, item in attributes:
+                _set_attribute(function, flag, item)
+    else:
+        _set_attribute(function, instr.arg, value)
+    frame.push(function)
+
+
+def _set_attribute(function: types.FunctionType, flag: int, value: Any) -> None:
+    if flag == 1:
+        function.__defaults__ = value
+    elif flag == 2:
+        function.__kwdefaults__ = value
+    elif flag == 4:
+        function.__annotations__ = _annotations(value)
+
+
+def load_build_class(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    space = frame.globals.get("__builtins__", builtins)
+    space = vars(space) if isinstance(space, types.ModuleType) else space
+    if "__build_class__" not in space:
+        raise NameError("__build_class__ not found")
+    frame.push(space["__build_class__"])
+
+
+TABLE: dict[str, Any] = {
+    "CALL": call,
+    "CALL_KW": call_kw,
+    "CALL_FUNCTION_EX": call_function_ex,
+    "MAKE_FUNCTION": make_function,
+    "MAKE_PLAIN_FUNCTION": make_plain_function,
+    "SET_FUNCTION_ATTRIBUTE": set_function_attribute,
+    "LOAD_BUILD_CLASS": load_build_class,
+}

@@ -1,0 +1,218 @@
+"""Building and unpacking containers, comprehensions, f-strings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture import operators
+from sidefx_train.compile.capture.frame import NULL, Frame
+from sidefx_train.compile.capture.opcodes.calling import function_name
+from sidefx_train.compile.capture.substitutes import for_mapping
+from sidefx_train.compile.capture.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter import Interpreter
+    from sidefx_train.compile.capture.versions import Instruction
+
+
+def build_tuple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    frame.push(tuple(frame.take(instr.arg)))
+
+
+def build_list(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    frame.push(frame.take(instr.arg))
+
+
+def build_set(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    frame.push(set(frame.take(instr.arg)))
+
+
+def build_map(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    items = frame.take(2 * instr.arg)
+    frame.push(dict(zip(items[::2], items[1::2])))
+
+
+def build_const_key_map(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    keys = frame.pop()
+    frame.push(dict(zip(keys, frame.take(instr.arg))))
+
+
+def build_slice(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    frame.push(slice(*frame.take(instr.arg)))
+
+
+def list_append(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    value = frame.pop()
+    frame.stack[-instr.arg].append(value)
+
+
+def set_add(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    value = frame.pop()
+    frame.stack[-instr.arg].add(value)
+
+
+def map_add(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    value = frame.pop()
+    key = frame.pop()
+    frame.stack[-instr.arg][key] = value
+
+
+def list_extend(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    source = frame.pop()
+    target = frame.stack[-instr.arg]
+    kind = interp.type_of(source)
+    world = interp.world
+    if world.class_attr(kind, "__iter__") is ABSENT and world.class_attr(kind, "__getitem__") is ABSENT:
+        raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
+    iterator = operators.get_iter(interp, source)
+    while (item := operators.step(interp, iterator)) is not ABSENT:
+        target.append(item)
+
+
+def set_update(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    items = operators.to_list(interp, frame.pop())
+    frame.stack[-instr.arg].update(items)
+
+
+def list_to_tuple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    frame.stack[-1] = tuple(frame.stack[-1])
+
+
+def _mapping(interp: Interpreter, source: Any, failure: str) -> dict[Any, Any]:
+    if type(source) is dict:
+        answer = interp.world.override_operator("iter", (source,))
+        return source if answer is ABSENT else dict(interp.native(dict, (source,), {}))
+    if interp.world.class_attr(interp.type_of(source), "keys") is ABSENT:
+        raise TypeError(failure)
+    return interp.native(dict, (for_mapping(interp, source),), {})
+
+
+def dict_update(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    source = frame.pop()
+    failure = f"{interp.type_of(source).__name__!r} object is not a mapping"
+    frame.stack[-instr.arg].update(_mapping(interp, source, failure))
+
+
+def dict_merge(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    source = frame.pop()
+    target = frame.stack[-instr.arg]
+    callee = frame.stack[-instr.arg - 2]
+    if callee is NULL:
+        callee = frame.stack[-instr.arg - 3]
+    shown = interp.type_of(source).__name__
+    found = _mapping(interp, source, f"{function_name(callee)} argument after ** must be a mapping, not {shown}")
+    for key, value in found.items():
+        if not isinstance(key, str):
+            raise TypeError("keywords must be strings")
+        if key in target:
+            raise TypeError(f"{function_name(callee)} got multiple values for keyword argument {key!r}")
+        target[key] = value
+
+
+def unpack_sequence(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    source, count = frame.pop(), instr.arg
+    if type(source) is tuple and len(source) == count:
+        frame.stack.extend(reversed(source))
+        return
+    iterator = _unpackable(interp, source)
+    items = []
+    while len(items) < count:
+        item = operators.step(interp, iterator)
+        if item is ABSENT:
+            raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
+        items.append(item)
+    if operators.step(interp, iterator) is not ABSENT:
+        raise ValueError(_too_many(source, count))
+    frame.stack.extend(reversed(items))
+
+
+def _too_many(source: Any, count: int) -> str:
+    return f"too many values to unpack (expected {count})"
+
+
+def _unpackable(interp: Interpreter, source: Any) -> Any:
+    try:
+        return operators.get_iter(interp, source)
+    except TypeError:
+        seen = interp.type_of(source)
+        world = interp.world
+        if world.class_attr(seen, "__iter__") is ABSENT and world.class_attr(seen, "__getitem__") is ABSENT:
+            raise TypeError(f"cannot unpack non-iterable {seen.__name__} object") from None
+        raise
+
+
+def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    before, after = instr.arg & 255, instr.arg >> 8
+    source = frame.pop()
+    iterator = _unpackable(interp, source)
+    items: list[Any] = []
+    while len(items) < before:
+        item = operators.step(interp, iterator)
+        if item is ABSENT:
+            raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+        items.append(item)
+    rest = operators.to_list(interp, iterator)
+    if len(rest) < after:
+        got = before + len(rest)
+        raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {got})")
+    tail = rest[len(rest) - after :]
+    del rest[len(rest) - after :]
+    frame.stack.extend(reversed([*items, rest, *tail]))
+
+
+# f-strings.
+
+_CONVERSIONS = {1: operators.to_str, 2: operators.to_repr, 3: operators.to_ascii}
+
+
+def format_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    spec = frame.pop() if instr.arg & 4 else ""
+    value = frame.pop()
+    conversion = instr.arg & 3
+    if conversion:
+        value = _CONVERSIONS[conversion](interp, value)
+    frame.push(value if type(value) is str and spec == "" else operators.to_format(interp, value, spec))
+
+
+def convert_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    frame.stack[-1] = _CONVERSIONS[instr.arg](interp, frame.stack[-1])
+
+
+def format_simple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    value = frame.stack[-1]
+    if type(value) is not str:
+        frame.stack[-1] = operators.to_format(interp, value, "")
+
+
+def format_with_spec(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    spec = frame.pop()
+    frame.stack[-1] = operators.to_format(interp, frame.stack[-1], spec)
+
+
+def build_string(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    frame.push(operators.build_string(interp, tuple(frame.take(instr.arg))))
+
+
+TABLE: dict[str, Any] = {
+    "BUILD_TUPLE": build_tuple,
+    "BUILD_LIST": build_list,
+    "BUILD_SET": build_set,
+    "BUILD_MAP": build_map,
+    "BUILD_CONST_KEY_MAP": build_const_key_map,
+    "BUILD_SLICE": build_slice,
+    "LIST_APPEND": list_append,
+    "SET_ADD": set_add,
+    "MAP_ADD": map_add,
+    "LIST_EXTEND": list_extend,
+    "SET_UPDATE": set_update,
+    "LIST_TO_TUPLE": list_to_tuple,
+    "DICT_UPDATE": dict_update,
+    "DICT_MERGE": dict_merge,
+    "UNPACK_SEQUENCE": unpack_sequence,
+    "UNPACK_EX": unpack_ex,
+    "FORMAT_VALUE": format_value,
+    "CONVERT_VALUE": convert_value,
+    "FORMAT_SIMPLE": format_simple,
+    "FORMAT_WITH_SPEC": format_with_spec,
+    "BUILD_STRING": build_string,
+}

@@ -1,0 +1,549 @@
+"""Operators, truth, comparison, containment, iteration, formatting.
+
+The world looks first, then Python-level dunders are interpreted in CPython's order (reflected forms of
+subclasses first), then C code runs natively on the operands.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture import attributes
+from sidefx_train.compile.capture.attributes import call_special, is_static, special
+from sidefx_train.compile.capture.frame import RETURNED
+from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
+from sidefx_train.compile.capture.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter import Interpreter
+
+SIMPLE = frozenset({int, float, bool, complex, str, bytes, type(None)})
+"""Immutable types whose operators touch nothing outside: applied at once."""
+
+SYMBOLS = {
+    "add": "+", "and_": "&", "floordiv": "//", "lshift": "<<", "matmul": "@", "mul": "*", "mod": "%", "or_": "|",
+    "pow": "** or pow()", "rshift": ">>", "sub": "-", "truediv": "/", "xor": "^",
+    "iadd": "+=", "iand": "&=", "ifloordiv": "//=", "ilshift": "<<=", "imatmul": "@=", "imul": "*=", "imod": "%=",
+    "ior": "|=", "ipow": "**=", "irshift": ">>=", "isub": "-=", "itruediv": "/=", "ixor": "^=",
+    "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">=",
+}  # fmt: skip
+SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+FUNCTIONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in SYMBOLS}
+_DUNDERS = {name: f"__{name.rstrip('_')}__" for name in SYMBOLS}
+_REFLECTED = {name: f"__r{name.rstrip('_')}__" for name in SYMBOLS}
+_PLAIN = {name: {"iand": "and_", "ior": "or_"}.get(name, name[1:]) for name in SYMBOLS if name.startswith("i")}
+_SEQUENCES = (list, tuple)
+
+
+def binary(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
+    """``left + right`` and the like; ``name`` is that of the function in :mod:`operator`, in-place ones too."""
+    if type(left) in SIMPLE and type(right) in SIMPLE:
+        return FUNCTIONS[name](left, right)
+    answer = interp.world.override_operator(name, (left, right))
+    if answer is not ABSENT:
+        return answer
+    if is_static(type(left)) and is_static(type(right)):
+        return interp.world.native_call(FUNCTIONS[name], (left, right), {})
+    plain = _PLAIN.get(name)
+    if plain is not None:
+        method = special(interp, left, _DUNDERS[name])
+        if method is not ABSENT and method is not None:
+            answer = call_special(interp, method, left, (right,))
+            if answer is not NotImplemented:
+                return answer
+    return _two_sided(interp, name, plain or name, left, right)
+
+
+def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any) -> Any:
+    """The left operand's method and the right operand's reflected one, the latter first for a subclass."""
+    dunder, reflected = _DUNDERS[plain], _REFLECTED[plain]
+    forward, backward = special(interp, left, dunder), special(interp, right, reflected)
+    if forward is ABSENT and backward is ABSENT:
+        if name == "iadd" and isinstance(left, list) and special(interp, right, "__iter__") is not ABSENT:
+            right = to_list(interp, right)
+        return interp.world.native_call(FUNCTIONS[name], (left, right), {})
+    kind, other = interp.type_of(left), interp.type_of(right)
+    tried_right = kind is other
+    if kind is not other and issubclass(other, kind) and backward is not ABSENT:
+        if interp.world.class_attr(kind, reflected) is not interp.world.class_attr(other, reflected):
+            tried_right = True
+            answer = _method(interp, backward, right, left)
+            if answer is not NotImplemented:
+                return answer
+    if forward is not ABSENT:
+        answer = _method(interp, forward, left, right)
+        if answer is not NotImplemented:
+            return answer
+    elif interp.world.class_attr(kind, reflected) is not ABSENT:  # a number made in C
+        own = interp.world.class_attr(kind, dunder)
+        if own is not ABSENT:
+            answer = interp.world.native_call(own, (left, right), {})
+            if answer is not NotImplemented:
+                return answer
+    if not tried_right:
+        if backward is not ABSENT:
+            answer = _method(interp, backward, right, left)
+        else:
+            own = interp.world.class_attr(other, reflected)
+            answer = NotImplemented if own is ABSENT else interp.world.native_call(own, (right, left), {})
+        if answer is not NotImplemented:
+            return answer
+    if forward is ABSENT and isinstance(left, (list, tuple, str, bytes, bytearray)):
+        own = interp.world.class_attr(kind, dunder)
+        if own is not ABSENT:
+            return interp.world.native_call(own, (left, right), {})
+    if plain == "mul" and isinstance(right, (list, tuple, str, bytes, bytearray)) and backward is ABSENT:
+        return interp.world.native_call(operator.mul, (left, right), {})
+    raise TypeError(
+        f"unsupported operand type(s) for {SYMBOLS[name]}: {kind.__name__!r} and {other.__name__!r}"
+    )  # fmt: skip
+
+
+def _method(interp: Interpreter, method: Any, obj: Any, other: Any) -> Any:
+    return NotImplemented if method is None else call_special(interp, method, obj, (other,))
+
+
+def unary(interp: Interpreter, name: str, value: Any) -> Any:
+    """``-value``, ``+value``, ``~value``; ``name`` is ``neg``, ``pos`` or ``invert``."""
+    function = getattr(operator, name)
+    if type(value) in SIMPLE:
+        return function(value)
+    answer = interp.world.override_operator(name, (value,))
+    if answer is not ABSENT:
+        return answer
+    method = special(interp, value, f"__{name}__")
+    if method is not ABSENT and method is not None:
+        return call_special(interp, method, value, ())
+    return interp.world.native_call(function, (value,), {})
+
+
+def compare(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
+    """Rich comparison; ``name`` is one of ``lt le eq ne gt ge``."""
+    if type(left) in SIMPLE and type(right) in SIMPLE:
+        return FUNCTIONS[name](left, right)
+    world = interp.world
+    answer = world.override_operator(name, (left, right))
+    if answer is not ABSENT:
+        return answer
+    kind, other = type(left), type(right)
+    if is_static(kind) and is_static(other):
+        if kind is other and kind in _SEQUENCES and not (_plain_items(left) and _plain_items(right)):
+            return _compare_sequences(interp, name, left, right)
+        return world.native_call(FUNCTIONS[name], (left, right), {})
+    forward, backward = special(interp, left, _DUNDERS[name]), special(interp, right, _DUNDERS[SWAPPED[name]])
+    if forward is ABSENT and backward is ABSENT and name == "ne":  # object.__ne__ asks __eq__
+        if special(interp, left, "__eq__") is not ABSENT or special(interp, right, "__eq__") is not ABSENT:
+            return _not_equal(interp, left, right)
+    if forward is ABSENT and backward is ABSENT:
+        return world.native_call(FUNCTIONS[name], (left, right), {})
+    kind, other = interp.type_of(left), interp.type_of(right)
+    right_first = kind is not other and issubclass(other, kind) and backward is not ABSENT
+    if right_first:
+        answer = _method(interp, backward, right, left)
+        if answer is not NotImplemented:
+            return answer
+    answer = _half_compare(interp, name, forward, left, right)
+    if answer is not NotImplemented:
+        return answer
+    if not right_first:
+        answer = _half_compare(interp, SWAPPED[name], backward, right, left)
+        if answer is not NotImplemented:
+            return answer
+    if name == "eq":
+        return left is right
+    if name == "ne":
+        return left is not right
+    raise TypeError(
+        f"{SYMBOLS[name]!r} not supported between instances of {kind.__name__!r} and {other.__name__!r}"
+    )  # fmt: skip
+
+
+def _half_compare(interp: Interpreter, name: str, method: Any, left: Any, right: Any) -> Any:
+    if method is not ABSENT:
+        return _method(interp, method, left, right)
+    own = interp.world.class_attr(interp.type_of(left), _DUNDERS[name])
+    if own is ABSENT or own is None:
+        return NotImplemented
+    if name == "ne" and own is object.__ne__:
+        return object_ne(interp, left, right)
+    if own is object.__eq__:
+        return True if left is right else NotImplemented
+    return interp.world.native_call(own, (left, right), {})
+
+
+def object_ne(interp: Interpreter, left: Any, right: Any) -> Any:
+    """``object.__ne__``: the inverse of ``__eq__``, unless that is not implemented."""
+    answer = _half_compare(interp, "eq", special(interp, left, "__eq__"), left, right)
+    return answer if answer is NotImplemented else not truth(interp, answer)
+
+
+def _not_equal(interp: Interpreter, left: Any, right: Any) -> Any:
+    """``left != right`` of classes that define ``__eq__`` only."""
+    kind, other = interp.type_of(left), interp.type_of(right)
+    pairs = [(left, right), (right, left)]
+    if kind is not other and issubclass(other, kind):
+        pairs.reverse()
+    for a, b in pairs:
+        answer = _half_compare(interp, "ne", ABSENT, a, b)
+        if answer is not NotImplemented:
+            return answer
+    return left is not right
+
+
+def _plain_items(items: Any) -> bool:
+    return all(is_static(type(item)) and type(item) not in _SEQUENCES for item in items)
+
+
+def _compare_sequences(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
+    """Comparison of two lists or two tuples, item by item."""
+    if name in ("eq", "ne") and len(left) != len(right):
+        return name == "ne"
+    for a, b in zip(left, right):
+        if a is not b and not truth(interp, compare(interp, "eq", a, b)):
+            return name == "ne" if name in ("eq", "ne") else compare(interp, name, a, b)
+    return FUNCTIONS[name](len(left), len(right))
+
+
+def equal(interp: Interpreter, left: Any, right: Any) -> bool:
+    """Identity or equality, as containers compare their items."""
+    return left is right or truth(interp, compare(interp, "eq", left, right))
+
+
+def identical(interp: Interpreter, left: Any, right: Any) -> Any:
+    """``left is right``."""
+    answer = interp.world.override_operator("is_", (left, right))
+    return left is right if answer is ABSENT else answer
+
+
+def contains(interp: Interpreter, container: Any, item: Any) -> bool:
+    """``item in container``."""
+    answer = interp.world.override_operator("contains", (container, item))
+    if answer is not ABSENT:
+        return answer
+    kind = type(container)
+    if is_static(kind):
+        if kind in _SEQUENCES and not (_plain_items((item,)) and _plain_items(container)):
+            return any(equal(interp, each, item) for each in container)
+        return interp.world.native_call(operator.contains, (container, item), {})
+    method = special(interp, container, "__contains__")
+    if method is None:
+        raise TypeError(f"{interp.type_of(container).__name__!r} object is not a container")
+    if method is not ABSENT:
+        return truth(interp, call_special(interp, method, container, (item,)))
+    own = interp.world.class_attr(interp.type_of(container), "__contains__")
+    if own is ABSENT and (
+        special(interp, container, "__iter__") is not ABSENT or special(interp, container, "__getitem__") is not ABSENT
+    ):
+        try:
+            iterator = get_iter(interp, container)
+        except TypeError as error:
+            raise TypeError(f"argument of type {interp.type_of(container).__name__!r} is not iterable") from error
+        while True:
+            each = step(interp, iterator)
+            if each is ABSENT:
+                return False
+            if equal(interp, each, item):
+                return True
+    return interp.world.native_call(operator.contains, (container, item), {})
+
+
+def truth(interp: Interpreter, value: Any) -> bool:
+    """``bool(value)``."""
+    if value is True or value is False:
+        return value
+    if value is None:
+        return False
+    if not is_static(type(value)):
+        method = special(interp, value, "__bool__")
+        if method is not ABSENT and method is not None:
+            answer = call_special(interp, method, value, ())
+            if type(answer) is not bool:
+                raise TypeError(f"__bool__ should return bool, returned {type(answer).__name__}")
+            return answer
+        if interp.world.class_attr(interp.type_of(value), "__bool__") is ABSENT:
+            method = special(interp, value, "__len__")
+            if method is not ABSENT and method is not None:
+                return as_length(interp, call_special(interp, method, value, ())) != 0
+    return interp.world.truth(value)
+
+
+def as_length(interp: Interpreter, answer: Any) -> Any:
+    """Checks what ``__len__`` returned."""
+    if type(answer) is int or isinstance(answer, int):
+        if answer < 0:
+            raise ValueError("__len__() should return >= 0")
+        return int(answer)
+    if interp.world.class_attr(interp.type_of(answer), "__index__") is ABSENT:
+        raise TypeError(f"{interp.type_of(answer).__name__!r} object cannot be interpreted as an integer")
+    return answer
+
+
+def getitem(interp: Interpreter, obj: Any, key: Any) -> Any:
+    """``obj[key]``."""
+    answer = interp.world.override_operator("getitem", (obj, key))
+    if answer is not ABSENT:
+        return answer
+    if isinstance(obj, type):
+        return _class_getitem(interp, obj, key)
+    method = special(interp, obj, "__getitem__")
+    if method is not ABSENT and method is not None:
+        return call_special(interp, method, obj, (key,))
+    if isinstance(obj, dict) and type(obj) is not dict and interp.type_of(obj) is type(obj):
+        missing = special(interp, obj, "__missing__")
+        if missing is not ABSENT and not interp.world.native_call(dict.__contains__, (obj, key), {}):
+            return call_special(interp, missing, obj, (key,))
+    return interp.world.native_call(operator.getitem, (obj, key), {})
+
+
+def _class_getitem(interp: Interpreter, cls: type, key: Any) -> Any:
+    """``cls[key]``: the metaclass's ``__getitem__``, else ``__class_getitem__``."""
+    method = special(interp, cls, "__getitem__")
+    if method is not ABSENT:
+        return call_special(interp, method, cls, (key,))
+    if cls is not type and interp.world.class_attr(interp.type_of(cls), "__getitem__") is ABSENT:
+        attr = interp.world.class_attr(cls, "__class_getitem__")
+        if attr is not ABSENT and not attributes.is_c_level(attr):
+            return interp.call(attributes.bind(interp, attr, None, cls), (key,), {})
+    return interp.world.native_call(operator.getitem, (cls, key), {})
+
+
+def setitem(interp: Interpreter, obj: Any, key: Any, value: Any) -> None:
+    """``obj[key] = value``."""
+    if interp.world.override_operator("setitem", (obj, key, value)) is not ABSENT:
+        return
+    method = special(interp, obj, "__setitem__")
+    if method is not ABSENT and method is not None:
+        call_special(interp, method, obj, (key, value))
+    else:
+        if isinstance(obj, list) and isinstance(key, slice) and special(interp, value, "__iter__") is not ABSENT:
+            value = to_list(interp, value)
+        interp.world.native_call(operator.setitem, (obj, key, value), {})
+
+
+def delitem(interp: Interpreter, obj: Any, key: Any) -> None:
+    """``del obj[key]``."""
+    if interp.world.override_operator("delitem", (obj, key)) is not ABSENT:
+        return
+    method = special(interp, obj, "__delitem__")
+    if method is not ABSENT and method is not None:
+        call_special(interp, method, obj, (key,))
+    else:
+        interp.world.native_call(operator.delitem, (obj, key), {})
+
+
+class SequenceIterator:
+    """Iterator over an object that has ``__getitem__`` only."""
+
+    def __init__(self, interp: Interpreter, obj: Any) -> None:
+        self.interp = interp
+        self.obj = obj
+        self.index = 0
+
+    def __iter__(self) -> SequenceIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.index < 0:
+            raise StopIteration
+        try:
+            item = getitem(self.interp, self.obj, self.index)
+        except (IndexError, StopIteration):
+            self.interp.in_flight = None
+            self.index = -1
+            raise StopIteration from None
+        self.index += 1
+        return item
+
+
+class PythonIterator:
+    """Lets C code iterate over an interpreted iterator: each step re-enters the interpreter."""
+
+    def __init__(self, interp: Interpreter, iterator: Any) -> None:
+        self.interp = interp
+        self.iterator = iterator
+
+    def __iter__(self) -> PythonIterator:
+        return self
+
+    def __next__(self) -> Any:
+        item = step(self.interp, self.iterator)
+        if item is ABSENT:
+            raise StopIteration
+        return item
+
+
+for _cls in (SequenceIterator, PythonIterator):
+    NATIVE_CODE.update(id(vars(_cls)[_name].__code__) for _name in ("__init__", "__iter__", "__next__"))
+_OWN_ITERATORS = frozenset({InterpretedGenerator, SequenceIterator, PythonIterator})
+_C_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
+"""Iterators that only walk over what they were made from: stepped without asking the world."""
+
+
+def get_iter(interp: Interpreter, obj: Any) -> Any:
+    """``iter(obj)``."""
+    kind = type(obj)
+    if kind in _OWN_ITERATORS:
+        return obj
+    answer = interp.world.override_operator("iter", (obj,))
+    if answer is not ABSENT:
+        return answer
+    if not is_static(kind):
+        seen = interp.type_of(obj)
+        method = interp.world.class_attr(seen, "__iter__")
+        if method is None:
+            raise TypeError(f"{seen.__name__!r} object is not iterable")
+        if method is ABSENT:
+            if special(interp, obj, "__getitem__") is not ABSENT:
+                return SequenceIterator(interp, obj)
+        elif not attributes.is_c_level(method):
+            found = call_special(interp, method, obj, ())
+            if type(found) not in _OWN_ITERATORS:
+                if interp.world.class_attr(interp.type_of(found), "__next__") is ABSENT:
+                    raise TypeError(f"iter() returned non-iterator of type {interp.type_of(found).__name__!r}")
+            return found
+    return interp.world.native_call(iter, (obj,), {})
+
+
+def step(interp: Interpreter, iterator: Any) -> Any:
+    """The next item, :data:`ABSENT` at the end."""
+    kind = type(iterator)
+    if kind is InterpretedGenerator:
+        if iterator.advance(None) == RETURNED:
+            iterator.frame.result = None
+            return ABSENT
+        frame = iterator.frame
+        result, frame.result = frame.result, None
+        return result
+    if kind in _C_ITERATORS:
+        return next(iterator, ABSENT)
+    try:
+        answer = interp.world.override_operator("next", (iterator,))
+        if answer is not ABSENT:
+            return answer
+        if not is_static(kind) and kind not in _OWN_ITERATORS:
+            method = special(interp, iterator, "__next__")
+            if method is not ABSENT:
+                return call_special(interp, method, iterator, ())
+        return interp.world.native_call(next, (iterator,), {})
+    except StopIteration:
+        interp.in_flight = None
+        return ABSENT
+
+
+def step_or_raise(interp: Interpreter, iterator: Any) -> Any:
+    """``next(iterator)``."""
+    kind = type(iterator)
+    if kind in _OWN_ITERATORS:
+        return iterator.__next__()
+    answer = interp.world.override_operator("next", (iterator,))
+    if answer is not ABSENT:
+        return answer
+    method = special(interp, iterator, "__next__")
+    if method is not ABSENT:
+        return call_special(interp, method, iterator, ())
+    return interp.world.native_call(next, (iterator,), {})
+
+
+def for_c_code(interp: Interpreter, obj: Any) -> Any:
+    """``obj``, or an iterator that C code can walk over if iterating ``obj`` runs Python code."""
+    if type(obj) in _OWN_ITERATORS or is_static(type(obj)):
+        return obj
+    if special(interp, obj, "__iter__") is not ABSENT:
+        iterator = get_iter(interp, obj)
+        if type(iterator) in _OWN_ITERATORS or special(interp, iterator, "__next__") is ABSENT:
+            return iterator
+        return PythonIterator(interp, iterator)
+    if interp.world.class_attr(interp.type_of(obj), "__iter__") is ABSENT:
+        if special(interp, obj, "__getitem__") is not ABSENT:
+            return SequenceIterator(interp, obj)
+    return obj
+
+
+def to_list(interp: Interpreter, obj: Any) -> list[Any]:
+    """All items of an iterable, in a new list."""
+    iterator = get_iter(interp, obj)
+    items = []
+    while True:
+        item = step(interp, iterator)
+        if item is ABSENT:
+            return items
+        items.append(item)
+
+
+_ROOT_FORMAT, _ROOT_STR, _ROOT_REPR = object.__format__, object.__str__, object.__repr__
+
+
+def to_str(interp: Interpreter, value: Any) -> Any:
+    """``str(value)``."""
+    if type(value) is str:
+        return value
+    answer = interp.world.override_operator("str", (value,))
+    if answer is not ABSENT:
+        return answer
+    if is_static(type(value)):
+        return interp.world.native_call(str, (value,), {})
+    method = special(interp, value, "__str__")
+    if method is not ABSENT:
+        return _text(interp, call_special(interp, method, value, ()), "__str__")
+    if interp.world.class_attr(interp.type_of(value), "__str__") is _ROOT_STR:
+        return to_repr(interp, value)
+    return interp.world.native_call(str, (value,), {})
+
+
+def to_repr(interp: Interpreter, value: Any) -> Any:
+    """``repr(value)``."""
+    answer = interp.world.override_operator("repr", (value,))
+    if answer is not ABSENT:
+        return answer
+    method = special(interp, value, "__repr__")
+    if method is not ABSENT:
+        return _text(interp, call_special(interp, method, value, ()), "__repr__")
+    return interp.world.native_call(repr, (value,), {})
+
+
+def to_ascii(interp: Interpreter, value: Any) -> Any:
+    """``ascii(value)``."""
+    answer = interp.world.override_operator("ascii", (value,))
+    if answer is not ABSENT:
+        return answer
+    if special(interp, value, "__repr__") is ABSENT:
+        return interp.world.native_call(ascii, (value,), {})
+    return to_repr(interp, value).encode("ascii", "backslashreplace").decode("ascii")
+
+
+def to_format(interp: Interpreter, value: Any, spec: Any) -> Any:
+    """``format(value, spec)``."""
+    kind = type(value)
+    if kind in SIMPLE and type(spec) is str:
+        return format(value, spec)
+    answer = interp.world.override_operator("format", (value, spec))
+    if answer is not ABSENT:
+        return answer
+    if not is_static(kind):
+        method = special(interp, value, "__format__")
+        if method is not ABSENT:
+            return _text(interp, call_special(interp, method, value, (spec,)), "__format__")
+        if interp.world.class_attr(interp.type_of(value), "__format__") is _ROOT_FORMAT and spec == "":
+            return to_str(interp, value)
+    return interp.world.native_call(format, (value, spec), {})
+
+
+def _text(interp: Interpreter, answer: Any, name: str) -> Any:
+    if not isinstance(answer, str) and not issubclass(interp.type_of(answer), str):
+        kind = interp.type_of(answer).__name__
+        verb = "must return a str, not" if name == "__format__" else "returned non-string (type"
+        raise TypeError(f"{name} {verb} {kind}" + ("" if name == "__format__" else ")"))
+    return answer
+
+
+def build_string(interp: Interpreter, parts: tuple[Any, ...]) -> Any:
+    """Joins the parts of an f-string."""
+    for part in parts:
+        if type(part) is not str:
+            answer = interp.world.override_operator("build_string", (parts,))
+            if answer is not ABSENT:
+                return answer
+            break
+    return "".join(parts)

@@ -1,0 +1,150 @@
+"""Which callable is treated how during a capture, as data.
+
+- *inlined*: Python functions, unless listed here.
+- *native*: called on shadows. C functions of the modules and types listed, and Python functions of torch that only look
+  at their arguments (they cannot tell a fake tensor from a real one).
+- *deferred*: calls with effects outside the step and no result that matters; replayed in order after the graph.
+- everything else is refused with code SFX103: the capture stops and the step runs eagerly.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+import warnings
+from typing import Any
+
+import torch
+
+NATIVE_PYTHON = (
+    "torch.nn.functional",
+    "torch.functional",
+    "torch._tensor",
+    "torch.autograd",
+    "torch.utils._foreach_utils",
+    "torch.overrides",
+    "torch.jit",
+    "torch._jit_internal",
+    "torch.compiler",
+    "torch.backends",
+    "torch._utils",
+    "torch._VF",
+    "torch._ops",
+    "torch.utils._device",
+    "torch._C",
+    "torch.amp",
+    "torch.types",
+    "torch.return_types",
+    "torch.version",
+)
+"""Modules of Python functions that run natively on fake tensors."""
+
+NATIVE_FUNCTIONAL = ("torch.optim",)
+"""Modules whose plain functions (no ``self``) run natively; their methods are inlined."""
+
+INLINED_FUNCTIONS = frozenset({"checkpoint", "custom_function_call"})
+"""Names in native modules that call back into user code and so are inlined after all."""
+
+PURE_MODULES = frozenset(
+    {
+        "builtins", "_operator", "operator", "math", "cmath", "itertools", "functools", "_functools", "collections",
+        "_collections", "re", "_sre", "copy", "_struct", "struct", "types", "_abc", "_weakref", "weakref", "enum",
+        "_bisect", "_heapq", "_statistics", "statistics", "string", "_string", "array", "fractions", "decimal",
+        "numbers", "dataclasses", "typing", "_typing", "inspect", "_json", "json", "importlib", "_frozen_importlib",
+        "importlib._bootstrap", "_warnings", "contextlib", "abc", "datetime", "_datetime", "numpy", "_contextvars",
+    }
+)  # fmt: skip
+"""Modules whose C functions depend on and change nothing but their arguments."""
+
+IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "compile", "breakpoint"})
+
+LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
+
+RNG_FUNCTIONS = frozenset({"manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "fork_rng"})
+
+VALUE_METHODS = frozenset({"numpy", "tolist", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
+"""Tensor methods that ask for contents or addresses, which exist only when the graph runs."""
+
+
+class Policy:
+    """Tells the interpreter which Python functions to interpret."""
+
+    def inline(self, fn: types.FunctionType) -> bool:
+        return _inlined(fn.__module__ or "", fn.__name__, fn.__code__.co_varnames[:1])
+
+
+@functools.lru_cache(maxsize=4096)
+def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
+    if not module.startswith("torch"):
+        return True
+    if name in INLINED_FUNCTIONS:
+        return True
+    if any(module == prefix or module.startswith(prefix + ".") for prefix in NATIVE_PYTHON):
+        return module in ("torch.autograd.grad_mode", "torch.autograd.function") or first == ("self",) and (
+            module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends"))
+        )
+    if any(module.startswith(prefix) for prefix in NATIVE_FUNCTIONAL):
+        return first[:1] == ("self",) or module in ("torch.optim.optimizer", "torch.optim.lr_scheduler")
+    return True
+
+
+def is_torch_callable(fn: Any) -> bool:
+    """True for what torch implements in C, and for operator overloads."""
+    module = getattr(fn, "__module__", None)
+    if isinstance(module, str) and module.startswith("torch"):
+        return True
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, torch.Tensor):
+        return True
+    if isinstance(owner, types.ModuleType):
+        return owner.__name__.startswith("torch")
+    if isinstance(owner, type):
+        return owner.__module__.startswith("torch")
+    cls = getattr(fn, "__objclass__", None)
+    return cls is not None and (cls.__module__.startswith("torch") or issubclass(torch.Tensor, cls) and cls is not object)
+
+
+def is_pure(fn: Any) -> bool:
+    """True for C callables that depend on and change nothing but their arguments."""
+    if isinstance(fn, type):
+        return fn.__module__.partition(".")[0] in PURE_MODULES or fn.__module__ in PURE_MODULES
+    owner = getattr(fn, "__self__", None)
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        kind = owner if isinstance(owner, type) else type(owner)
+        if _pure_type(kind):
+            return True
+    cls = getattr(fn, "__objclass__", None)
+    if cls is not None and _pure_type(cls):
+        return True
+    module = getattr(fn, "__module__", None)
+    if module is None and isinstance(owner, types.ModuleType):
+        module = owner.__name__
+    if module == "builtins" and getattr(fn, "__name__", "") in IMPURE_BUILTINS:
+        return False
+    if isinstance(module, str):
+        return module in PURE_MODULES or module.partition(".")[0] in PURE_MODULES and "random" not in module
+    return _pure_type(type(fn))
+
+
+def _pure_type(cls: type) -> bool:
+    for base in cls.__mro__:
+        if base is not object and base.__module__.partition(".")[0] in PURE_MODULES:
+            return True
+    return cls is object
+
+
+def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
+    """True for printing, warnings and log records."""
+    if fn is print or fn is warnings.warn:
+        return True
+    if args and isinstance(args[0], logging.Logger):
+        return getattr(fn, "__name__", "") in LOGGING_METHODS or isinstance(fn, functools._lru_cache_wrapper)
+    return getattr(fn, "__module__", None) == "logging" and getattr(fn, "__name__", "") in LOGGING_METHODS
+
+
+def describe(fn: Any) -> str:
+    """A callable's name for people."""
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
+    module = getattr(fn, "__module__", None)
+    return f"{module}.{name}" if isinstance(module, str) and module != "builtins" else str(name)

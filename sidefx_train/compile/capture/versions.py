@@ -1,0 +1,218 @@
+"""The differences between CPython 3.11, 3.12 and 3.13 bytecode: the only file that knows them.
+
+:func:`decode` turns a code object into instructions with one vocabulary for all versions. Caches and
+``EXTENDED_ARG`` are gone, jump targets are indices into the result, names and constants are resolved.
+Sources: the ``dis`` module documentation of each version and ``Objects/exception_handling_notes.txt``.
+"""
+
+from __future__ import annotations
+
+import dis
+import opcode
+import sys
+import types
+from typing import Any
+
+VERSION = sys.version_info[:2]
+SUPPORTED = ((3, 11), (3, 12), (3, 13))
+
+SEND_KEEPS_RECEIVER = VERSION >= (3, 12)
+"""On the end of a ``yield from`` the receiver stays on the stack until ``END_SEND``."""
+
+CLOSE_RETURNS = VERSION >= (3, 13)
+"""``generator.close()`` gives the generator's return value."""
+
+FOR_ITER_SKIP = {(3, 11): 0, (3, 12): 1, (3, 13): 2}.get(VERSION, 2)
+"""Instructions after a loop that are skipped when its iterator is exhausted (``END_FOR``, ``POP_TOP``)."""
+
+COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4}.get(VERSION, 5)
+COMPARE_NAMES = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+BINARY_NAMES = {
+    "+": "add", "&": "and_", "//": "floordiv", "<<": "lshift", "@": "matmul", "*": "mul", "%": "mod", "|": "or_",
+    "**": "pow", ">>": "rshift", "-": "sub", "/": "truediv", "^": "xor",
+}  # fmt: skip
+
+_NOPS = frozenset({"NOP", "RESUME", "PRECALL", "RESUME_CHECK", "NOT_TAKEN"})
+_RENAMED = {
+    "LOAD_FAST_CHECK": "LOAD_FAST",
+    "JUMP_BACKWARD": "JUMP",
+    "JUMP_FORWARD": "JUMP",
+    "JUMP_BACKWARD_NO_INTERRUPT": "JUMP",
+    "POP_JUMP_FORWARD_IF_FALSE": "POP_JUMP_IF_FALSE",
+    "POP_JUMP_BACKWARD_IF_FALSE": "POP_JUMP_IF_FALSE",
+    "POP_JUMP_FORWARD_IF_TRUE": "POP_JUMP_IF_TRUE",
+    "POP_JUMP_BACKWARD_IF_TRUE": "POP_JUMP_IF_TRUE",
+    "POP_JUMP_FORWARD_IF_NONE": "POP_JUMP_IF_NONE",
+    "POP_JUMP_BACKWARD_IF_NONE": "POP_JUMP_IF_NONE",
+    "POP_JUMP_FORWARD_IF_NOT_NONE": "POP_JUMP_IF_NOT_NONE",
+    "POP_JUMP_BACKWARD_IF_NOT_NONE": "POP_JUMP_IF_NOT_NONE",
+    "LOAD_FROM_DICT_OR_DEREF": "LOAD_CLASSDEREF",
+    "LOAD_CLOSURE": "LOAD_SLOT",
+    "COPY_FREE_VARS": "COPY_FREE_VARS",
+}
+_INTRINSIC_1 = {
+    "INTRINSIC_1_INVALID": "INVALID",
+    "INTRINSIC_PRINT": "PRINT_EXPR",
+    "INTRINSIC_IMPORT_STAR": "IMPORT_STAR",
+    "INTRINSIC_STOPITERATION_ERROR": "STOPITERATION_ERROR",
+    "INTRINSIC_ASYNC_GEN_WRAP": "ASYNC_GEN_WRAP",
+    "INTRINSIC_UNARY_POSITIVE": "UNARY_POSITIVE",
+    "INTRINSIC_LIST_TO_TUPLE": "LIST_TO_TUPLE",
+    "INTRINSIC_TYPEVAR": "MAKE_TYPEVAR",
+    "INTRINSIC_PARAMSPEC": "MAKE_PARAMSPEC",
+    "INTRINSIC_TYPEVARTUPLE": "MAKE_TYPEVARTUPLE",
+    "INTRINSIC_SUBSCRIPT_GENERIC": "SUBSCRIPT_GENERIC",
+    "INTRINSIC_TYPEALIAS": "MAKE_TYPEALIAS",
+}
+_INTRINSIC_2 = {
+    "INTRINSIC_PREP_RERAISE_STAR": "PREP_RERAISE_STAR",
+    "INTRINSIC_TYPEVAR_WITH_BOUND": "TYPEVAR_WITH_BOUND",
+    "INTRINSIC_TYPEVAR_WITH_CONSTRAINTS": "TYPEVAR_WITH_CONSTRAINTS",
+    "INTRINSIC_SET_FUNCTION_TYPE_PARAMS": "SET_FUNCTION_TYPE_PARAMS",
+    "INTRINSIC_SET_TYPEPARAM_DEFAULT": "SET_TYPEPARAM_DEFAULT",
+}
+
+_NAMED = frozenset(
+    "STORE_NAME DELETE_NAME STORE_ATTR DELETE_ATTR STORE_GLOBAL DELETE_GLOBAL LOAD_NAME IMPORT_NAME IMPORT_FROM "
+    "LOAD_FROM_DICT_OR_GLOBALS LOAD_METHOD".split()
+)
+_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
+
+
+class Instruction:
+    """One decoded instruction.
+
+    Attributes:
+        run: the handler, filled in by ``program.py``.
+        name: opcode name in the common vocabulary.
+        arg: numeric argument (slot number, count, flags).
+        value: resolved argument: a name, a constant, a tuple of keyword names.
+        target: index of the instruction jumped to, -1 if it does not jump.
+        offset: byte offset in ``co_code``.
+        handler: ``(target index, stack depth, push_lasti)`` of the exception table, or ``None``.
+    """
+
+    __slots__ = ("arg", "handler", "name", "offset", "run", "target", "value")
+
+    def __init__(self, name: str, arg: int, value: Any, offset: int, target: int = -1) -> None:
+        self.run: Any = None
+        self.name = name
+        self.arg = arg
+        self.value = value
+        self.target = target
+        self.offset = offset
+        self.handler: tuple[int, int, bool] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.offset} {self.name} {self.arg} {self.value!r} ->{self.target}>"
+
+
+def slot_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names of the fast-local slots: variables, then cells that are not arguments, then free variables."""
+    names = code.co_varnames
+    return names + tuple(name for name in code.co_cellvars if name not in names) + code.co_freevars
+
+
+def decode(code: types.CodeType) -> list[Instruction]:
+    """Instructions of ``code`` in the common vocabulary, exception handlers attached."""
+    raw = code.co_code
+    result: list[Instruction] = []
+    index_of: dict[int, int] = {}
+    jumps: list[Instruction] = []
+    extended = 0
+    kw_names: tuple[str, ...] | None = None
+    position, size = 0, len(raw)
+    while position < size:
+        op, arg = raw[position], raw[position + 1] | extended
+        index_of[position] = len(result)
+        if op == _EXTENDED_ARG:
+            extended = arg << 8
+            position += 2
+            continue
+        extended = 0
+        after = position + 2
+        while after < size and raw[after] == 0:  # inline caches
+            after += 2
+        name = dis.opname[op]
+        target = -1
+        if op in _JUMPS:
+            target = after - 2 * arg if "BACKWARD" in name else after + 2 * arg
+        if name == "KW_NAMES":
+            kw_names = code.co_consts[arg]
+            name, arg = "NOP", 0
+        if name in _NOPS:
+            position = after
+            continue
+        instr = _common(code, name, arg, position, target)
+        if instr.name == "CALL" and kw_names is not None:
+            instr.value, kw_names = kw_names, None
+        if target >= 0:
+            jumps.append(instr)
+        result.append(instr)
+        position = after
+    for instr in jumps:
+        instr.target = index_of[instr.target] + (FOR_ITER_SKIP if instr.name == "FOR_ITER" else 0)
+    for before, instr in zip(result, result[1:]):
+        if instr.name == "YIELD_VALUE" and before.name == "SEND":
+            instr.target = before.target
+    for start, end, goal, depth, lasti in exception_table(code):
+        entry = (index_of[goal], depth, lasti)
+        for instr in result[index_of[start] : index_of.get(end, len(result))]:
+            instr.handler = entry
+    return result
+
+
+def _common(code: types.CodeType, name: str, arg: int, offset: int, target: int) -> Instruction:
+    """One instruction in the common vocabulary."""
+    value: Any = None
+    if name in ("LOAD_CONST", "RETURN_CONST"):
+        value = code.co_consts[arg]
+    elif name in _NAMED:
+        value = code.co_names[arg]
+    elif name == "LOAD_GLOBAL":
+        value = code.co_names[arg >> 1]
+        arg &= 1
+    elif name == "LOAD_ATTR":
+        if VERSION >= (3, 12):
+            name = "LOAD_METHOD" if arg & 1 else "LOAD_ATTR"
+            arg >>= 1
+        value = code.co_names[arg]
+    elif name == "LOAD_SUPER_ATTR":
+        value = code.co_names[arg >> 2]
+        arg &= 3
+    elif name == "COMPARE_OP":
+        value = COMPARE_NAMES[dis.cmp_op[arg >> COMPARE_SHIFT]]
+        arg = 1 if VERSION >= (3, 13) and arg & 16 else 0  # the result is to be a bool
+    elif name == "BINARY_OP":
+        symbol = opcode._nb_ops[arg][1]  # type: ignore[attr-defined]
+        inplace = symbol.endswith("=")
+        base = BINARY_NAMES[symbol[:-1] if inplace else symbol]
+        value = "i" + base.rstrip("_") if inplace else base
+        arg = int(inplace)
+    elif name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"):
+        value = arg & 15
+        arg >>= 4
+    elif name == "CALL_INTRINSIC_1":
+        name = _INTRINSIC_1.get(dis._intrinsic_1_descs[arg], "INVALID")  # type: ignore[attr-defined]
+    elif name == "CALL_INTRINSIC_2":
+        name = _INTRINSIC_2.get(dis._intrinsic_2_descs[arg], "INVALID")  # type: ignore[attr-defined]
+    return Instruction(_RENAMED.get(name, name), arg, value, offset, target)
+
+
+def exception_table(code: types.CodeType) -> list[tuple[int, int, int, int, bool]]:
+    """Entries ``(start, end, target, depth, push_lasti)`` of ``co_exceptiontable``; byte offsets."""
+    stream = iter(code.co_exceptiontable)
+
+    def number(first: int) -> int:
+        value = first & 63
+        while first & 64:
+            first = next(stream)
+            value = value << 6 | first & 63
+        return value
+
+    entries = []
+    for byte in stream:
+        start, length, target, packed = number(byte), number(next(stream)), number(next(stream)), number(next(stream))
+        entries.append((start * 2, (start + length) * 2, target * 2, packed >> 1, bool(packed & 1)))
+    return entries

@@ -1,0 +1,34 @@
+"""Whole training steps as one graph, with every Python side effect kept.
+
+    Trainer(callbacks=[SideFXCompile()]).fit(model, data)   # Lightning
+    sidefx_train.fit(model, data)                           # plain training loop
+    step = sidefx_train.compile(train_step); step(batch)    # any function
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidefx_train import compile as compile
+from sidefx_train import errors as errors
+from sidefx_train.compile.api import explain as explain
+from sidefx_train.compile.step import CompiledStep as CompiledStep
+from sidefx_train.report import StepReport as StepReport
+
+__version__ = "0.1.0"
+__all__ = ["CompiledStep", "FitResult", "SideFXCompile", "StepReport", "compile", "errors", "explain", "fit"]
+
+_LAZY = {
+    "SideFXCompile": "sidefx_train.callbacks",
+    "fit": "sidefx_train.loop",
+    "FitResult": "sidefx_train.loop",
+}
+"""Names whose modules import Lightning, which costs seconds: fetched on first use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -105,9 +105,8 @@ def is_random(target: Any) -> bool:
 def data_dependent_errors() -> tuple[type[BaseException], ...]:
     """Raised when the program asks for a value that only exists when the graph runs."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, UserError
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    del UserError
     return (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
@@ -285,3 +284,29 @@ def inductor_compile(
         compiled = compile_fx.compile_fx_inner(module, example_inputs, static_input_idxs=static, is_inference=True)
     code = getattr(compiled, "source_code", "")
     return getattr(compiled, "current_callable", None) or compiled, code
+
+
+def python_source(expression: Any) -> str:
+    """A symbolic condition as a Python expression over the names of its symbols."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    return PythonPrinter().doprint(expression)
+
+
+@contextmanager
+def real_world() -> Iterator[None]:
+    """Tensor operations inside run on real tensors and are not recorded, also in the middle of a capture."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with disable_proxy_modes_tracing(), unset_fake_temporarily():
+        yield
+
+
+def symbol_of_input(number: Any) -> Any:
+    """The symbol that a symbolic input was created with, whatever is known of it by now."""
+    return number.node._expr
+
+
+def hint_of(number: Any) -> Any:
+    """The value that a symbolic number has during the capture; reading it adds no condition."""
+    return number.node.hint

@@ -1,0 +1,3 @@
+"""Hooks and backward passes during a capture; importing this package plugs them in."""
+
+from sidefx_train.hooks import capture as capture

@@ -40,8 +40,8 @@ NATIVE_PYTHON = (
 )
 """Modules of Python functions that run natively on fake tensors."""
 
-NATIVE_FUNCTIONAL = ("torch.optim",)
-"""Modules whose plain functions (no ``self``) run natively; their methods are inlined."""
+NATIVE_UPDATES = ("_single_tensor_", "_multi_tensor_")
+"""Beginnings of the names of ``torch.optim``'s update functions: they run natively, the rest of it is inlined."""
 
 INLINED_FUNCTIONS = frozenset({"checkpoint", "custom_function_call"})
 """Names in native modules that call back into user code and so are inlined after all."""
@@ -84,9 +84,7 @@ def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
         return module in ("torch.autograd.grad_mode", "torch.autograd.function") or first == ("self",) and (
             module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends"))
         )
-    if any(module.startswith(prefix) for prefix in NATIVE_FUNCTIONAL):
-        return first[:1] == ("self",) or module in ("torch.optim.optimizer", "torch.optim.lr_scheduler")
-    return True
+    return not (module.startswith("torch.optim.") and name.startswith(NATIVE_UPDATES))
 
 
 def is_torch_callable(fn: Any) -> bool:

@@ -1,0 +1,77 @@
+"""The public function ``sidefx_train.compile`` and ``sidefx_train.explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+import sidefx_train.hooks
+import sidefx_train.optim  # noqa: F401 - both plug themselves into the compiler
+from sidefx_train.compile.step import CompiledStep
+from sidefx_train.config import Backend, CompileConfig
+from sidefx_train.report import StepReport
+
+
+@overload
+def compile_step(fn: Callable[..., Any], **options: Any) -> CompiledStep: ...
+@overload
+def compile_step(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], CompiledStep]: ...
+def compile_step(
+    fn: Callable[..., Any] | None = None,
+    *,
+    backend: Backend = "inductor",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    cuda_graphs: Literal["auto", "on", "off"] = "auto",
+    rng: Literal["fast", "eager"] = "fast",
+    verify: int = 0,
+    on_failure: Literal["eager", "raise"] = "eager",
+) -> Any:
+    """Compiles a whole training step; a decorator, or called with the step.
+
+    Args:
+        fn: function, bound method, ``nn.Module``, partial or callable object.
+        backend: ``"inductor"``, ``"eager"`` (the captured aten graph op by op), ``"aot_eager"``, or a callable
+            ``(gm, example_inputs) -> callable``.
+        fullgraph: raise ``GraphBreakError`` where the step cannot be captured whole.
+        dynamic: ``None`` decides by what changes, ``True``/``False`` force symbolic/exact sizes.
+        cuda_graphs: ``"auto"``, ``"on"`` or ``"off"``.
+        rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
+        verify: number of first replays compared with eager.
+        on_failure: ``"eager"`` runs a step that cannot be captured eagerly and says why, ``"raise"`` raises.
+
+    Returns:
+        A :class:`CompiledStep`, or a decorator that makes one.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        ValueError: an option has a value that does not exist.
+    """
+    config = CompileConfig(
+        backend=backend,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        cuda_graphs=cuda_graphs,
+        rng=rng,
+        verify=verify,
+        on_failure=on_failure,
+    )
+    if fn is None:
+        return lambda inner: CompiledStep(inner, config)
+    return CompiledStep(fn, config)
+
+
+def explain(step: Any) -> StepReport:
+    """What was captured of a step, and why not more.
+
+    Args:
+        step: a :class:`CompiledStep`, or anything with a ``report`` (the callback, the result of ``fit``).
+
+    Raises:
+        TypeError: ``step`` has no report.
+    """
+    report = getattr(step, "report", None)
+    report = report() if callable(report) else report
+    if not isinstance(report, StepReport):
+        raise TypeError(f"explain needs what sidefx_train.compile returned, got {type(step).__name__}")
+    return report

@@ -1,0 +1,227 @@
+"""Guards as generated code: each a test that is true when the guard fails."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts
+from sidefx_train.compile.heap.records import is_plain
+from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.residual.writer import Writer
+
+
+def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS") -> list[str]:
+    """Lines that leave with ``miss`` where a guard fails; fetches go to ``writer.fetched`` in between.
+
+    Fetch lines and tests are interleaved, so that nothing is fetched below a value whose type is wrong.
+    """
+    lines: list[str] = []
+    tensors: list[Guard] = []
+    conditions: list[Guard] = []
+    empty = {id(g.source) for g in guards if g.kind == "length" and g.value == 0}
+    for guard in guards:
+        if guard.kind == "tensor":
+            tensors.append(guard)
+        elif guard.kind in ("number", "distinct"):
+            conditions.append(guard)
+        elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
+            continue  # an empty container is only ever tested for emptiness
+        else:
+            test = _TESTS[guard.kind](writer, guard)
+            lines += _drain(writer)
+            lines.append(f"if {test}: {miss}")
+    if tensors:
+        values = ", ".join(writer.value(guard.source) for guard in tensors)
+        lines += _drain(writer)
+        lines.append(f"if not check_tensors({values}): {miss}")
+    for guard in conditions:
+        test = _number(writer, guard) if guard.kind == "number" else _distinct(writer, guard)
+        lines += _drain(writer)
+        lines.append(f"if {test}: {miss}")
+    return lines
+
+
+def tensor_check(guards: list[Guard], fetch: Callable[[Source], Any]) -> Callable[..., bool]:
+    """The batched check of all tensor guards, in the order :func:`write_guards` passes the tensors."""
+    tensors = [fetch(guard.source) for guard in guards if guard.kind == "tensor"]
+    return compat.tensor_guards(tensors).check if tensors else _always
+
+
+def _always() -> bool:
+    return True
+
+
+def _drain(writer: Writer) -> list[str]:
+    lines, writer.fetched[:] = list(writer.fetched), []
+    return lines
+
+
+def _target(writer: Writer, guard: Guard) -> str:
+    """The tested value; a value tested once and never used again needs no variable."""
+    return writer.value(guard.source) if writer.is_fetched(guard.source) else writer.access(guard.source)
+
+
+def _is(writer: Writer, guard: Guard) -> str:
+    return f"{_target(writer, guard)} is not {writer.constant(guard.value, guard.source.label)}"
+
+
+def _equal(writer: Writer, guard: Guard) -> str:
+    value = writer.value(guard.source)
+    expected = writer.constant(guard.value, guard.source.label)
+    if isinstance(guard.value, float) and guard.value != guard.value:
+        return f"type({value}) is not float or {value} == {value}"
+    return f"{value} != {expected} or type({value}) is not {writer.constant(type(guard.value))}"
+
+
+def _type(writer: Writer, guard: Guard) -> str:
+    return f"type({writer.value(guard.source)}) is not {writer.constant(guard.value)}"
+
+
+def _length(writer: Writer, guard: Guard) -> str:
+    target = _target(writer, guard)
+    return target if guard.value == 0 else f"len({target}) != {guard.value}"
+
+
+def _keys(writer: Writer, guard: Guard) -> str:
+    value = writer.value(guard.source)
+    keys = writer.constant(guard.value, "keys")
+    if is_plain(guard.value):
+        return f"tuple({value}) != {keys}"
+    same = writer.constant(operator.is_, "is_same")
+    return f"len({value}) != {len(guard.value)} or not all(map({same}, {value}, {keys}))"
+
+
+def _members(writer: Writer, guard: Guard) -> str:
+    return f"{writer.value(guard.source)} != {writer.constant(guard.value, 'members')}"
+
+
+def _absent(writer: Writer, guard: Guard) -> str:
+    return f"{guard.value!r} in {writer.space(guard.source)}"
+
+
+def _no_item(writer: Writer, guard: Guard) -> str:
+    return f"{writer.constant(guard.value)} in {writer.value(guard.source)}"
+
+
+def _same(writer: Writer, guard: Guard) -> str:
+    return f"{_target(writer, guard)} is not {writer.value(guard.value)}"
+
+
+def _empty_cell(writer: Writer, guard: Guard) -> str:
+    return f"{writer.constant(cell_is_set)}({writer.value(guard.source)})"
+
+
+def _distinct(writer: Writer, guard: Guard) -> str:
+    return f"{writer.value(guard.source)}.data_ptr() == {writer.value(guard.value)}.data_ptr()"
+
+
+def _number(writer: Writer, guard: Guard) -> str:
+    condition: NumberCondition = guard.value
+    code = condition.code
+    for name, source in condition.names:
+        code = re.sub(rf"\b{name}\b", writer.value(source), code)
+    return f"not ({code})"
+
+
+def cell_is_set(cell: Any) -> bool:
+    """True if a closure cell has contents."""
+    try:
+        cell.cell_contents  # noqa: B018 - the access is the test
+    except ValueError:
+        return False
+    return True
+
+
+_TESTS: dict[str, Callable[[Writer, Guard], str]] = {
+    "is": _is,
+    "equal": _equal,
+    "type": _type,
+    "length": _length,
+    "keys": _keys,
+    "members": _members,
+    "absent": _absent,
+    "no_item": _no_item,
+    "same": _same,
+    "empty_cell": _empty_cell,
+}
+
+# --- symbolic conditions -----------------------------------------------------------------------------------------
+
+
+def number_conditions(
+    expressions: list[Any], sources: dict[str, Source]
+) -> tuple[list[NumberCondition], list[Any]]:
+    """Turns recorded sympy conditions into Python source.
+
+    Args:
+        expressions: sympy conditions that held during the capture.
+        sources: where each symbol (by name) is found.
+
+    Returns:
+        The conditions over known sources, and those that mention anything else (values that exist only after the
+        graph ran; they were decided by the capture itself).
+    """
+    conditions: list[NumberCondition] = []
+    others: list[Any] = []
+    for expression in expressions:
+        symbols = sorted(str(symbol) for symbol in expression.free_symbols)
+        if not symbols:
+            continue
+        if any(symbol not in sources for symbol in symbols):
+            others.append(expression)
+            continue
+        code = compat.python_source(expression)
+        conditions.append(NumberCondition(code, tuple((symbol, sources[symbol]) for symbol in symbols)))
+    return conditions, others
+
+
+# --- the slow way ------------------------------------------------------------------------------------------------
+
+
+def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+    """Evaluates one guard without generated code: (failed, the value found)."""
+    try:
+        if guard.kind == "absent":
+            owner = vars(guard.source.fetch(args, kwargs))
+            return guard.value in owner, owner.get(guard.value)
+        value = guard.source.fetch(args, kwargs)
+    except (KeyError, IndexError, AttributeError, ValueError) as error:
+        return guard.kind != "empty_cell", f"nothing ({type(error).__name__})"
+    if guard.kind == "is":
+        return value is not guard.value, value
+    if guard.kind == "equal":
+        return type(value) is not type(guard.value) or bool(value != guard.value and value == value), value
+    if guard.kind == "type":
+        return type(value) is not guard.value, type(value)
+    if guard.kind == "length":
+        return len(value) != guard.value, len(value)
+    if guard.kind == "keys":
+        same = len(value) == len(guard.value) and all(a is b or a == b for a, b in _pairs(value, guard.value))
+        return not same, tuple(value)
+    if guard.kind == "members":
+        return value != guard.value, value
+    if guard.kind == "no_item":
+        return guard.value in value, f"{guard.value!r}"
+    if guard.kind == "same":
+        return value is not guard.value.fetch(args, kwargs), value
+    if guard.kind == "tensor":
+        facts = TensorFacts.of(value) if isinstance(value, torch.Tensor) else type(value)
+        return facts != guard.value, facts
+    if guard.kind == "empty_cell":
+        return cell_is_set(value), value
+    if guard.kind == "distinct":
+        return value.data_ptr() == guard.value.fetch(args, kwargs).data_ptr(), value
+    condition: NumberCondition = guard.value
+    names = {name: source.fetch(args, kwargs) for name, source in condition.names}
+    held = bool(eval(condition.code, {"math": __import__("math")}, names))  # noqa: S307 - our own generated code
+    return not held, ", ".join(f"{source.label} = {names[name]!r}" for name, source in condition.names)
+
+
+def _pairs(value: Any, keys: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+    return [(a, b) for a, b in zip(value, keys, strict=False) if not isinstance(a, torch.Tensor) or a is not b]

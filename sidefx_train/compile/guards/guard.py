@@ -1,0 +1,124 @@
+"""Guards: what a captured step relied on, each with the line that read it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sidefx_train.compile.heap.source import Source
+from sidefx_train.errors import Location
+
+GuardKind = Literal[
+    "is",  # the value is this object
+    "equal",  # same type, equal value
+    "type",  # exactly this class
+    "length",  # len(value)
+    "keys",  # list(value), by equality for plain keys and identity otherwise
+    "members",  # a set of plain values
+    "absent",  # no entry `value` in the instance __dict__ (or the mapping itself)
+    "no_item",  # no key `value` in the mapping
+    "same",  # the same object as another source
+    "tensor",  # metadata of a tensor
+    "distinct",  # tensors that must not share storage
+    "empty_cell",  # a closure cell without contents
+    "number",  # a condition on symbolic numbers
+]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One condition on the state at entry.
+
+    Attributes:
+        kind: what is tested.
+        source: where the tested value is found.
+        value: what it is compared with.
+        location: the user's line that read the value.
+    """
+
+    kind: GuardKind
+    source: Source
+    value: Any
+    location: Location | None = None
+
+    def describe(self) -> str:
+        """The condition, in words."""
+        label = self.source.label
+        value = _short(self.value)
+        if self.kind == "is":
+            return f"{label} is {value}"
+        if self.kind == "equal":
+            return f"{label} == {value}"
+        if self.kind == "type":
+            return f"type({label}) is {self.value.__qualname__}"
+        if self.kind == "length":
+            return f"len({label}) == {value}"
+        if self.kind in ("keys", "members"):
+            return f"{self.kind} of {label} are {value}"
+        if self.kind in ("absent", "no_item"):
+            return f"{label} has no {value}"
+        if self.kind == "same":
+            return f"{label} is {self.value.label}"
+        if self.kind == "tensor":
+            return f"{label} is a {value}"
+        if self.kind == "distinct":
+            return f"{label} shares no memory with {self.value.label}"
+        if self.kind == "empty_cell":
+            return f"{label} is unbound"
+        return f"{self.value}"
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What a tensor looked like at entry."""
+
+    cls: type
+    dtype: Any
+    device: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: Any) -> TensorFacts:
+        return cls(
+            type(tensor),
+            tensor.dtype,
+            tensor.device,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.requires_grad,
+        )
+
+    def __str__(self) -> str:
+        grad = ", requires_grad" if self.requires_grad else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.cls.__name__} {dtype}{list(self.shape)} strides {list(self.stride)} on {self.device}{grad}"
+
+
+@dataclass(frozen=True)
+class NumberCondition:
+    """A condition on symbolic numbers, as Python source over ``names``."""
+
+    code: str
+    names: tuple[tuple[str, Source], ...]
+
+    def __str__(self) -> str:
+        text = self.code
+        for name, source in self.names:
+            text = re.sub(rf"\b{name}\b", lambda _, label=source.label: label, text)
+        return text
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, TensorFacts):
+        return str(value)
+    if isinstance(value, (int, float, str, bytes, bool, type(None))):
+        text = repr(value)
+    elif isinstance(value, (tuple, list, frozenset)):
+        text = "[" + ", ".join(_short(item) for item in value) + "]"
+    else:
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        text = name if isinstance(name, str) else f"this {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,389 @@
+"""The table of outside objects and their shadows.
+
+Every object that the traced program reaches from outside passes through :meth:`Heap.shadow` once. What it returns is
+safe to change: the object itself where it is immutable, a fake tensor for a tensor, and a real object of the same class
+with shadow contents for everything else.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from sidefx_train.compile import registry
+from sidefx_train.compile.capture.tracer import GraphTracer
+from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
+from sidefx_train.compile.heap.records import (
+    CONTAINERS,
+    DEFINITIONS,
+    CellRecord,
+    DictRecord,
+    InstanceRecord,
+    NamespaceRecord,
+    Record,
+    TensorRecord,
+    empty_like,
+    is_plain,
+)
+from sidefx_train.compile.heap.source import Source, SourceTable
+from sidefx_train.errors import Location, Unsupported
+
+BY_IDENTITY: tuple[type, ...] = (
+    bool,
+    type(None),
+    type(Ellipsis),
+    type(NotImplemented),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    enum.Enum,
+)
+BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, slice, np.generic)
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+PASSED_THROUGH: tuple[type, ...] = (
+    *DEFINITIONS,
+    types.CodeType,
+    types.BuiltinMethodType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.MethodWrapperType,
+    types.MappingProxyType,
+    property,
+    staticmethod,
+    classmethod,
+    functools.partial,
+    weakref.ReferenceType,
+)
+
+
+class Heap:
+    """Shadows, records and guards of one capture.
+
+    Args:
+        tracer: where tensors and symbolic numbers become graph inputs.
+        locate: gives the user's line that is being interpreted.
+        written_names: names that the running code stores to; numbers read under such a name are symbolic.
+        symbolic: labels of number sources that have been seen to change.
+        moving: labels of sources whose object has been seen to be replaced.
+
+    Attributes:
+        reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
+    """
+
+    def __init__(
+        self,
+        tracer: GraphTracer,
+        locate: Callable[[], Location | None],
+        written_names: Callable[[], Iterable[str]],
+        symbolic: frozenset[str] = frozenset(),
+        moving: frozenset[str] = frozenset(),
+    ) -> None:
+        self.tracer = tracer
+        self.sources = SourceTable()
+        self.locate = locate
+        self.written_names = written_names
+        self.symbolic = symbolic
+        self.moving = moving
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.by_real: dict[int, Record] = {}
+        self.by_shadow: dict[int, Record] = {}
+        self.cells: dict[int, CellRecord] = {}
+        self.namespaces: dict[int, NamespaceRecord] = {}
+        self.numbers: list[tuple[Any, Source, int | float]] = []
+        self.number_sources: dict[int, Source] = {}
+        self.reenter: Callable[[Any], Any] = _not_callable_yet
+        self._symbolic_roots: set[int] = set()
+        self._static_roots: set[int] = set()
+        self._trusted: dict[int, bool] = {}
+        self._numbers_by_source: dict[int, Any] = {}
+
+    # --- guards --------------------------------------------------------------------------------------------------
+
+    def guard(self, kind: GuardKind, source: Source, value: Any) -> None:
+        """Adds a condition on the state at entry, once."""
+        if source.kind == "const" and kind == "is":
+            return
+        key = (kind, id(source), value if isinstance(value, str) else id(value))
+        if key not in self.guards:
+            self.guards[key] = Guard(kind, source, value, self.locate())
+
+    def refuse(self, code: str, reason: str) -> NoReturn:
+        """Stops the capture."""
+        raise Unsupported(code, reason, self.locate())
+
+    def trusts(self, namespace: dict[str, Any]) -> bool:
+        """True for installed packages and the standard library: their functions and classes are not guarded."""
+        found = self._trusted.get(id(namespace))
+        if found is None:
+            found = self._trusted[id(namespace)] = is_library(str(namespace.get("__name__", "")))
+        return found
+
+    # --- shadows -------------------------------------------------------------------------------------------------
+
+    def shadow(self, real: Any, source: Source, name: str = "") -> Any:
+        """The stand-in of an outside object.
+
+        Args:
+            real: the object.
+            source: where it was found.
+            name: the attribute or key it was read under, if any.
+        """
+        cls = type(real)
+        if cls is int or cls is float:
+            return self._number(real, source, name)
+        record = self.by_real.get(id(real))
+        if record is not None:
+            if record.source is not source:
+                self._same(record, source)
+            return record.shadow
+        if isinstance(real, BY_IDENTITY):
+            self.guard("is", source, real)
+            return real
+        if isinstance(real, BY_VALUE) or cls is frozenset:
+            if cls is frozenset and not is_plain(real):
+                self.refuse("SFX104", f"{source.label} is a frozenset of objects that are not plain values")
+            self.guard("equal", source, real)
+            return real
+        if isinstance(real, torch.Tensor):
+            return self._tensor(real, source)
+        if isinstance(real, tuple):
+            return self._tuple(real, source)
+        if cls in CONTAINERS:
+            return self._container(real, source)
+        if isinstance(real, types.MethodType):
+            return self._method(real, source)
+        if type(real) is functools.partial:
+            return self._partial(real, source)
+        if isinstance(real, PASSED_THROUGH):
+            return self._opaque(real, source)
+        return self._instance(real, source)
+
+    def record_of(self, shadow: Any) -> Record | None:
+        """The record of a shadow, or ``None`` for an object made in the trace."""
+        record = self.by_shadow.get(id(shadow))
+        return record if record is not None and record.shadow is shadow else None
+
+    def real_key(self, key: Any) -> Any:
+        """The outside object that a dict key of the trace stands for, or :data:`ABSENT`."""
+        record = self.record_of(key)
+        if record is not None:
+            return record.real
+        if isinstance(key, tuple) and not is_plain(key):
+            parts = [self.real_key(part) for part in key]
+            return ABSENT if any(part is ABSENT for part in parts) else tuple(parts)
+        if isinstance(key, torch.Tensor):
+            return ABSENT
+        return key
+
+    def shadow_key(self, real_key: Any, base: Source, position: int) -> Any:
+        """The stand-in of a dict's key; keys are covered by the dict's ``keys`` guard."""
+        if is_plain(real_key) or isinstance(real_key, (*BY_IDENTITY, *BY_VALUE, *PASSED_THROUGH)):
+            return real_key
+        record = self.by_real.get(id(real_key))
+        if record is not None:
+            return record.shadow
+        return self.shadow(real_key, self.sources.const(real_key, f"key {position} of {base.label}"))
+
+    def cell(self, cell: types.CellType, label: str) -> CellRecord:
+        record = self.cells.get(id(cell))
+        if record is None:
+            record = self.cells[id(cell)] = CellRecord(self, cell, self.sources.const(cell, label))
+        return record
+
+    def namespace(self, space: dict[str, Any]) -> NamespaceRecord:
+        record = self.namespaces.get(id(space))
+        if record is None:
+            label = str(space.get("__name__", "globals"))
+            record = self.namespaces[id(space)] = NamespaceRecord(self, space, self.sources.const(space, label))
+        return record
+
+    def _register(self, record: Record) -> Any:
+        self.by_real[id(record.real)] = record
+        self.by_shadow[id(record.shadow)] = record
+        return record.shadow
+
+    def _same(self, record: Record, source: Source) -> None:
+        if record.base.kind == "const" and not isinstance(record, TensorRecord):
+            self.guard("is", source, record.real)
+        elif isinstance(record, TensorRecord) and record.kind == "static":
+            self.guard("is", source, record.real)
+        else:
+            self.guard("same", source, record.source)
+
+    def _bind(self, real: Any, source: Source) -> Source:
+        """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
+        if source.kind == "const":
+            return source
+        by_type = source.from_arguments and not isinstance(real, (torch.nn.Module, torch.optim.Optimizer))
+        if by_type or source.label in self.moving:
+            self.guard("type", source, type(real))
+            return source
+        self.guard("is", source, real)
+        base = self.sources.const(real, source.label)
+        self._inherit(source, base)
+        return base
+
+    def _inherit(self, source: Source, base: Source) -> None:
+        if self._below(source, self._symbolic_roots):
+            self._symbolic_roots.add(id(base))
+        if self._below(source, self._static_roots):
+            self._static_roots.add(id(base))
+
+    def _number(self, real: int | float, source: Source, name: str) -> Any:
+        found = self._numbers_by_source.get(id(source))
+        if found is not None:
+            return found
+        symbolic = source.label in self.symbolic or (bool(name) and name in self.written_names())
+        if not symbolic and type(real) is float:
+            symbolic = self._below(source, self._symbolic_roots)
+        if not symbolic:
+            self.guard("equal", source, real)
+            return real
+        self.guard("type", source, type(real))
+        number = self.tracer.add_scalar(real, source.label)
+        self.numbers.append((number, source, real))
+        self._numbers_by_source[id(source)] = number
+        return number
+
+    def _tensor(self, real: torch.Tensor, source: Source) -> Any:
+        if type(real) not in PLAIN_TENSORS and type(real).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            self.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
+        if real.layout is not torch.strided or real.is_quantized:
+            self.refuse("SFX109", f"{source.label} has layout {real.layout}")
+        if real.grad_fn is not None:
+            self.refuse("SFX107", f"{source.label} belongs to an autograd graph made outside the step")
+        static = (
+            source.label not in self.moving
+            and not source.from_arguments
+            and (self._below(source, self._static_roots) or isinstance(real, torch.nn.Parameter))
+        )
+        if static:
+            self.guard("is", source, real)
+        self.guard("tensor", source, TensorFacts.of(real))
+        kind = "static" if static else "tensor"
+        fake = self.tracer.add_tensor(real, kind, source.label)
+        record = TensorRecord(self, real, fake, self.sources.const(real, source.label) if static else source, kind)
+        self._register(record)
+        if real.is_leaf and real.requires_grad:
+            grad = real.grad
+            shadow = self.shadow(grad, self.sources.grad(record.source))
+            if grad is not None:
+                fake.grad = shadow
+            record.grad = shadow
+            self._tensor_hooks(real, fake, record.source)
+        return fake
+
+    def _tensor_hooks(self, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
+        """Carries the hooks that a leaf has at entry to its shadow."""
+        for name, register in (
+            ("_backward_hooks", fake.register_hook),
+            ("_post_accumulate_grad_hooks", fake.register_post_accumulate_grad_hook),
+        ):
+            hooks = self.shadow(getattr(real, name), self.sources.slot(source, name))
+            record = self.dict_record(hooks) if hooks is not None else None
+            if record is not None:
+                record.fill()
+                for hook in hooks.values():
+                    register(self.reenter(hook))
+
+    def _tuple(self, real: Any, source: Source) -> Any:
+        if is_plain(real) and not any(type(item) is float for item in real):
+            self.guard("equal", source, real)
+            return real
+        self.guard("type", source, type(real))
+        self.guard("length", source, len(real))
+        items = [self.shadow(item, self.sources.item(source, index)) for index, item in enumerate(real)]
+        shadow = tuple(items) if type(real) is tuple else tuple.__new__(type(real), items)
+        return self._register(Record(self, real, shadow, source))
+
+    def _container(self, real: Any, source: Source) -> Any:
+        base = source
+        self.guard("type", source, type(real))
+        return self._register(CONTAINERS[type(real)](self, real, empty_like(real), source, base))  # type: ignore[call-arg]
+
+    def _method(self, real: types.MethodType, source: Source) -> Any:
+        self.guard("type", source, types.MethodType)
+        self.guard("is", self.sources.slot(source, "__func__"), real.__func__)
+        owner = self.shadow(real.__self__, self.sources.slot(source, "__self__"))
+        return self._register(Record(self, real, types.MethodType(real.__func__, owner), source))
+
+    def _partial(self, real: Any, source: Source) -> Any:
+        self.guard("is", source, real)
+        base = self.sources.const(real, source.label)
+        func = self.shadow(real.func, self.sources.slot(base, "func"))
+        spots, names = self.sources.slot(base, "args"), self.sources.slot(base, "keywords")
+        args = [self.shadow(value, self.sources.item(spots, i)) for i, value in enumerate(real.args)]
+        keywords = {k: self.shadow(v, self.sources.item(names, k), k) for k, v in real.keywords.items()}
+        return self._register(Record(self, real, functools.partial(func, *args, **keywords), base, base))
+
+    def _opaque(self, real: Any, source: Source) -> Any:
+        self.guard("is", source, real)
+        base = self.sources.const(real, source.label)
+        return self._register(Record(self, real, real, base, base))
+
+    def _instance(self, real: Any, source: Source) -> Any:
+        cls = type(real)
+        try:
+            shadow = object.__new__(cls)
+        except TypeError:
+            return self._opaque(real, source)
+        base = self._bind(real, source)
+        return self._register(InstanceRecord(self, real, shadow, source if base is source else base, base))
+
+    # --- attributes with a special nature -------------------------------------------------------------------------
+
+    def instance_attr(self, record: InstanceRecord, name: str) -> Any:
+        """Entry of an instance's ``__dict__``; marks what lies below optimizer groups, parameters and buffers."""
+        value = record.get(name)
+        if value is not ABSENT and name in _MARKED_NAMES:
+            source = self.sources.attr(record.base, name)
+            for cls, attribute in registry.SYMBOLIC_FLOATS:
+                if attribute == name and isinstance(record.real, cls):
+                    self._symbolic_roots.add(id(source))
+            for cls, attribute in registry.STATIC_ATTRIBUTES:
+                if attribute == name and isinstance(record.real, cls):
+                    self._static_roots.add(id(source))
+        return value
+
+    def _below(self, source: Source | None, roots: set[int]) -> bool:
+        while source is not None:
+            if id(source) in roots:
+                return True
+            source = source.parent
+        return False
+
+    def dict_record(self, shadow: Any) -> DictRecord | None:
+        record = self.record_of(shadow)
+        return record if isinstance(record, DictRecord) else None
+
+
+def _not_callable_yet(fn: Any) -> Any:
+    raise AssertionError("the heap has no interpreter to call back into")
+
+
+_MARKED_NAMES = {"param_groups", "state", "_parameters", "_buffers"}
+
+_STANDARD = sys.stdlib_module_names
+_LIBRARIES = {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "sidefx_train"}
+
+
+@functools.cache
+def is_library(module: str) -> bool:
+    """True if a module belongs to the standard library or an installed package."""
+    root = module.partition(".")[0]
+    if root in _STANDARD and root != "__main__" or root in _LIBRARIES:
+        return root != "__main__"
+    found = sys.modules.get(module) or sys.modules.get(root)
+    file = getattr(found, "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file

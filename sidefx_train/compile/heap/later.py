@@ -1,0 +1,78 @@
+"""Values that exist only after the step has run, and calls that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train.errors import Location
+
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Later:
+    """A Python value (usually text) that the epilogue computes: ``fn(*args, **kwargs)`` on the step's real values.
+
+    It may be stored, returned or passed to a deferred call; nothing can be computed from it during the capture.
+    """
+
+    __slots__ = ("fn", "args", "kwargs")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs or {}
+
+
+@dataclass
+class TensorMoment:
+    """A tensor as it was at one point of the trace: a later in-place change must not show."""
+
+    fake: Any
+    node: fx.Node
+    version: int
+    after: fx.Node
+
+
+@dataclass
+class DeferredCall:
+    """A call with effects outside, replayed after the graph in the order of the step.
+
+    Attributes:
+        fn: the callable.
+        args: its arguments, containers copied as they were when the call was made.
+        kwargs: likewise.
+        location: the user's line.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    location: Location | None
+
+    def describe(self) -> str:
+        name = getattr(self.fn, "__qualname__", None) or getattr(self.fn, "__name__", repr(self.fn))
+        return f"calls {name} after the graph"
+
+
+def join_text(parts: tuple[Any, ...]) -> str:
+    return "".join(parts)
+
+
+def percent(text: str, values: Any) -> str:
+    return text % values
+
+
+def contains_later(value: Any) -> bool:
+    """True if the value, or an item of a plain container, is only known after the step."""
+    if isinstance(value, (Later, torch.Tensor, *NUMBERS)):
+        return True
+    if type(value) in (list, tuple, set):
+        return any(contains_later(item) for item in value)
+    if type(value) is dict:
+        return any(contains_later(item) for item in value.values())
+    return False

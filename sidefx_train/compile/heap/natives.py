@@ -1,0 +1,217 @@
+"""C-level behaviour that has to know of shadows: container methods, nn.Module attributes, symbolic numbers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap.later import NUMBERS
+from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, SetRecord
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.world import TraceWorld
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    name: getattr(operator, name)
+    for name in (
+        "getitem setitem delitem contains add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor "
+        "iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor "
+        "lt le eq ne gt ge neg pos invert is_ is_not"
+    ).split()
+}
+ARITHMETIC = frozenset(value for name, value in OPERATORS.items() if name not in ("getitem", "setitem", "delitem"))
+
+# --- nn.Module ---------------------------------------------------------------------------------------------------
+
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
+def _plain_lookup(world: TraceWorld, cls: type, name: str) -> bool:
+    """True if the class leaves ``name`` (an attribute hook) as ``nn.Module`` defines it."""
+    return world.class_attr(cls, name) is torch.nn.Module.__dict__[name]
+
+
+def module_getattr(world: TraceWorld, obj: Any, name: str) -> Any:
+    """Parameters, buffers and submodules, which ``nn.Module`` keeps in dicts of its own."""
+    cls = type(obj)
+    if name == "__dict__" or world.class_attr(cls, name) is not ABSENT:
+        return ABSENT
+    value = world.instance_attr(obj, name)
+    if value is not ABSENT:
+        return value
+    if not _plain_lookup(world, cls, "__getattr__"):
+        return ABSENT
+    for member in _MEMBERS:
+        entries = world.instance_attr(obj, member)
+        if entries is ABSENT:
+            continue
+        record = world.heap.dict_record(entries)
+        if record is not None and not record.filled:
+            if name not in entries and name not in record.snapshot and not dict.__contains__(record.real, name):
+                continue  # where it is instead is guarded; a name cannot be in two of the dicts
+            if record.bring(name):
+                return dict.__getitem__(entries, name)
+        elif name in entries:
+            return dict.__getitem__(entries, name)
+    return ABSENT
+
+
+def module_setattr(world: TraceWorld, obj: Any, name: str, value: Any) -> bool:
+    """The default ``nn.Module.__setattr__`` for everything but new parameters and submodules."""
+    if not _plain_lookup(world, type(obj), "__setattr__") or world.class_attr(type(obj), name) is not ABSENT:
+        return False
+    if isinstance(value, (torch.nn.Parameter, torch.nn.Module)):
+        return False
+    for member in _MEMBERS:
+        entries = world.instance_attr(obj, member)
+        if entries is ABSENT:
+            return False
+        record = world.heap.dict_record(entries)
+        if record.bring(name) if record is not None else name in entries:
+            if member == "_buffers" and (value is None or isinstance(value, torch.Tensor)):
+                dict.__setitem__(entries, name, value)
+                return True
+            return False
+    world.set_instance_attr(obj, name, value)
+    return True
+
+
+def module_delattr(world: TraceWorld, obj: Any, name: str) -> bool:
+    """Deletion of a plain attribute; members go through ``nn.Module.__delattr__``."""
+    if not _plain_lookup(world, type(obj), "__delattr__") or world.instance_attr(obj, name) is ABSENT:
+        return False
+    world.del_instance_attr(obj, name)
+    return True
+
+
+# --- containers --------------------------------------------------------------------------------------------------
+
+
+def dict_operator(world: TraceWorld, record: DictRecord, name: str, args: tuple[Any, ...]) -> Any:
+    """Subscript and containment of a shadow dict: only the entry in question is read."""
+    shadow = record.shadow
+    if name == "contains":
+        return record.bring(_key(args[1])) if _hashable(args[1]) else ABSENT
+    if name in ("getitem", "setitem", "delitem"):
+        key = _key(args[1])
+        if not _hashable(key):
+            return ABSENT
+        if name == "setitem":
+            dict.__setitem__(shadow, key, args[2])
+            return None
+        if name == "delitem":
+            record.fill()
+            return ABSENT
+        if record.bring(key):
+            return dict.__getitem__(shadow, key)
+        if isinstance(shadow, defaultdict) and shadow.default_factory is not None:
+            value = world.interp.call(shadow.default_factory, (), {})
+            dict.__setitem__(shadow, key, value)
+            return value
+        if type(shadow) in (dict, defaultdict) or not hasattr(type(shadow), "__missing__"):
+            raise KeyError(key)
+        return ABSENT
+    for value in args:
+        world.touch(value)
+    return ABSENT
+
+
+def _key(key: Any) -> Any:
+    return int(key) if isinstance(key, torch.SymInt) else key
+
+
+def _hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def container_method(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Methods of outside containers that need not read the whole: append, get, setdefault, add, len."""
+    name = fn.__name__
+    if name == "len" and fn is len and len(args) == 1:
+        record = world.heap.record_of(args[0])
+        if isinstance(record, DictRecord):
+            length = record.length()
+            return ABSENT if length is None else length
+        return ABSENT
+    owner = fn.__self__
+    record = world.heap.record_of(owner) if owner is not None else None
+    if record is None or kwargs:
+        return ABSENT
+    if isinstance(record, ListRecord):
+        if name == "append" and len(args) == 1:
+            fn(args[0])
+            return None
+        if name == "extend" and len(args) == 1 and isinstance(args[0], (list, tuple)):
+            world.touch(args[0])
+            fn(args[0])
+            return None
+        return ABSENT
+    if isinstance(record, SetRecord):
+        if name == "add" and not record.filled:
+            fn(args[0])
+            return None
+        return ABSENT
+    if isinstance(record, DictRecord) and args and _hashable(args[0]):
+        if name == "get":
+            return dict.__getitem__(owner, args[0]) if record.bring(args[0]) else (args[1] if len(args) > 1 else None)
+        if name == "setdefault":
+            if not record.bring(args[0]):
+                dict.__setitem__(owner, args[0], args[1] if len(args) > 1 else None)
+            return dict.__getitem__(owner, args[0])
+        if name == "__contains__":
+            return record.bring(args[0])
+        if name == "__getitem__":
+            return dict_operator(world, record, "getitem", (owner, *args))
+        if name == "__setitem__":
+            return dict_operator(world, record, "setitem", (owner, *args))
+    return ABSENT
+
+
+# --- symbolic numbers --------------------------------------------------------------------------------------------
+
+
+def number_function(world: TraceWorld, fn: Any, args: tuple[Any, ...]) -> Any:
+    """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
+    if not any(isinstance(value, (*NUMBERS, torch.Tensor)) for value in args):
+        return ABSENT
+    first = args[0]
+    if fn is math.sqrt and isinstance(first, (torch.SymInt, torch.SymFloat)):
+        return torch.sym_sqrt(torch.sym_float(first))  # type: ignore[attr-defined]
+    return ABSENT
+
+
+def convert_number(world: TraceWorld, kind: type, args: tuple[Any, ...]) -> Any:
+    """``int(x)``, ``float(x)`` and ``bool(x)`` of tensors and symbolic numbers."""
+    if len(args) != 1:
+        return ABSENT
+    value = args[0]
+    if isinstance(value, torch.Tensor):
+        if kind is bool:
+            return world.truth(value)
+        value = world.guarded(value.item, (), {})
+    if not isinstance(value, NUMBERS):
+        return ABSENT if value is args[0] else kind(value)
+    if kind is bool:
+        return world.truth(value)
+    if kind is float:
+        return torch.sym_float(value)
+    return torch.sym_int(value)
+
+
+def slots_of(record: InstanceRecord) -> list[str]:
+    """Names of the ``__slots__`` entries of an instance's class."""
+    names: list[str] = []
+    for base in type(record.real).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names.extend([slots] if isinstance(slots, str) else slots)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]

@@ -1,0 +1,328 @@
+"""What the heap knows of each outside object: its shadow, where it is found, and how it looked when first read."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap.source import Source
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.heap import Heap
+
+
+class Record:
+    """One outside object and its shadow.
+
+    Attributes:
+        real: the object outside; never written during a capture.
+        shadow: its stand-in inside the capture (the object itself where nothing can change).
+        source: path to the object at entry.
+        base: path from which its parts are reached (the object itself, where it is guarded by identity).
+    """
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source | None = None) -> None:
+        self.heap = heap
+        self.real = real
+        self.shadow = shadow
+        self.source = source
+        self.base = base or source
+
+    def fill(self) -> None:
+        """Brings the whole contents in, guarded: C code is about to read them."""
+
+
+class TensorRecord(Record):
+    """A tensor; its shadow is a fake tensor with a proxy."""
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, kind: str) -> None:
+        super().__init__(heap, real, shadow, source)
+        self.kind = kind
+        self.grad: Any = None
+        self.attributes: dict[str, Any] = {}
+        self.requires_grad = real.requires_grad
+        self.entry_version = shadow._version
+
+
+class InstanceRecord(Record):
+    """An instance of a Python class; attributes come in one by one, when read."""
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+        super().__init__(heap, real, shadow, source, base)
+        self.snapshot: dict[str, Any] = {}
+        self.missing: set[str] = set()
+        self.written: dict[str, None] = {}
+        self.has_dict = hasattr(real, "__dict__")
+        self.space: dict[str, Any] = object.__getattribute__(real, "__dict__") if self.has_dict else {}
+
+    def get(self, name: str) -> Any:
+        """Entry of the instance ``__dict__``, or :data:`ABSENT`."""
+        if not self.has_dict:
+            return ABSENT
+        mine = object.__getattribute__(self.shadow, "__dict__")
+        if name in mine:
+            return mine[name]
+        if name in self.missing or name in self.written:
+            return ABSENT
+        if name not in self.space:
+            self.missing.add(name)
+            self.heap.guard("absent", self.base, name)
+            return ABSENT
+        value = self.heap.shadow(self.space[name], self.heap.sources.attr(self.base, name), name)
+        mine[name] = value
+        self.snapshot[name] = value
+        return value
+
+    def set(self, name: str, value: Any) -> None:
+        self.written[name] = None
+        object.__getattribute__(self.shadow, "__dict__")[name] = value
+
+    def delete(self, name: str) -> bool:
+        """True if the attribute was there."""
+        if self.get(name) is ABSENT:
+            return False
+        self.written[name] = None
+        del object.__getattribute__(self.shadow, "__dict__")[name]
+        return True
+
+    def get_slot(self, name: str) -> Any:
+        """An attribute kept in a ``__slots__`` entry."""
+        try:
+            return object.__getattribute__(self.shadow, name)
+        except AttributeError:
+            if name in self.written or name in self.snapshot:
+                raise
+        value = object.__getattribute__(self.real, name)
+        value = self.heap.shadow(value, self.heap.sources.slot(self.base, name), name)
+        object.__setattr__(self.shadow, name, value)
+        self.snapshot[name] = value
+        return value
+
+    def fill(self) -> None:
+        if self.has_dict:
+            self.heap.guard("keys", self.heap.sources.slot(self.base, "__dict__"), tuple(self.space))
+            for name in self.space:
+                self.get(name)
+
+
+class ListRecord(Record):
+    """A list or deque. Until something reads it, the shadow holds only what the step appended."""
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+        super().__init__(heap, real, shadow, source, base)
+        self.filled = False
+        self.snapshot: list[Any] = []
+
+    def fill(self) -> None:
+        if self.filled:
+            return
+        self.filled = True
+        self.heap.guard("length", self.base, len(self.real))
+        tail = list(self.shadow)
+        self.shadow.clear()
+        for index, item in enumerate(list(self.real)):
+            self.shadow.append(self.heap.shadow(item, self.heap.sources.item(self.base, index)))
+        self.snapshot = list(self.shadow)
+        self.shadow.extend(tail)
+
+    @property
+    def appended(self) -> list[Any]:
+        """What an unread list has gained."""
+        return [] if self.filled else list(self.shadow)
+
+
+class DictRecord(Record):
+    """A dict, OrderedDict or defaultdict; plain keys come in one by one until the whole is read."""
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+        super().__init__(heap, real, shadow, source, base)
+        self.filled = False
+        self.snapshot: dict[Any, Any] = {}
+        self.missing: set[Any] = set()
+
+    def bring(self, key: Any) -> bool:
+        """Brings the entry of ``key`` in, if there is one; True if the shadow has the key afterwards."""
+        if dict.__contains__(self.shadow, key):
+            return True
+        if self.filled or key in self.missing or key in self.snapshot:
+            return False
+        real_key = self.heap.real_key(key)
+        if real_key is ABSENT:
+            return False
+        if not dict.__contains__(self.real, real_key):
+            self.missing.add(key)
+            self.heap.guard("no_item", self.base, real_key)
+            return False
+        self._take(key, real_key)
+        return True
+
+    def _take(self, key: Any, real_key: Any) -> None:
+        value = dict.__getitem__(self.real, real_key)
+        hint = key if isinstance(key, str) else ""
+        value = self.heap.shadow(value, self.heap.sources.item(self.base, real_key), hint)
+        dict.__setitem__(self.shadow, key, value)
+        self.snapshot[key] = value
+
+    def fill(self) -> None:
+        if self.filled:
+            return
+        keys = tuple(dict.keys(self.real))
+        if not keys:
+            self.heap.guard("length", self.base, 0)
+        else:
+            self.heap.guard("keys", self.base, keys)
+        changed = dict(self.shadow)
+        dict.clear(self.shadow)
+        gone = {key for key in self.snapshot if key not in changed}
+        for position, real_key in enumerate(keys):
+            key = self.heap.shadow_key(real_key, self.base, position)
+            if key in gone:
+                continue
+            if key in changed:
+                dict.__setitem__(self.shadow, key, changed.pop(key))
+                if key not in self.snapshot:  # written before it was ever read
+                    self.snapshot[key] = ABSENT
+            else:
+                self._take(key, real_key)
+        for key, value in changed.items():
+            dict.__setitem__(self.shadow, key, value)
+        self.filled = True
+
+    def length(self) -> int | None:
+        """Length without reading the contents, where nothing was written yet."""
+        if self.filled or any(key not in self.snapshot for key in self.shadow):
+            return None
+        if len(self.snapshot) != len(self.shadow):
+            return None
+        self.heap.guard("length", self.base, len(self.real))
+        return len(self.real)
+
+    def same_entries(self) -> bool:
+        """True if the step changed nothing."""
+        return len(self.shadow) == len(self.snapshot) and all(
+            key in self.snapshot and self.snapshot[key] is value for key, value in dict.items(self.shadow)
+        )
+
+
+class SetRecord(Record):
+    """A set of plain values. Until something reads it, the shadow holds only what the step added."""
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+        super().__init__(heap, real, shadow, source, base)
+        self.filled = False
+        self.snapshot: set[Any] = set()
+
+    def fill(self) -> None:
+        if self.filled:
+            return
+        self.filled = True
+        if not all(is_plain(item) for item in self.real):
+            self.heap.refuse("SFX104", f"{self.source.label} is a set of objects that are not plain values")
+        self.heap.guard("members", self.base, frozenset(self.real))
+        added = set(self.shadow)
+        self.shadow |= self.real
+        self.snapshot = set(self.real)
+        self.shadow |= added
+
+
+class CellRecord(Record):
+    """A closure cell that existed before the capture."""
+
+    def __init__(self, heap: Heap, real: types.CellType, source: Source) -> None:
+        super().__init__(heap, real, real, source)
+        self.read = False
+        self.snapshot: Any = ABSENT
+        self.value: Any = ABSENT
+
+    def get(self, name: str) -> Any:
+        if not self.read:
+            self.read = True
+            try:
+                contents = self.real.cell_contents
+            except ValueError:
+                self.heap.guard("empty_cell", self.source, None)
+                return ABSENT
+            value = self.heap.shadow(contents, self.heap.sources.cell(self.source), name)
+            self.value = self.snapshot = value
+        return self.value
+
+    def set(self, value: Any) -> None:
+        self.read = True
+        self.value = value
+
+
+class NamespaceRecord(Record):
+    """A module's globals: reads are guarded, writes are kept aside."""
+
+    def __init__(self, heap: Heap, real: dict[str, Any], source: Source) -> None:
+        super().__init__(heap, real, real, source)
+        self.values: dict[str, Any] = {}
+        self.snapshot: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        if name in self.values:
+            return self.values[name]
+        if name not in self.real:
+            if not self.heap.trusts(self.real):
+                self.heap.guard("no_item", self.source, name)
+            return ABSENT
+        value = self.real[name]
+        if self.heap.trusts(self.real) and is_definition(value):
+            return value
+        value = self.heap.shadow(value, self.heap.sources.item(self.source, name), name)
+        self.values[name] = self.snapshot[name] = value
+        return value
+
+    def set(self, name: str, value: Any) -> None:
+        self.values[name] = value
+
+
+PLAIN_TYPES: set[type] = {int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)}
+
+
+def is_plain(value: Any) -> bool:
+    """True for an immutable value of plain Python, or a tuple or frozenset of such."""
+    if type(value) in PLAIN_TYPES:
+        return True
+    if type(value) in (tuple, frozenset):
+        return all(is_plain(item) for item in value)
+    return False
+
+
+DEFINITIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    type,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+
+
+def is_definition(value: Any) -> bool:
+    """True for what a module defines once: functions, classes, other modules."""
+    return isinstance(value, DEFINITIONS)
+
+
+def empty_like(real: Any) -> Any:
+    """An empty container of the same class."""
+    if type(real) is deque:
+        return deque(maxlen=real.maxlen)
+    if type(real) is defaultdict:
+        return defaultdict(real.default_factory)
+    return type(real)()
+
+
+CONTAINERS: dict[type, type[Record]] = {
+    list: ListRecord,
+    deque: ListRecord,
+    dict: DictRecord,
+    OrderedDict: DictRecord,
+    defaultdict: DictRecord,
+    set: SetRecord,
+}
+
+fresh_numbers = itertools.count()

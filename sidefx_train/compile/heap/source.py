@@ -1,0 +1,125 @@
+"""Where a value of the outside world is found at the start of every call.
+
+A :class:`Source` is a path: a root (an object bound by identity, or an argument of the step) and the way down from it.
+Guards test the value at the end of a path, the prologue fetches it, the epilogue writes to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Kind = Literal[
+    "const",  # key: an object the entry holds
+    "arg",  # key: position
+    "kwarg",  # key: name
+    "attr",  # entry `key` of the parent's instance __dict__
+    "slot",  # parent.key, by getattr
+    "item",  # parent[key]
+    "cell",  # parent.cell_contents
+    "grad",  # parent.grad
+    "call",  # parent(), for weak references
+]
+
+
+class Source:
+    """One step of a path. Made by :class:`SourceTable` only, so equal paths are the same object."""
+
+    __slots__ = ("kind", "parent", "key", "label")
+
+    def __init__(self, kind: Kind, parent: Source | None, key: Any, label: str) -> None:
+        self.kind = kind
+        self.parent = parent
+        self.key = key
+        self.label = label
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __repr__(self) -> str:
+        return f"<Source {self.label}>"
+
+    @property
+    def from_arguments(self) -> bool:
+        """True if the path starts at the step's arguments: objects there are new at every call."""
+        source = self
+        while source.parent is not None:
+            source = source.parent
+        return source.kind != "const"
+
+    def fetch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value of the path now, the slow way (replays use generated code)."""
+        if self.kind == "const":
+            return self.key
+        if self.kind == "arg":
+            return args[self.key]
+        if self.kind == "kwarg":
+            return kwargs[self.key]
+        assert self.parent is not None, f"{self.kind} source without a parent"
+        parent = self.parent.fetch(args, kwargs)
+        if self.kind == "attr":
+            return vars(parent)[self.key]
+        if self.kind == "item":
+            return parent[self.key]
+        if self.kind == "cell":
+            return parent.cell_contents
+        if self.kind == "grad":
+            return parent.grad
+        if self.kind == "call":
+            return parent()
+        return getattr(parent, self.key)
+
+
+class SourceTable:
+    """Interns sources."""
+
+    def __init__(self) -> None:
+        self._table: dict[tuple[Any, ...], Source] = {}
+        self._keep: list[Any] = []
+
+    def const(self, obj: Any, label: str) -> Source:
+        """Path of one step: this very object, held by the entry."""
+        found = self._table.get(("const", None, id(obj)))
+        if found is None:
+            self._keep.append(obj)
+            found = self._table["const", None, id(obj)] = Source("const", None, obj, label)
+        return found
+
+    def arg(self, position: int) -> Source:
+        return self._intern("arg", None, position, f"args[{position}]")
+
+    def kwarg(self, name: str) -> Source:
+        return self._intern("kwarg", None, name, f"kwargs[{name!r}]")
+
+    def attr(self, parent: Source, name: str) -> Source:
+        return self._intern("attr", parent, name, f"{parent.label}.{name}")
+
+    def slot(self, parent: Source, name: str) -> Source:
+        return self._intern("slot", parent, name, f"{parent.label}.{name}")
+
+    def item(self, parent: Source, key: Any) -> Source:
+        return self._intern("item", parent, key, _item_label(parent, key))
+
+    def cell(self, parent: Source) -> Source:
+        return self._intern("cell", parent, None, parent.label)
+
+    def grad(self, parent: Source) -> Source:
+        return self._intern("grad", parent, None, f"{parent.label}.grad")
+
+    def call(self, parent: Source) -> Source:
+        return self._intern("call", parent, None, f"{parent.label}()")
+
+    def _intern(self, kind: Kind, parent: Source | None, key: Any, label: str) -> Source:
+        plain = type(key) in (str, int, bytes, bool, float, type(None))
+        ident = (kind, id(parent), (type(key), key) if plain else id(key))
+        found = self._table.get(ident)
+        if found is None:
+            self._keep.append(key)
+            found = self._table[ident] = Source(kind, parent, key, label)
+        return found
+
+
+def _item_label(parent: Source, key: Any) -> str:
+    if isinstance(key, str) and parent.label.endswith(("._parameters", "._modules", "._buffers")):
+        return f"{parent.label.rpartition('.')[0]}.{key}"
+    text = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
+    return f"{parent.label}[{text}]"

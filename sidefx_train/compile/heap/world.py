@@ -1,0 +1,477 @@
+"""The capturing world: every access of the interpreted program goes to shadows, and what it read is guarded."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile import registry
+from sidefx_train.compile.capture import policy
+from sidefx_train.compile.capture.interpreter import Interpreter
+from sidefx_train.compile.capture.tracer import GraphTracer
+from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap import natives
+from sidefx_train.compile.heap.heap import Heap
+from sidefx_train.compile.heap.later import (
+    NUMBERS,
+    DeferredCall,
+    Later,
+    TensorMoment,
+    contains_later,
+    join_text,
+    percent,
+)
+from sidefx_train.compile.heap.records import (
+    DictRecord,
+    InstanceRecord,
+    ListRecord,
+    SetRecord,
+    TensorRecord,
+    is_definition,
+)
+from sidefx_train.errors import Location, Unsupported
+
+_DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property, types.GetSetDescriptorType)
+_BUILTINS = vars(builtins)
+
+
+class TraceWorld:
+    """Implements :class:`~sidefx_train.compile.capture.world.World` over a :class:`Heap`.
+
+    Attributes:
+        heap: the shadows.
+        deferred: calls to replay after the graph, in order.
+        freed: autograd nodes whose graph a backward pass has freed.
+        class_writes: attributes the step set on classes: ``(class, name) -> value``.
+        pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
+    """
+
+    def __init__(self, tracer: GraphTracer, symbolic: frozenset[str], moving: frozenset[str]) -> None:
+        self.tracer = tracer
+        self.heap = Heap(tracer, self.locate, self._written_names, symbolic, moving)
+        self.interp = Interpreter(self, policy.Policy())
+        self.heap.reenter = self.interp.reentering
+        self.deferred: list[DeferredCall] = []
+        self.freed: set[Any] = set()
+        self.class_writes: dict[tuple[type, str], Any] = {}
+        self.class_snapshot: dict[tuple[type, str], Any] = {}
+        self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self.new_cells: dict[int, types.CellType] = {}
+        self.new_classes: dict[int, type] = {}
+        self._class_spaces: dict[type, Any] = {}
+        self._methods: dict[str, list[tuple[type, registry.Interceptor]]] = {}
+        for base, name, handler in registry.METHOD_INTERCEPTORS:
+            self._methods.setdefault(name, []).append((base, handler))
+
+    def locate(self) -> Location | None:
+        return self.interp.location() if self.interp.current_frame is not None else None
+
+    def _written_names(self) -> frozenset[str]:
+        frame = self.interp.current_frame
+        return frozenset() if frame is None else self.interp.written_names(frame)
+
+    # --- globals and cells ---------------------------------------------------------------------------------------
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        if name in namespace:
+            value = namespace[name]
+            record = self.heap.namespaces.get(id(namespace))
+            if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(namespace):
+                return value
+        value = self.heap.namespace(namespace).get(name)
+        return _BUILTINS.get(name, ABSENT) if value is ABSENT else value
+
+    def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        self.heap.namespace(namespace).set(name, value)
+
+    def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
+        record = self.heap.namespace(namespace)
+        if record.get(name) is ABSENT:
+            return False
+        record.set(name, ABSENT)
+        return True
+
+    def new_cell(self, cell: types.CellType) -> None:
+        self.new_cells[id(cell)] = cell
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        if id(cell) in self.new_cells:
+            try:
+                return cell.cell_contents
+            except ValueError:
+                return ABSENT
+        name = self._cell_name(cell)
+        return self.heap.cell(cell, name).get(name)
+
+    def store_cell(self, cell: types.CellType, value: Any) -> None:
+        if id(cell) not in self.new_cells:
+            self.heap.cell(cell, self._cell_name(cell)).set(value)
+        elif value is ABSENT:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+
+    def _cell_name(self, cell: types.CellType) -> str:
+        frame = self.interp.current_frame
+        if frame is not None and frame.closure:
+            for name, held in zip(frame.code.co_freevars, frame.closure, strict=True):
+                if held is cell:
+                    return name
+        return "cell"
+
+    # --- attributes ----------------------------------------------------------------------------------------------
+
+    def type_of(self, obj: Any) -> type:
+        cls = type(obj)
+        if cls is compat.FakeTensor:
+            record = self.heap.record_of(obj)
+            if record is not None:
+                return type(record.real)
+            return torch.nn.Parameter if isinstance(obj, torch.nn.Parameter) else torch.Tensor
+        return _NUMBER_TYPES.get(cls, cls)
+
+    def class_attr(self, cls: type, name: str) -> Any:
+        for base in type.__getattribute__(cls, "__mro__"):
+            value = self._class_entry(base, name)
+            if value is not ABSENT:
+                return value
+        return ABSENT
+
+    def _class_entry(self, cls: type, name: str) -> Any:
+        if (cls, name) in self.class_writes:
+            return self.class_writes[cls, name]
+        space = type.__getattribute__(cls, "__dict__")
+        if name not in space:
+            return ABSENT
+        value = space[name]
+        if cls.__module__ == "builtins" or isinstance(value, (types.MemberDescriptorType, *_DESCRIPTORS)):
+            return value
+        definition = is_definition(value) or hasattr(type(value), "__get__")
+        if definition and self.heap.trusts({"__name__": cls.__module__}):
+            return value
+        if id(cls) in self.new_classes:
+            return value
+        proxy = self._class_spaces.setdefault(cls, space)
+        source = self.heap.sources.item(self.heap.sources.const(proxy, cls.__qualname__), name)
+        if definition:
+            self.heap.guard("is", source, value)
+            return value
+        value = self.class_snapshot[cls, name] = self.heap.shadow(value, source, name)
+        return value
+
+    def instance_attr(self, obj: Any, name: str) -> Any:
+        if isinstance(obj, type):
+            return self._class_entry(obj, name)
+        if isinstance(obj, types.ModuleType):
+            space = vars(obj)
+            value = space.get(name, ABSENT)
+            record = self.heap.namespaces.get(id(space))
+            if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
+                return value
+            return self.heap.namespace(space).get(name)
+        record = self.heap.record_of(obj)
+        if isinstance(record, InstanceRecord):
+            return self.heap.instance_attr(record, name)
+        if isinstance(record, TensorRecord):
+            return self._tensor_attr(record, name)
+        try:
+            space = object.__getattribute__(obj, "__dict__")
+        except AttributeError:
+            return ABSENT
+        if record is not None and name in space:
+            return self.heap.shadow(space[name], self.heap.sources.attr(record.base, name), name)
+        return space.get(name, ABSENT)
+
+    def _tensor_attr(self, record: TensorRecord, name: str) -> Any:
+        if name in record.attributes:
+            return record.attributes[name]
+        space = getattr(record.real, "__dict__", {})
+        if name not in space:
+            return ABSENT
+        value = self.heap.shadow(space[name], self.heap.sources.attr(record.source, name), name)
+        record.attributes[name] = value
+        return value
+
+    def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
+        if isinstance(obj, type):
+            if id(obj) in self.new_classes:
+                type.__setattr__(obj, name, value)
+            else:
+                self._class_entry(obj, name)
+                self.class_writes[obj, name] = value
+            return
+        if isinstance(obj, types.ModuleType):
+            self.heap.namespace(vars(obj)).set(name, value)
+            return
+        record = self.heap.record_of(obj)
+        if isinstance(record, InstanceRecord):
+            if record.has_dict:
+                record.set(name, value)
+            else:
+                object.__setattr__(obj, name, value)
+                record.written[name] = None
+        elif isinstance(record, TensorRecord):
+            record.attributes[name] = value
+            record.heap.refuse("SFX111", f"sets the attribute {name!r} of an outside tensor")
+        elif record is not None:
+            self.heap.refuse("SFX104", f"sets {name!r} of {record.source.label}, which cannot be shadowed")
+        else:
+            object.__setattr__(obj, name, value)
+
+    def del_instance_attr(self, obj: Any, name: str) -> None:
+        record = self.heap.record_of(obj)
+        if isinstance(record, InstanceRecord) and record.has_dict:
+            if not record.delete(name):
+                raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+        elif record is not None or isinstance(obj, types.ModuleType):
+            self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {policy.describe(obj)}")
+        elif isinstance(obj, type):
+            type.__delattr__(obj, name)
+        else:
+            object.__delattr__(obj, name)
+
+    def native_getattr(self, obj: Any, name: str) -> Any:
+        record = self.heap.record_of(obj)
+        if isinstance(record, InstanceRecord):
+            if name == "__dict__":
+                record.fill()
+                return object.__getattribute__(obj, "__dict__")
+            if name == "__class__":
+                return type(obj)
+            if isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
+                return record.get_slot(name)
+        if isinstance(obj, torch.Tensor) and name in policy.VALUE_METHODS:
+            self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
+        if name == "__class__":
+            return self.type_of(obj)
+        value = getattr(obj, name)
+        if record is not None and record.shadow is record.real and not is_definition(value):
+            if isinstance(record.real, torch.Generator):
+                self.heap.refuse("SFX110", f"uses the random generator {record.source.label}")
+            return self.heap.shadow(value, self.heap.sources.slot(record.base, name), name)
+        return value
+
+    def override_getattr(self, obj: Any, name: str) -> Any:
+        if type(obj) is compat.FakeTensor:
+            if name == "data":
+                with torch.no_grad():
+                    return obj.detach()
+            return ABSENT
+        if isinstance(obj, torch.nn.Module):
+            return natives.module_getattr(self, obj, name)
+        return ABSENT
+
+    def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
+        if type(obj) is compat.FakeTensor:
+            if name == "data":
+                self.heap.refuse("SFX108", "assigns Tensor.data")
+            if name in ("grad", "requires_grad"):
+                setattr(obj, name, value)
+                return True
+            return False
+        if isinstance(obj, torch.nn.Module):
+            return natives.module_setattr(self, obj, name, value)
+        return False
+
+    def override_delattr(self, obj: Any, name: str) -> bool:
+        if isinstance(obj, torch.nn.Module):
+            return natives.module_delattr(self, obj, name)
+        return False
+
+    # --- operators -----------------------------------------------------------------------------------------------
+
+    def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
+        first = args[0] if args else None
+        if name in _TEXT:
+            return self._text(name, args)
+        if name == "mod" and isinstance(first, str) and contains_later(args[1]):
+            return Later(percent, (first, self.freeze(args[1])))
+        if name == "is_":
+            return ABSENT
+        for value in args:
+            if isinstance(value, Later):
+                self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
+        record = self.heap.by_shadow.get(id(first))
+        if isinstance(record, DictRecord) and record.shadow is first:
+            return natives.dict_operator(self, record, name, args)
+        if name in natives.OPERATORS and any(type(value) in _TRACED for value in args):
+            for value in args:
+                self.touch(value)
+            if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
+                return self.guarded(natives.OPERATORS[name], args, {})
+        for value in args:
+            self.touch(value)
+        if name in ("getitem", "setitem") and len(args) > 1 and isinstance(first, (list, tuple)):
+            if isinstance(args[1], torch.SymInt):
+                args = (first, int(args[1]), *args[2:])
+                return natives.OPERATORS[name](*args)
+        if name == "next" and record is not None and record.shadow is record.real:
+            self.heap.refuse("SFX103", f"advances the outside iterator {record.source.label}")
+        return ABSENT
+
+    def _text(self, name: str, args: tuple[Any, ...]) -> Any:
+        if not any(contains_later(value) for value in args) and not (
+            name == "build_string" and any(contains_later(part) for part in args[0])
+        ):
+            for value in args:
+                self.touch(value)
+            return ABSENT
+        if name == "build_string":
+            return Later(join_text, (self.freeze(tuple(args[0])),))
+        return Later(_TEXT[name], tuple(self.freeze(value) for value in args))
+
+    def truth(self, value: Any) -> Any:
+        record = self.heap.record_of(value)
+        if isinstance(record, DictRecord):
+            length = record.length()
+            if length is not None:
+                return length > 0
+        if isinstance(value, Later):
+            self.heap.refuse("SFX106", "branches on a value that is known only after the step")
+        self.touch(value)
+        return self.guarded(bool, (value,), {})
+
+    def touch(self, value: Any) -> None:
+        """C code is about to read a container: bring its contents in, nested ones too."""
+        record = self.heap.by_shadow.get(id(value))
+        if record is not None and record.shadow is value:
+            if isinstance(record, (ListRecord, DictRecord, SetRecord)):
+                if not record.filled:
+                    record.fill()
+            else:
+                return
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                if isinstance(item, (list, tuple, dict, set)):
+                    self.touch(item)
+        elif isinstance(value, dict):
+            for item in dict.values(value):
+                if isinstance(item, (list, tuple, dict, set)):
+                    self.touch(item)
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cls = type(fn)
+        if cls in _HASHABLE or isinstance(fn, type):
+            handler = registry.INTERCEPTORS.get(fn)
+            if handler is not None:
+                answer = handler(self, args, kwargs)
+                if answer is not ABSENT:
+                    return answer
+        if cls is types.FunctionType:
+            handlers = self._methods.get(fn.__name__)
+            if handlers and args:
+                for base, handler in handlers:
+                    if isinstance(args[0], base):
+                        answer = handler(self, args, kwargs)
+                        if answer is not ABSENT:
+                            return answer
+            if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
+                return None
+            file = fn.__code__.co_filename
+            if file.endswith(_DISABLERS) and file.startswith(_TORCH_DIR):
+                inner = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "__wrapped__", None)
+                if inner is not None:
+                    return self.interp.call(inner, args, kwargs)
+        if fn is int or fn is float or fn is bool:
+            return natives.convert_number(self, fn, args)
+        if policy.is_deferred(fn, args):
+            self.defer(fn, args, kwargs)
+            return None
+        if cls is weakref.ReferenceType:
+            record = self.heap.record_of(fn)
+            if record is not None:
+                return self.heap.shadow(fn(), self.heap.sources.call(record.base))
+            return ABSENT
+        if cls is functools._lru_cache_wrapper:
+            return self.interp.call(fn.__wrapped__, args, kwargs)
+        if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
+            return natives.container_method(self, fn, args, kwargs)
+        return ABSENT
+
+    def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        torch_call = policy.is_torch_callable(fn)
+        if not torch_call:
+            owner = getattr(fn, "__self__", None)
+            if owner is not None:
+                self.touch(owner)
+            if not policy.is_pure(fn):
+                self._refuse_call(fn)
+        elif getattr(fn, "__name__", "") in policy.VALUE_METHODS and args and isinstance(args[0], torch.Tensor):
+            self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
+        for value in args:
+            self.touch(value)
+        for value in kwargs.values():
+            self.touch(value)
+        if not torch_call and not isinstance(fn, type) and fn not in natives.ARITHMETIC:
+            if isinstance(getattr(fn, "__self__", None), str) and contains_later(args):
+                return Later(fn, tuple(self.freeze(value) for value in args), self.freeze(kwargs))
+            substitute = natives.number_function(self, fn, args)
+            if substitute is not ABSENT:
+                return substitute
+            for value in args:
+                if isinstance(value, Later):
+                    self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
+        return self.guarded(fn, args, kwargs)
+
+    def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs C code; torch's complaints about values it cannot know stop the capture."""
+        try:
+            return fn(*args, **kwargs)
+        except compat.data_dependent_errors() as error:
+            raise Unsupported("SFX101", first_line(error), self.locate()) from error
+        except compat.unsupported_fake_errors() as error:
+            raise Unsupported("SFX102", first_line(error), self.locate()) from error
+
+    def _refuse_call(self, fn: Any) -> None:
+        owner = getattr(fn, "__self__", None)
+        if isinstance(owner, torch.Generator):
+            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}")
+        self.heap.refuse("SFX103", f"calls {policy.describe(fn)}, which may have effects outside the step")
+
+    def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
+        return reenter
+
+    def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Replays a call after the graph, with its arguments as they are now."""
+        frozen = tuple(self.freeze(value) for value in args)
+        self.deferred.append(DeferredCall(fn, frozen, self.freeze(kwargs), self.locate()))
+
+    def freeze(self, value: Any) -> Any:
+        """A copy of containers, and tensors as they are at this moment."""
+        if isinstance(value, torch.Tensor) and self.tracer.has_node(value):
+            return TensorMoment(value, self.tracer.node_of(value), value._version, self.tracer.last_node())
+        if type(value) in (list, tuple, set, dict):
+            self.touch(value)
+            if type(value) is dict:
+                return {key: self.freeze(item) for key, item in value.items()}
+            return type(value)(self.freeze(item) for item in value)
+        return value
+
+
+def first_line(error: BaseException) -> str:
+    """An error's first line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+_NUMBER_TYPES: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, Later: str}
+_TRACED = frozenset({compat.FakeTensor, *NUMBERS})
+_TEXT: dict[str, Callable[..., Any]] = {
+    "format": format,
+    "str": str,
+    "repr": repr,
+    "ascii": ascii,
+    "build_string": join_text,
+}
+_HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_DISABLERS = ("_compile.py", "eval_frame.py")
+_TORCH_DIR = torch.__path__[0]

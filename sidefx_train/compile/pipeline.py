@@ -1,0 +1,275 @@
+"""The compiler's order of work.
+
+    capture (capture/, heap/)   the step runs once on shadows: graph, effects, guards
+    residual (residual/)        guards, prologue and epilogue as generated source
+    backend (functionalize/, backend/)  the graph becomes a callable
+    link                        the generated function is bound to the callable: an Entry
+
+Every stage hands a plain value to the next; none imports another's insides. Nothing outside is changed before the
+first run of an :class:`Entry`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.artifacts import Executable, TracedGraph
+from sidefx_train.compile.backend import build
+from sidefx_train.compile.capture.tracer import GraphTracer
+from sidefx_train.compile.guards.codegen import failing, number_conditions, tensor_check, write_guards
+from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.heap.effects import SideEffects, collect
+from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.heap.world import TraceWorld
+from sidefx_train.compile.residual.build import MISS, Residual, link, plan
+from sidefx_train.compile.residual.writer import Writer, compile_function
+from sidefx_train.config import CompileConfig
+from sidefx_train.errors import Location, Unsupported
+
+_MAX_RESTARTS = 4
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What earlier calls taught about a step's outside values.
+
+    Attributes:
+        symbolic: labels of numbers that change from call to call.
+        moving: labels of objects that are replaced from call to call.
+    """
+
+    symbolic: frozenset[str] = frozenset()
+    moving: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step as the capture left it: a graph, generated source around it, and what it relies on."""
+
+    name: str
+    traced: TracedGraph
+    residual: Residual
+    guards: tuple[Guard, ...]
+    effects: SideEffects
+    state_check: Any
+    commits: tuple[tuple[Callable[[], None], Callable[[], None]], ...]
+    learned: Learned
+    seconds: float
+
+
+@dataclass
+class Entry:
+    """One compiled variant of a step.
+
+    Attributes:
+        replay: ``replay(args, kwargs)``, the step's value or :data:`MISS`.
+        fetch: guards and prologue only, for measuring.
+        guards: for :meth:`why`.
+        captured: the capture it was made from.
+        executable: its compiled graph.
+        fresh: true until it has run once.
+    """
+
+    replay: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    fetch: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    guards: tuple[Guard, ...]
+    captured: Captured
+    executable: Executable
+    fresh: bool = True
+
+    def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
+        """The first guard that fails, with the value found."""
+        return first_failure(self.guards, args, kwargs)
+
+
+class CaptureFailed(Exception):
+    """A capture that stopped.
+
+    Attributes:
+        code: error code.
+        reason: what stopped it.
+        location: the user's line.
+        holds: ``holds(args, kwargs)``: true if the state at entry is such that it would stop again.
+    """
+
+    def __init__(self, code: str, reason: str, location: Location | None, holds: Callable[..., bool] | None) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.location = location
+        self.holds = holds
+
+
+def capture(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, learned: Learned
+) -> Captured:
+    """Runs a step once on shadows.
+
+    Args:
+        fn: the step.
+        args: its positional arguments, real ones; nothing of them is changed.
+        kwargs: its keyword arguments.
+        name: for generated code.
+        learned: what earlier calls taught.
+
+    Raises:
+        CaptureFailed: the step cannot be captured; the world is as it was.
+    """
+    for _ in range(_MAX_RESTARTS):
+        outcome = _capture_once(fn, args, kwargs, name, learned)
+        if isinstance(outcome, Captured):
+            return outcome
+        learned = Learned(learned.symbolic | outcome, learned.moving)
+    raise CaptureFailed("SFX204", "numbers kept turning out to change", None, None)
+
+
+def _capture_once(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, learned: Learned
+) -> Captured | frozenset[str]:
+    began = time.perf_counter()
+    state_check = compat.global_state_guard()
+    grad_mode = torch.is_grad_enabled()
+    tracer = GraphTracer()
+    world = TraceWorld(tracer, learned.symbolic, learned.moving)
+    try:
+        with tracer.active():
+            heap = world.heap
+            target = heap.shadow(fn, heap.sources.const(fn, name))
+            shadows = tuple(heap.shadow(value, heap.sources.arg(i)) for i, value in enumerate(args))
+            named = {key: heap.shadow(value, heap.sources.kwarg(key), key) for key, value in kwargs.items()}
+            returned = world.interp.run(target, shadows, named)
+            if torch.is_grad_enabled() != grad_mode:
+                heap.refuse("SFX111", "the step leaves grad mode changed")
+            effects = collect(world)
+            counters = _counters(world, effects)
+            if counters:
+                return counters
+            guards = _all_guards(world)
+            residual = plan(world, name, guards, effects, returned, len(args), tuple(kwargs))
+            traced = tracer.finish(list(residual.outputs))
+    except Unsupported as stop:
+        raise CaptureFailed(stop.code, stop.reason, stop.location, _stop_guard(world, args, kwargs)) from stop
+    finally:
+        torch.set_grad_enabled(grad_mode)
+    seconds = time.perf_counter() - began
+    commits = tuple(world.pending_state)
+    return Captured(name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds)
+
+
+def compile_captured(
+    captured: Captured, config: CompileConfig, failed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Entry:
+    """Compiles the graph, commits state made early, and binds the generated function.
+
+    Args:
+        captured: the capture.
+        config: options.
+        failed: ``failed(error, args, kwargs)``, called by the generated code when the graph raises.
+        args: the call the capture was made with, for the snapshot that tensor guards compare with.
+        kwargs: likewise.
+
+    Raises:
+        BackendError: the backend failed; the world is as it was.
+    """
+    executable = build(captured.traced, config)
+    for commit, _ in captured.commits:
+        commit()
+    bindings = {
+        "run": executable.run,
+        "failed": failed,
+        "check_tensors": tensor_check(list(captured.guards), lambda source: source.fetch(args, kwargs)),
+        "check_state": captured.state_check.check,
+    }
+    replay = link(captured.residual, captured.name, bindings)
+    fetch = link(captured.residual, captured.name, bindings, measuring=True)
+    return Entry(replay, fetch, captured.guards, captured, executable)
+
+
+def first_failure(
+    guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Guard, Any] | None:
+    """The first guard that fails, with the value found."""
+    for guard in guards:
+        missed, found = failing(guard, args, kwargs)
+        if missed:
+            return guard, found
+    return None
+
+
+def _all_guards(world: TraceWorld) -> list[Guard]:
+    sources: dict[str, Source] = {
+        str(compat.symbol_of_input(number)): source for number, source, _ in world.heap.numbers
+    }
+    conditions, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources)
+    if others:
+        world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
+    guards = list(world.heap.guards.values())
+    guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
+    return guards
+
+
+def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
+    """Labels of numbers that the step read as constants and then changed: they must be symbolic."""
+    exact = {
+        guard.source.label
+        for guard in world.heap.guards.values()
+        if guard.kind == "equal" and type(guard.value) in (int, float)
+    }
+    found: set[str] = set()
+    for effect in effects.changes:
+        if type(effect.value) not in (int, float):
+            continue
+        if effect.kind in ("set_attr", "set_slot"):
+            label = f"{effect.target.label}.{effect.key}"
+        elif effect.kind == "set_item":
+            label = world.heap.sources.item(effect.target, effect.key).label
+        elif effect.kind == "set_cell":
+            label = effect.target.label
+        else:
+            continue
+        if label in exact:
+            found.add(label)
+    return frozenset(found)
+
+
+def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
+    """Generated code that is true while a capture would stop at the same place."""
+    guards = [guard for guard in world.heap.guards.values()]
+    if first_failure(tuple(guards), args, kwargs) is not None:
+        return None
+    writer = Writer()
+    tests = [f"if len(args) != {len(args)} or tuple(kwargs) != {tuple(kwargs)!r}: return False"]
+    tests += write_guards(writer, guards, miss="return False")
+    lines = ["def holds(args, kwargs):", "    try:", *(f"        {line}" for line in tests)]
+    lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return False"]
+    lines.append("    return True")
+    check = tensor_check(guards, lambda source: source.fetch(args, kwargs))
+    names = {**writer.names, "check_tensors": check}
+    return compile_function("holds", "\n".join(lines) + "\n", names, "<sidefx_train stop guard>")  # type: ignore[no-any-return]
+
+
+def nodes_of(traced: TracedGraph) -> int:
+    return sum(node.op == "call_function" for node in traced.module.graph.nodes)
+
+
+@dataclass
+class Entries:
+    """The compiled variants of one step, most recently made first."""
+
+    compiled: list[Entry] = field(default_factory=list)
+    stopped: list[CaptureFailed] = field(default_factory=list)
+
+    def clear(self) -> None:
+        self.compiled.clear()
+        self.stopped.clear()
+        gc.collect()
+
+
+assert MISS is not None, "the generated code needs its miss marker"

@@ -1,0 +1,227 @@
+"""Turns values of the trace into code that makes the real ones, after the graph has run."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap.effects import TraceKey
+from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
+from sidefx_train.compile.heap.later import NUMBERS, Later, TensorMoment
+from sidefx_train.compile.heap.records import PLAIN_TYPES, TensorRecord
+from sidefx_train.compile.residual.autograd import freed
+from sidefx_train.compile.residual.writer import Writer
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.world import TraceWorld
+
+
+class Rebuilder:
+    """Expressions for values of the trace.
+
+    Attributes:
+        outputs: graph nodes whose values the code needs, in the order of ``o[0]``, ``o[1]``...
+        lines: statements that must run before the expressions are used.
+    """
+
+    def __init__(self, world: TraceWorld, writer: Writer) -> None:
+        self.world = world
+        self.writer = writer
+        self.outputs: list[fx.Node] = []
+        self.lines: list[str] = []
+        self._index: dict[fx.Node, int] = {}
+        self._made: dict[int, str] = {}
+        self._keep: list[Any] = []
+
+    def expression(self, value: Any) -> str:
+        """Code for a value of the trace."""
+        if type(value) in PLAIN_TYPES or isinstance(value, (*BY_IDENTITY, *BY_VALUE)):
+            return self.writer.constant(value)
+        made = self._made.get(id(value))
+        if made is not None:
+            return made
+        record = self.world.heap.record_of(value)
+        if record is not None:
+            return self.writer.value(record.source)
+        if isinstance(value, TraceKey):
+            return self.expression(value.value)
+        if isinstance(value, torch.Tensor):
+            return self._remember(value, self._tensor(value))
+        if isinstance(value, NUMBERS):
+            return self._number(value)
+        if isinstance(value, TensorMoment):
+            return self._moment(value)
+        if isinstance(value, Later):
+            return self._remember(value, self._later(value))
+        return self._object(value)
+
+    def output(self, node: fx.Node) -> str:
+        """Code for the value of a graph node."""
+        index = self._index.get(node)
+        if index is None:
+            index = self._index[node] = len(self.outputs)
+            self.outputs.append(node)
+        return f"o[{index}]"
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        parts = [self.expression(value) for value in args]
+        parts += [f"{name}={self.expression(value)}" for name, value in kwargs.items()]
+        return f"{self._callable(fn)}({', '.join(parts)})"
+
+    def _callable(self, fn: Any) -> str:
+        record = self.world.heap.record_of(getattr(fn, "__self__", None))
+        if isinstance(fn, (types.MethodType, types.BuiltinMethodType)) and record is not None:
+            return f"{self.writer.value(record.source)}.{fn.__name__}"
+        return self.writer.constant(fn, getattr(fn, "__name__", "fn"))
+
+    def _remember(self, value: Any, expression: str) -> str:
+        """Keeps identity: the same value of the trace is the same object outside."""
+        if not expression.startswith("o["):
+            name = self.writer.fresh("r")
+            self.lines.append(f"{name} = {expression}")
+            expression = name
+        self._made[id(value)] = expression
+        self._keep.append(value)
+        return expression
+
+    def _tensor(self, value: torch.Tensor) -> str:
+        tracer = self.world.tracer
+        if not tracer.has_node(value):
+            self.world.heap.refuse("SFX111", "a tensor that no recorded operation made leaves the step")
+        expression = self.output(tracer.node_of(value))
+        if not value.requires_grad:
+            return expression
+        if value.grad_fn is None:
+            return f"{expression}.requires_grad_()"
+        if value.grad_fn not in self.world.freed:
+            self.world.heap.refuse("SFX107", "a tensor leaves the step with a backward graph that is still needed")
+        name = type(value.grad_fn).__name__
+        return f"{self.writer.constant(freed)}({expression}, {name!r})"
+
+    def _number(self, value: Any) -> str:
+        for number, source, _ in self.world.heap.numbers:
+            if number is value:
+                return self.writer.value(source)
+        constant = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+        if constant is not None:
+            return repr(constant)
+        return self.output(self.world.tracer.node_of(value))
+
+    def _moment(self, moment: TensorMoment) -> str:
+        node = moment.node
+        if moment.fake._version != moment.version:
+            node = self.world.tracer.clone_after(moment.fake, node, moment.after)
+            return self.output(node)
+        return self.expression(moment.fake)
+
+    def _later(self, value: Later) -> str:
+        return self.call(value.fn, value.args, value.kwargs)
+
+    def _object(self, value: Any) -> str:
+        cls = type(value)
+        if isinstance(value, tuple):
+            items = [self.expression(item) for item in value]
+            if cls is tuple:
+                return self._remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
+            maker = self.writer.constant(tuple.__new__, "new_tuple")
+            return self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
+        if cls in (set, frozenset):
+            items = [self.expression(item) for item in value]
+            return self._remember(value, f"{cls.__name__}(({', '.join(items)}{',' if items else ''}))")
+        if isinstance(value, types.MethodType):
+            maker = self.writer.constant(types.MethodType, "Method")
+            return self._remember(
+                value, f"{maker}({self.expression(value.__func__)}, {self.expression(value.__self__)})"
+            )
+        if isinstance(value, types.FunctionType) and value.__closure__:
+            return self._function(value)
+        if isinstance(value, PASSED_THROUGH):
+            return self.writer.constant(value)
+        if isinstance(value, (list, deque, dict)):
+            return self._container(value)
+        if not hasattr(value, "__dict__") or cls.__module__ == "builtins":
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+        return self._instance(value)
+
+    def _container(self, value: Any) -> str:
+        cls = type(value)
+        name = self.writer.fresh("n")
+        self._made[id(value)] = name
+        self._keep.append(value)
+        if cls is list or cls is dict or cls is OrderedDict:
+            self.lines.append(f"{name} = {self.writer.constant(cls)}()")
+        elif cls is deque:
+            self.lines.append(f"{name} = {self.writer.constant(deque)}(maxlen={value.maxlen})")
+        elif cls is defaultdict:
+            factory = self.expression(value.default_factory)
+            self.lines.append(f"{name} = {self.writer.constant(cls)}({factory})")
+        else:
+            self.lines.append(f"{name} = {self.writer.constant(cls)}.__new__({self.writer.constant(cls)})")
+        if isinstance(value, dict):
+            setter = name if cls in (dict, OrderedDict, defaultdict) else None
+            for key, item in dict.items(value):
+                key_code, item_code = self.expression(key), self.expression(item)
+                if setter:
+                    self.lines.append(f"{name}[{key_code}] = {item_code}")
+                else:
+                    base = OrderedDict if isinstance(value, OrderedDict) else dict
+                    self.lines.append(
+                        f"{self.writer.constant(base.__setitem__, 'set_item')}({name}, {key_code}, {item_code})"
+                    )
+        elif value:
+            adder = "extend" if cls in (list, deque) else None
+            items = ", ".join(self.expression(item) for item in value)
+            if adder:
+                self.lines.append(f"{name}.extend(({items},))")
+            else:
+                self.lines.append(f"{self.writer.constant(list.extend, 'extend')}({name}, ({items},))")
+        if cls not in (list, dict, OrderedDict, deque, defaultdict) and getattr(value, "__dict__", None):
+            self._attributes(name, value)
+        return name
+
+    def _instance(self, value: Any) -> str:
+        cls = type(value)
+        name = self.writer.fresh("n")
+        self._made[id(value)] = name
+        self._keep.append(value)
+        maker = self.writer.constant(object.__new__, "new_object")
+        self.lines.append(f"{name} = {maker}({self.writer.constant(cls)})")
+        self._attributes(name, value)
+        return name
+
+    def _attributes(self, name: str, value: Any) -> None:
+        space = self.writer.fresh("d")
+        self.lines.append(f"{space} = {name}.__dict__")
+        for key, item in value.__dict__.items():
+            self.lines.append(f"{space}[{key!r}] = {self.expression(item)}")
+
+    def _function(self, value: types.FunctionType) -> str:
+        cells: list[str] = []
+        for cell in value.__closure__ or ():
+            if id(cell) not in self.world.new_cells:
+                cells.append(self.writer.constant(cell, "cell"))
+                continue
+            known = self._made.get(id(cell))
+            if known is None:
+                known = self._made[id(cell)] = self.writer.fresh("cell")
+                self._keep.append(cell)
+                self.lines.append(f"{known} = {self.writer.constant(types.CellType, 'Cell')}()")
+                contents = self.world.load_cell(cell)
+                if contents is not ABSENT:
+                    self.lines.append(f"{known}.cell_contents = {self.expression(contents)}")
+            cells.append(known)
+        maker = self.writer.constant(types.FunctionType, "Function")
+        defaults = self.expression(value.__defaults__) if value.__defaults__ else "None"
+        code = self.writer.constant(value.__code__, "code")
+        space = self.writer.constant(value.__globals__, "namespace")
+        made = f"{maker}({code}, {space}, {value.__name__!r}, {defaults}, ({', '.join(cells)},))"
+        return self._remember(value, made)
+
+
+def is_tensor_record(record: Any) -> bool:
+    return isinstance(record, TensorRecord)

@@ -1,0 +1,94 @@
+"""Writes Python source line by line, with constants bound by name."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from typing import Any
+
+from sidefx_train.compile.heap.source import Source
+
+
+class Writer:
+    """One function under construction.
+
+    Attributes:
+        names: what the generated code sees as globals.
+        fetched: lines that fetch sources, in dependency order.
+    """
+
+    def __init__(self, names: dict[str, Any] | None = None) -> None:
+        self.names: dict[str, Any] = dict(names or {})
+        self.fetched: list[str] = []
+        self._constants: dict[int, str] = {}
+        self._keep: list[Any] = []
+        self._variables: dict[int, str] = {}
+        self._spaces: dict[int, str] = {}
+        self._count = 0
+
+    def fresh(self, stem: str = "v") -> str:
+        self._count += 1
+        return f"{stem}{self._count}"
+
+    def constant(self, value: Any, label: str = "") -> str:
+        """An expression for an object: a literal, or a name bound to it."""
+        if value is None or value is True or value is False or type(value) in (int, str, bytes):
+            return repr(value)
+        known = self._constants.get(id(value))
+        if known is None:
+            stem = re.sub(r"\W+", "_", label or getattr(value, "__name__", "") or type(value).__name__).strip("_")
+            known = self.fresh(f"{stem[-40:] or 'const'}_" if not stem[:1].isdigit() else f"c_{stem[-40:]}_")
+            self._constants[id(value)] = known
+            self._keep.append(value)
+            self.names[known] = value
+        return known
+
+    def space(self, source: Source) -> str:
+        """Variable holding the instance ``__dict__`` of the object at ``source``."""
+        known = self._spaces.get(id(source))
+        if known is None:
+            parent = self.value(source)
+            known = self._spaces[id(source)] = self.fresh("d")
+            self.fetched.append(f"{known} = {parent}.__dict__  # {source.label}")
+        return known
+
+    def value(self, source: Source) -> str:
+        """Expression for the object at ``source``; fetches it (and its parents) once."""
+        if source.kind == "const":
+            return self.constant(source.key, source.label)
+        known = self._variables.get(id(source))
+        if known is None:
+            expression = self.access(source)
+            known = self._variables[id(source)] = self.fresh("v")
+            self.fetched.append(f"{known} = {expression}  # {source.label}")
+        return known
+
+    def is_fetched(self, source: Source) -> bool:
+        return source.kind == "const" or id(source) in self._variables
+
+    def access(self, source: Source) -> str:
+        """Expression that reads ``source`` anew."""
+        if source.kind == "arg":
+            return f"args[{source.key}]"
+        if source.kind == "kwarg":
+            return f"kwargs[{source.key!r}]"
+        parent = source.parent
+        assert parent is not None, f"{source.kind} source without a parent"
+        if source.kind == "attr":
+            return f"{self.space(parent)}[{source.key!r}]"
+        if source.kind == "item":
+            return f"{self.value(parent)}[{self.constant(source.key)}]"
+        if source.kind == "cell":
+            return f"{self.value(parent)}.cell_contents"
+        if source.kind == "grad":
+            return f"{self.value(parent)}.grad"
+        if source.kind == "call":
+            return f"{self.value(parent)}()"
+        return f"{self.value(parent)}.{source.key}"
+
+
+def compile_function(name: str, source: str, names: dict[str, Any], file: str) -> Any:
+    """Compiles generated source; it is in ``linecache``, so that tracebacks show it."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec"), names)  # noqa: S102 - this is the code generator
+    return names[name]

@@ -1,0 +1,304 @@
+"""A compiled step: what the user calls."""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train.compile import pipeline
+from sidefx_train.compile.pipeline import CaptureFailed, Entry, Learned
+from sidefx_train.compile.residual.build import MISS
+from sidefx_train.config import CompileConfig
+from sidefx_train.errors import (
+    BackendError,
+    GraphBreakError,
+    Location,
+    RecaptureLimitError,
+    SideFXWarning,
+)
+from sidefx_train.report import GuardRecord, StepReport
+
+
+class CompiledStep:
+    """A function whose whole training step runs as one captured graph.
+
+    Called like the function it wraps. The first call captures and compiles; later calls replay while everything the
+    step read is as it was, and capture again where it is not. A call that cannot be captured runs the function itself,
+    and the report says why.
+
+    Args:
+        fn: function, bound method, ``nn.Module``, partial or callable object.
+        config: options.
+    """
+
+    def __init__(self, fn: Callable[..., Any], config: CompileConfig) -> None:
+        if not callable(fn):
+            raise TypeError(f"sidefx_train.compile needs a callable, got {type(fn).__name__}")
+        self.config = config
+        self._fn = fn
+        self._name = _name_of(fn)
+        self._replays: list[Callable[..., Any]] = []
+        self._entries: list[Entry] = []
+        self._stopped: list[CaptureFailed] = []
+        self._learned = Learned()
+        self._warned: set[tuple[str, str]] = set()
+        self._hits = 0
+        self._busy = False
+        self._report = StepReport(name=self._name, backend=config.backend_name)
+        functools.update_wrapper(self, fn if isinstance(fn, types.FunctionType) else _describable(fn), updated=())
+        self.__wrapped__ = fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for replay in self._replays:
+            result = replay(args, kwargs)
+            if result is not MISS:
+                self._hits += 1
+                return result
+        return self._slow(args, kwargs)
+
+    def __get__(self, owner: Any, cls: type | None = None) -> Any:
+        """A decorated method is compiled per instance."""
+        if owner is None:
+            return self
+        bound = types.MethodType(self._fn, owner)
+        key = f"_sidefx_compiled_{self._name.rpartition('.')[2]}"
+        space = getattr(owner, "__dict__", None)
+        if space is None:
+            return CompiledStep(bound, self.config)
+        step = space.get(key)
+        if step is None or step.config is not self.config:
+            step = CompiledStep(bound, self.config)
+            space[key] = step
+        return step
+
+    def __repr__(self) -> str:
+        return f"<CompiledStep {self._name}: {len(self._entries)} entries>"
+
+    def report(self) -> StepReport:
+        """What has been captured, replayed and run eagerly so far."""
+        report = self._report
+        report.replays += self._hits
+        report.calls += self._hits
+        self._hits = 0
+        return report
+
+    def reset(self) -> None:
+        """Forgets every captured graph, what was learned, and the report."""
+        self._replays = []
+        self._entries = []
+        self._stopped = []
+        self._learned = Learned()
+        self._warned.clear()
+        self._hits = 0
+        self._report = StepReport(name=self._name, backend=self.config.backend_name)
+
+    def dispatch_seconds(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Times what a replay costs besides the graph, in seconds per call, with this call's arguments.
+
+        Returns:
+            ``"guards"``: guards and prologue; empty if no entry fits the arguments.
+
+        Nothing is run and nothing is changed.
+        """
+        for entry in self._entries:
+            if entry.fetch(args, kwargs) is MISS:
+                continue
+            rounds = []
+            for _ in range(15):
+                began = time.perf_counter()
+                for _ in range(200):
+                    entry.fetch(args, kwargs)
+                rounds.append((time.perf_counter() - began) / 200)
+            return {"guards": statistics.median(rounds)}
+        return {}
+
+    # --- the slow path -------------------------------------------------------------------------------------------
+
+    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._busy:  # a step that calls itself, or a callback that does
+            return self._fn(*args, **kwargs)
+        self._report.calls += 1
+        for stop in self._stopped:
+            if stop.holds is not None and stop.holds(args, kwargs):
+                return self._eager(stop, args, kwargs)
+        missed = self._learn(args, kwargs)
+        if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
+            return self._over_limit(missed, args, kwargs)
+        began = time.perf_counter()
+        try:
+            entry = self._make_entry(args, kwargs)
+        except CaptureFailed as stop:
+            self._stopped.append(stop)
+            return self._eager(stop, args, kwargs)
+        if missed is not None:
+            label, old, new, location = missed
+            self._report.record_recapture(label, old, new, location, time.perf_counter() - began)
+        self._record(entry, missed)
+        result = entry.replay(args, kwargs)
+        if result is MISS:
+            found = entry.why(args, kwargs)
+            what = f"{found[0].describe()}, found {found[1]!r}" if found else "the global state differs"
+            self._drop(entry)
+            stop = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
+            return self._eager(stop, args, kwargs)
+        if entry.fresh:
+            entry.fresh = False
+            self._report.replays += 1
+        return result
+
+    def _make_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        self._busy = True
+        try:
+            captured = pipeline.capture(self._fn, args, kwargs, self._name, self._learned)
+            self._learned = captured.learned
+            entry = pipeline.compile_captured(captured, self.config, self._failed, args, kwargs)
+        except (CaptureFailed, KeyboardInterrupt):
+            raise
+        except BackendError as error:
+            if self.config.fullgraph or self.config.on_failure == "raise":
+                raise
+            raise CaptureFailed("SFX201", error.reason, error.location, None) from error
+        except Exception as error:
+            if os.environ.get("SIDEFX_DEBUG"):
+                traceback.print_exc()
+            raise CaptureFailed("SFX204", _summary(error), _user_location(error), None) from error
+        finally:
+            self._busy = False
+        self._entries.insert(0, entry)
+        self._replays = [e.replay for e in self._entries]
+        return entry
+
+    def _record(self, entry: Entry, missed: tuple[str, str, str, Location | None] | None) -> None:
+        captured, executable = entry.captured, entry.executable
+        kinds: dict[str, int] = {}
+        for item in captured.traced.inputs:
+            kinds[item.kind] = kinds.get(item.kind, 0) + 1
+        self._report.record_capture(
+            trigger="first call" if missed is None else f"{missed[0]} changed from {missed[1]} to {missed[2]}",
+            nodes={"capture": pipeline.nodes_of(captured.traced)},
+            seconds={"capture": captured.seconds, **executable.seconds},
+            inputs=kinds,
+            effects=captured.effects.describe(),
+            guards=[GuardRecord(g.source.label, g.kind, g.location) for g in captured.guards],
+            sources={
+                "residual": captured.residual.source,
+                "graph": captured.traced.module.print_readable(print_output=False),
+                **executable.sources,
+            },
+            notes=executable.notes,
+        )
+
+    def _learn(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, str, str, Location | None] | None:
+        """Why the newest entry missed; numbers and objects that change are treated as such from now on."""
+        if not self._entries:
+            return None
+        found = self._entries[0].why(args, kwargs)
+        if found is None:
+            return "global state", "as captured", "changed (grad mode, autocast, threads, arguments...)", None
+        guard, value = found
+        label = guard.source.label
+        if guard.kind == "equal" and type(guard.value) in (int, float) and type(value) is type(guard.value):
+            self._learned = Learned(self._learned.symbolic | {label}, self._learned.moving)
+        elif guard.kind == "is" and isinstance(value, torch.Tensor) and isinstance(guard.value, torch.Tensor):
+            self._learned = Learned(self._learned.symbolic, self._learned.moving | {label})
+        old = guard.describe() if guard.kind in ("number", "absent", "no_item") else _short(guard.value)
+        return label, old, _short(value), guard.location
+
+    def _over_limit(
+        self, missed: tuple[str, str, str, Location | None] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        what = f"{missed[0]} (was {missed[1]}, is {missed[2]})" if missed else "the reason the step cannot be captured"
+        reason = f"{len(self._entries)} captures, and still changing: {what}"
+        location = missed[3] if missed else None
+        if self.config.on_failure == "raise":
+            raise RecaptureLimitError("SFX203", reason, location)
+        stop = CaptureFailed("SFX203", reason, location, None)
+        return self._eager(stop, args, kwargs, key=("SFX203", missed[0] if missed else ""))
+
+    def _eager(
+        self,
+        stop: CaptureFailed,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: tuple[str, str] | None = None,
+    ) -> Any:
+        """Runs the step itself; says why, once per reason."""
+        if stop.code not in ("SFX203", "SFX202"):
+            self._report.record_break(stop.code, stop.reason, stop.location)
+        if stop.code != "SFX204" or stop.__cause__ is None or not _is_users(stop.__cause__):
+            if self.config.fullgraph and stop.code not in ("SFX202", "SFX203"):
+                raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
+            if self.config.on_failure == "raise":
+                raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
+        self._report.record_fallback(stop.code, stop.reason, stop.location)
+        result = self._fn(*args, **kwargs)  # first: if the step itself raises, its own error is the news
+        self._warn(stop, key or (stop.code, str(stop.location)))
+        return result
+
+    def _warn(self, stop: CaptureFailed, key: tuple[str, str]) -> None:
+        if key in self._warned:
+            return
+        self._warned.add(key)
+        where = f"{stop.location}: " if stop.location else ""
+        warnings.warn(
+            f"{self._name} ran eagerly: [{stop.code}] {where}{stop.reason}", SideFXWarning, stacklevel=4
+        )
+
+    def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The captured graph raised and changed nothing: the step itself says what eager says."""
+        for entry in self._entries:
+            if entry.fresh:
+                self._drop(entry)
+                for _, undo in entry.captured.commits:
+                    undo()
+        if self._entries and not self._busy:
+            pass
+        stop = CaptureFailed("SFX202", f"{type(error).__name__}: {_summary(error)}", None, None)
+        stop.__cause__ = error
+        return self._eager(stop, args, kwargs)
+
+    def _drop(self, entry: Entry) -> None:
+        self._entries.remove(entry)
+        self._replays = [e.replay for e in self._entries]
+
+
+def _name_of(fn: Any) -> str:
+    if isinstance(fn, functools.partial):
+        return _name_of(fn.func)
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+def _describable(fn: Any) -> Any:
+    return fn if hasattr(fn, "__name__") else type(fn)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else str(value) if not callable(value) else _name_of(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _summary(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".strip(": ")
+
+
+def _user_location(error: BaseException) -> Location | None:
+    """The innermost line of the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return Location(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
+
+
+def _is_users(error: BaseException) -> bool:
+    """True for an exception that the step itself raised while it was captured."""
+    return getattr(error, "_sidefx_from_step", False)

@@ -1,0 +1,63 @@
+"""Backward passes run for real on fake tensors: autograd calls hooks where eager would.
+
+What the compiler must know of them: which graphs a backward pass has used up (a tensor that leaves the step afterwards
+gets a node that says so), and which hooks an outside parameter carried when the step began.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile import registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.world import TraceWorld
+
+
+@registry.intercept(torch.Tensor.backward)
+def _tensor_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    keep = _argument(args, kwargs, 2, "retain_graph"), _argument(args, kwargs, 3, "create_graph")
+    return _run(world, torch.Tensor.backward, args[0], keep, args, kwargs)
+
+
+@registry.intercept(torch.autograd.backward)
+def _autograd_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    keep = _argument(args, kwargs, 2, "retain_graph"), _argument(args, kwargs, 3, "create_graph")
+    return _run(world, torch.autograd.backward, _argument(args, kwargs, 0, "tensors"), keep, args, kwargs)
+
+
+@registry.intercept(torch.autograd.grad)
+def _autograd_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    keep = _argument(args, kwargs, 3, "retain_graph"), _argument(args, kwargs, 4, "create_graph")
+    return _run(world, torch.autograd.grad, _argument(args, kwargs, 0, "outputs"), keep, args, kwargs)
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _run(world: TraceWorld, fn: Any, roots: Any, keep: tuple[Any, Any], args: Any, kwargs: Any) -> Any:
+    for value in (*args, *kwargs.values()):
+        world.touch(value)
+    tensors = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    nodes = graph_nodes([t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None])
+    retained = keep[0] if keep[0] is not None else keep[1]
+    result = world.guarded(fn, args, kwargs)
+    if not retained:
+        world.freed |= nodes
+    return result
+
+
+def graph_nodes(roots: list[Any]) -> set[Any]:
+    """All autograd nodes reachable from ``roots``."""
+    seen: set[Any] = set()
+    todo = list(roots)
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo.extend(following for following, _ in node.next_functions)
+    return seen

@@ -48,11 +48,18 @@ def special(interp: Interpreter, obj: Any, name: str) -> Any:
     return ABSENT if found is ABSENT or is_c_level(found) else found
 
 
-def call_special(interp: Interpreter, attr: Any, obj: Any, args: tuple[Any, ...]) -> Any:
+def is_subtype(cls: type, base: type) -> bool:
+    """Subclass test along the method resolution order, without ``__subclasscheck__``."""
+    return base in _type_lookup(cls, "__mro__")
+
+
+def call_special(
+    interp: Interpreter, attr: Any, obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> Any:
     """Calls a raw class attribute as a method of ``obj``."""
     if type(attr) is _FUNCTION:
-        return interp.call(attr, (obj, *args), {})
-    return interp.call(bind(interp, attr, obj, interp.type_of(obj)), args, {})
+        return interp.call(attr, (obj, *args), kwargs or {})
+    return interp.call(bind(interp, attr, obj, interp.type_of(obj)), args, kwargs or {})
 
 
 def bind(interp: Interpreter, attr: Any, obj: Any, cls: type) -> Any:
@@ -119,6 +126,15 @@ def load(interp: Interpreter, obj: Any, name: str) -> Any:
     Raises:
         AttributeError: as CPython would.
     """
+    try:
+        return _load(interp, obj, name)
+    except AttributeError as error:
+        if error.name is None and error.obj is None:
+            error.name, error.obj = name, obj
+        raise
+
+
+def _load(interp: Interpreter, obj: Any, name: str) -> Any:
     world = interp.world
     found = world.override_getattr(obj, name)
     if found is not ABSENT:
@@ -177,7 +193,7 @@ def generic(interp: Interpreter, obj: Any, cls: type, name: str) -> Any:
         return _guarded(interp, cls, lambda: world.native_getattr(obj, name))
     if kind is property:
         return _guarded(interp, cls, lambda: _property_get(interp, attr, obj))
-    if is_data(interp, attr):
+    if is_data(interp, attr) and world.class_attr(kind, "__get__") is not ABSENT:
         return _guarded(interp, cls, lambda: bind(interp, attr, obj, cls))
     own = world.instance_attr(obj, name)
     if own is not ABSENT:
@@ -202,10 +218,11 @@ def generic_or_raise(interp: Interpreter, obj: Any, name: str) -> Any:
     cls = interp.type_of(obj)
     world = interp.world
     attr = world.class_attr(cls, name)
-    if attr is not ABSENT and (type(attr) is property or is_data(interp, attr)):
+    if attr is not ABSENT and is_data(interp, attr):
         if type(attr) in _C_DATA:
-            return cls if name == "__class__" else world.native_getattr(obj, name)
-        return bind(interp, attr, obj, cls)
+            return cls if name == "__class__" else attr.__get__(obj, cls)
+        if world.class_attr(type(attr), "__get__") is not ABSENT:
+            return bind(interp, attr, obj, cls)
     found = world.instance_attr(obj, name)
     if found is not ABSENT:
         return found

@@ -41,10 +41,13 @@ def keeps_callables(fn: Any) -> bool:
     if id(fn) in _KEEPS:
         return True
     if type(fn) is types.BuiltinFunctionType:
-        return isinstance(fn.__self__, substitutes.CONTAINERS) and fn.__name__ != "sort"
+        owner = fn.__self__
+        if isinstance(owner, type):
+            return issubclass(owner, substitutes.CONTAINERS)
+        return isinstance(owner, substitutes.CONTAINERS) and fn.__name__ != "sort"
     if type(fn) in (types.MethodDescriptorType, types.WrapperDescriptorType):
         return issubclass(fn.__objclass__, substitutes.CONTAINERS) and fn.__name__ != "sort"
-    return isinstance(fn, type) and issubclass(fn, BaseException)
+    return isinstance(fn, type) and issubclass(fn, (BaseException, *substitutes.CONTAINERS))
 
 
 def call_method_wrapper(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,7 +113,7 @@ def _delattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @_plain(object.__getattribute__)
 def _object_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or isinstance(args[0], (type, types.ModuleType)):
+    if kwargs or len(args) != 2 or isinstance(args[0], (type, types.ModuleType)) or not isinstance(args[1], str):
         return interp.native(object.__getattribute__, args, kwargs)
     found = interp.world.override_getattr(args[0], args[1])
     return found if found is not ABSENT else attributes.generic_or_raise(interp, args[0], args[1])
@@ -118,7 +121,7 @@ def _object_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dic
 
 @_plain(type.__getattribute__)
 def _type_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[0], type):
+    if kwargs or len(args) != 2 or not isinstance(args[0], type) or not isinstance(args[1], str):
         return interp.native(type.__getattribute__, args, kwargs)
     return attributes.class_generic(interp, args[0], args[1])
 
@@ -227,7 +230,23 @@ def _shown_type(interp: Interpreter, obj: Any) -> type:
 def _type(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) == 1 and not kwargs:
         return _shown_type(interp, args[0])
-    return interp.native(type, args, kwargs)
+    return interp.native(type, _with_module(interp, args, 2), kwargs)
+
+
+def _with_module(interp: Interpreter, args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
+    """Names the program's module in a new class's namespace: ``type`` would take it from the native frame."""
+    frame = interp.current_frame
+    if frame is None or len(args) <= position or not isinstance(args[position], dict):
+        return args
+    module = frame.globals.get("__name__")
+    if module is None or "__module__" in args[position]:
+        return args
+    return (*args[:position], {**args[position], "__module__": module}, *args[position + 1 :])
+
+
+@_plain(type.__new__)
+def _type_new(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.native(type.__new__, _with_module(interp, args, 3), kwargs)
 
 
 @_plain(isinstance)
@@ -248,7 +267,9 @@ def is_instance(interp: Interpreter, obj: Any, cls: Any) -> bool:
         return any(is_instance(interp, obj, each) for each in cls.__args__)
     if isinstance(cls, type):
         hook = special(interp, cls, "__instancecheck__")
-        if hook is not ABSENT and not _is_abc_hook(hook):
+        if hook is ABSENT:
+            return _default_instance(interp, obj, seen, cls)
+        if not _is_abc_hook(hook):
             return operators.truth(interp, call_special(interp, hook, cls, (obj,)))
         if seen is not type(obj):
             return issubclass(seen, cls)
@@ -256,18 +277,19 @@ def is_instance(interp: Interpreter, obj: Any, cls: Any) -> bool:
         hook = special(interp, cls, "__instancecheck__")
         if hook is not ABSENT and type(cls).__module__ != "typing":
             return operators.truth(interp, call_special(interp, hook, cls, (obj,)))
-    if not is_static(type(obj)) and isinstance(cls, type):
-        return _default_instance(interp, obj, seen, cls)
     return interp.native(isinstance, (obj, cls), {})
 
 
 def _default_instance(interp: Interpreter, obj: Any, seen: type, cls: type) -> bool:
-    if issubclass(seen, cls):
+    if attributes.is_subtype(seen, cls):
         return True
-    if special(interp, obj, "__class__") is ABSENT and special(interp, obj, "__getattribute__") is ABSENT:
+    if is_static(type(obj)):
+        return False
+    claim = interp.world.class_attr(seen, "__class__")
+    if type(claim) is types.GetSetDescriptorType and special(interp, obj, "__getattribute__") is ABSENT:
         return False
     claimed = interp.getattr(obj, "__class__")
-    return isinstance(claimed, type) and claimed is not seen and issubclass(claimed, cls)
+    return isinstance(claimed, type) and claimed is not seen and attributes.is_subtype(claimed, cls)
 
 
 def _is_abc_hook(hook: Any) -> bool:
@@ -305,11 +327,10 @@ def _vars(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return _locals(interp, args, kwargs)
     if kwargs or len(args) != 1:
         return interp.native(vars, args, kwargs)
-    try:
-        return interp.getattr(args[0], "__dict__")
-    except AttributeError:
-        interp.in_flight = None
-        raise TypeError("vars() argument must have __dict__ attribute") from None
+    found = _getattr(interp, (args[0], "__dict__", ABSENT), {})
+    if found is ABSENT:
+        raise TypeError("vars() argument must have __dict__ attribute")
+    return found
 
 
 @_plain(locals)
@@ -392,7 +413,7 @@ def _getframe(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]
         frame, depth = frame.back, depth - 1
     if frame is None:
         return sys._getframe(1)
-    return exceptions.stand_in(frame)
+    return exceptions.stack_of_stand_ins(frame)
 
 
 if hasattr(sys, "_getframemodulename"):

@@ -129,7 +129,7 @@ def type_call(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dic
         new = attributes.bind(interp, new, None, cls)
     obj = interp.call(new, (cls, *args), kwargs)
     kind = interp.type_of(obj)
-    if kind is not cls and not issubclass(kind, cls):
+    if kind is not cls and not attributes.is_subtype(kind, cls):
         return obj
     if kind is not cls:
         init = world.class_attr(kind, "__init__")

@@ -22,11 +22,7 @@ def build_class(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, An
     if isinstance(meta, type):
         meta = _winner(interp, meta, bases)
     namespace: Any = {}
-    prepare: Any = ABSENT
-    try:
-        prepare = interp.getattr(meta, "__prepare__")
-    except AttributeError:
-        interp.in_flight = None
+    prepare = interp.getattr_or(meta, "__prepare__", ABSENT)
     if prepare is not ABSENT:
         namespace = interp.call(prepare, (name, bases), kwargs)
         if interp.world.class_attr(interp.type_of(namespace), "__getitem__") is ABSENT:
@@ -55,10 +51,8 @@ def resolve_bases(interp: Interpreter, bases: tuple[Any, ...]) -> tuple[Any, ...
         if isinstance(base, type):
             result.append(base)
             continue
-        try:
-            entries = interp.getattr(base, "__mro_entries__")
-        except AttributeError:
-            interp.in_flight = None
+        entries = interp.getattr_or(base, "__mro_entries__", ABSENT)
+        if entries is ABSENT:
             result.append(base)
             continue
         found = interp.call(entries, (bases,), {})

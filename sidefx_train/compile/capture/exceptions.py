@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -83,7 +84,7 @@ def unwind(interp: Interpreter, frame: Frame, error: BaseException) -> bool:
     if interp.in_flight is not error:
         chain(error, interp.handled.topmost())
         interp.in_flight = error
-    if instr.name != "RERAISE":
+    if instr.name != "RERAISE" and not (instr.name == "RAISE_VARARGS" and instr.arg == 0):
         error.__traceback__ = _extended(frame, error.__traceback__)
     else:
         error.__traceback__ = _cleaned(error.__traceback__)
@@ -136,12 +137,49 @@ def _own_frame(get: Callable[[], types.FrameType]) -> types.FrameType:
 
 
 def stand_in(frame: Frame) -> types.FrameType:
-    """A real frame object with the file, the name and the globals of an interpreted frame, but no locals."""
-    code = frame.code
-    stub = _own_frame.__code__.replace(
-        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=code.co_firstlineno
-    )
-    return types.FunctionType(stub, frame.globals)(sys._getframe)
+    """A real frame object with the file, line, name and globals of an interpreted frame, but no locals."""
+    return types.FunctionType(_stub(frame), frame.globals)(sys._getframe)
+
+
+def stack_of_stand_ins(frame: Frame) -> types.FrameType:
+    """Like :func:`stand_in`, and ``f_back`` leads through the interpreted callers."""
+    get: Callable[[], types.FrameType] = sys._getframe
+    item: Frame | None = frame
+    while item is not None:
+        get = functools.partial(types.FunctionType(_stub(item), item.globals), get)
+        item = item.back
+    return get()
+
+
+def _stub(frame: Frame) -> types.CodeType:
+    """Code that asks for its own frame, with the names and the current line of ``frame``."""
+    code, line = frame.code, frame.line
+    known = frame.program.stubs.get(line)
+    if known is None:
+        body = _own_frame.__code__
+        known = frame.program.stubs[line] = body.replace(
+            co_filename=code.co_filename,
+            co_name=code.co_name,
+            co_qualname=code.co_qualname,
+            co_firstlineno=code.co_firstlineno,
+            co_linetable=_one_line(len(body.co_code) // 2, line - code.co_firstlineno),
+        )
+    return known
+
+
+def _one_line(units: int, delta: int) -> bytes:
+    """A location table (``Objects/locations.md``) that puts all instructions on one line."""
+    table = bytearray()
+    while units > 0:
+        length = min(units, 8)
+        table.append(0x80 | 13 << 3 | length - 1)
+        number = delta << 1 if delta >= 0 else -delta << 1 | 1
+        while number >= 64:
+            table.append(64 | number & 63)
+            number >>= 6
+        table.append(number)
+        units, delta = units - length, 0
+    return bytes(table)
 
 
 def as_exception(interp: Interpreter, value: Any) -> BaseException:

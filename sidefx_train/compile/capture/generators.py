@@ -7,8 +7,9 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.exceptions import Handled
-from sidefx_train.compile.capture.frame import RETURNED, Frame
+from sidefx_train.compile.capture.frame import RETURNED, YIELDED, Frame
 from sidefx_train.compile.capture.versions import CLOSE_RETURNS, SEND_KEEPS_RECEIVER
+from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
@@ -106,33 +107,34 @@ class InterpretedGenerator:
         frame = self.frame
         if delegate is None:
             return self.advance(None, error)
+        answer: Any = _NO_THROW
         if isinstance(error, GeneratorExit):
-            try:
-                self._locked(lambda: close_iterator(self.interp, delegate))
-            except BaseException as closing:
-                return self.advance(None, closing)
-            return self.advance(None, error)
-        try:
-            answer = self._locked(lambda: _throw_into(self.interp, delegate, error))
-        except StopIteration as stop:
+            _, raised = self._delegated(lambda: close_iterator(self.interp, delegate))
+        else:
+            answer, raised = self._delegated(lambda: _throw_into(self.interp, delegate, error))
+        if isinstance(raised, StopIteration) and not isinstance(error, GeneratorExit):
             frame.pc = frame.instructions[frame.pc - 1].target
             if not SEND_KEEPS_RECEIVER:
                 frame.pop()
-            return self.advance(stop.value)
-        except BaseException as raised:
+            return self.advance(raised.value)
+        if raised is not None:
             return self.advance(None, raised)
         if answer is _NO_THROW:
             return self.advance(None, error)
         frame.result = answer
-        return 2
+        return YIELDED
 
-    def _locked(self, action: Any) -> Any:
-        """Runs ``action`` with this generator marked as executing."""
+    def _delegated(self, action: Any) -> tuple[Any, BaseException | None]:
+        """Runs ``action`` with this generator marked as executing; its answer and what it raised."""
         if self.running:
             raise ValueError("generator already executing")
         self.running = True
         try:
-            return action()
+            return action(), None
+        except Unsupported:
+            raise
+        except BaseException as raised:
+            return None, raised
         finally:
             self.running = False
 
@@ -177,6 +179,9 @@ class InterpretedGenerator:
     @property
     def gi_suspended(self) -> bool:
         return self.started and not self.running and not self.frame.done
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("cannot pickle 'generator' object")
 
     def __repr__(self) -> str:
         return f"<generator object {self.__qualname__} at {id(self):#x}>"

@@ -189,6 +189,14 @@ class Interpreter:
     def getattr(self, obj: Any, name: str) -> Any:
         return attributes.load(self, obj, name)
 
+    def getattr_or(self, obj: Any, name: str, default: Any) -> Any:
+        """``getattr(obj, name, default)``."""
+        try:
+            return attributes.load(self, obj, name)
+        except AttributeError:
+            self.in_flight = None
+            return default
+
     def setattr(self, obj: Any, name: str, value: Any) -> None:
         attributes.store(self, obj, name, value)
 

@@ -7,11 +7,13 @@ subclasses first), then C code runs natively on the operands.
 from __future__ import annotations
 
 import operator
+import sys
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import attributes
-from sidefx_train.compile.capture.attributes import call_special, is_static, special
+from sidefx_train.compile.capture.attributes import call_special, is_static, is_subtype, special
 from sidefx_train.compile.capture.frame import RETURNED
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.world import ABSENT
@@ -49,7 +51,7 @@ def binary(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
     plain = _PLAIN.get(name)
     if plain is not None:
         method = special(interp, left, _DUNDERS[name])
-        if method is not ABSENT and method is not None:
+        if method is not ABSENT:
             answer = call_special(interp, method, left, (right,))
             if answer is not NotImplemented:
                 return answer
@@ -66,7 +68,7 @@ def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any
         return interp.world.native_call(FUNCTIONS[name], (left, right), {})
     kind, other = interp.type_of(left), interp.type_of(right)
     tried_right = kind is other
-    if kind is not other and issubclass(other, kind) and backward is not ABSENT:
+    if kind is not other and is_subtype(other, kind) and backward is not ABSENT:
         if interp.world.class_attr(kind, reflected) is not interp.world.class_attr(other, reflected):
             tried_right = True
             answer = _method(interp, backward, right, left)
@@ -102,7 +104,7 @@ def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any
 
 
 def _method(interp: Interpreter, method: Any, obj: Any, other: Any) -> Any:
-    return NotImplemented if method is None else call_special(interp, method, obj, (other,))
+    return call_special(interp, method, obj, (other,))
 
 
 def unary(interp: Interpreter, name: str, value: Any) -> Any:
@@ -139,7 +141,7 @@ def compare(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
     if forward is ABSENT and backward is ABSENT:
         return world.native_call(FUNCTIONS[name], (left, right), {})
     kind, other = interp.type_of(left), interp.type_of(right)
-    right_first = kind is not other and issubclass(other, kind) and backward is not ABSENT
+    right_first = kind is not other and is_subtype(other, kind) and backward is not ABSENT
     if right_first:
         answer = _method(interp, backward, right, left)
         if answer is not NotImplemented:
@@ -183,7 +185,7 @@ def _not_equal(interp: Interpreter, left: Any, right: Any) -> Any:
     """``left != right`` of classes that define ``__eq__`` only."""
     kind, other = interp.type_of(left), interp.type_of(right)
     pairs = [(left, right), (right, left)]
-    if kind is not other and issubclass(other, kind):
+    if kind is not other and is_subtype(other, kind):
         pairs.reverse()
     for a, b in pairs:
         answer = _half_compare(interp, "ne", ABSENT, a, b)
@@ -200,7 +202,10 @@ def _compare_sequences(interp: Interpreter, name: str, left: Any, right: Any) ->
     """Comparison of two lists or two tuples, item by item."""
     if name in ("eq", "ne") and len(left) != len(right):
         return name == "ne"
-    for a, b in zip(left, right):
+    index = 0
+    while index < len(left) and index < len(right):  # a comparison may change them
+        a, b = left[index], right[index]
+        index += 1
         if a is not b and not truth(interp, compare(interp, "eq", a, b)):
             return name == "ne" if name in ("eq", "ne") else compare(interp, name, a, b)
     return FUNCTIONS[name](len(left), len(right))
@@ -236,10 +241,7 @@ def contains(interp: Interpreter, container: Any, item: Any) -> bool:
     if own is ABSENT and (
         special(interp, container, "__iter__") is not ABSENT or special(interp, container, "__getitem__") is not ABSENT
     ):
-        try:
-            iterator = get_iter(interp, container)
-        except TypeError as error:
-            raise TypeError(f"argument of type {interp.type_of(container).__name__!r} is not iterable") from error
+        iterator = get_iter(interp, container)
         while True:
             each = step(interp, iterator)
             if each is ABSENT:
@@ -274,6 +276,8 @@ def as_length(interp: Interpreter, answer: Any) -> Any:
     if type(answer) is int or isinstance(answer, int):
         if answer < 0:
             raise ValueError("__len__() should return >= 0")
+        if answer > sys.maxsize:
+            raise OverflowError("cannot fit 'int' into an index-sized integer")
         return int(answer)
     if interp.world.class_attr(interp.type_of(answer), "__index__") is ABSENT:
         raise TypeError(f"{interp.type_of(answer).__name__!r} object cannot be interpreted as an integer")
@@ -347,14 +351,20 @@ class SequenceIterator:
     def __next__(self) -> Any:
         if self.index < 0:
             raise StopIteration
-        try:
-            item = getitem(self.interp, self.obj, self.index)
-        except (IndexError, StopIteration):
-            self.interp.in_flight = None
+        item = self.item()
+        if item is ABSENT:
             self.index = -1
-            raise StopIteration from None
+            raise StopIteration
         self.index += 1
         return item
+
+    def item(self) -> Any:
+        """The item at the current position, :data:`ABSENT` behind the last."""
+        try:
+            return getitem(self.interp, self.obj, self.index)
+        except (IndexError, StopIteration):
+            self.interp.in_flight = None
+            return ABSENT
 
 
 class PythonIterator:
@@ -374,8 +384,22 @@ class PythonIterator:
         return item
 
 
-for _cls in (SequenceIterator, PythonIterator):
-    NATIVE_CODE.update(id(vars(_cls)[_name].__code__) for _name in ("__init__", "__iter__", "__next__"))
+class PythonIterable:
+    """Lets C code iterate over an object whose ``__iter__`` is interpreted."""
+
+    def __init__(self, interp: Interpreter, obj: Any) -> None:
+        self.interp = interp
+        self.obj = obj
+
+    def __iter__(self) -> Any:
+        iterator = get_iter(self.interp, self.obj)
+        if type(iterator) in _OWN_ITERATORS or special(self.interp, iterator, "__next__") is ABSENT:
+            return iterator
+        return PythonIterator(self.interp, iterator)
+
+
+for _cls in (SequenceIterator, PythonIterator, PythonIterable):
+    NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if isinstance(_fn, types.FunctionType))
 _OWN_ITERATORS = frozenset({InterpretedGenerator, SequenceIterator, PythonIterator})
 _C_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
 """Iterators that only walk over what they were made from: stepped without asking the world."""
@@ -451,10 +475,7 @@ def for_c_code(interp: Interpreter, obj: Any) -> Any:
     if type(obj) in _OWN_ITERATORS or is_static(type(obj)):
         return obj
     if special(interp, obj, "__iter__") is not ABSENT:
-        iterator = get_iter(interp, obj)
-        if type(iterator) in _OWN_ITERATORS or special(interp, iterator, "__next__") is ABSENT:
-            return iterator
-        return PythonIterator(interp, iterator)
+        return PythonIterable(interp, obj)
     if interp.world.class_attr(interp.type_of(obj), "__iter__") is ABSENT:
         if special(interp, obj, "__getitem__") is not ABSENT:
             return SequenceIterator(interp, obj)

@@ -21,10 +21,11 @@ class Program:
         instructions: handlers and arguments, in order.
         slots: names of the fast-local slots (variables, cells, free variables).
         arguments: slot of each argument that may be passed by keyword.
+        stubs: code with the same names for frame objects in tracebacks, by line.
         simple: true if all arguments are positional, with no ``*args``, ``**kwargs`` or keyword-only ones.
     """
 
-    __slots__ = ("_written", "arguments", "code", "instructions", "is_async", "simple", "slots")
+    __slots__ = ("_written", "arguments", "code", "instructions", "is_async", "simple", "slots", "stubs")
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -37,6 +38,7 @@ class Program:
         flags = code.co_flags
         self.simple = not flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) and code.co_kwonlyargcount == 0
         self.is_async = bool(flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+        self.stubs: dict[int, types.CodeType] = {}
         self._written: frozenset[str] | None = None
 
     @property

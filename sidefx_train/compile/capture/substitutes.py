@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import operators
-from sidefx_train.compile.capture.attributes import call_special, is_static, special
+from sidefx_train.compile.capture.attributes import call_special, is_c_level, is_static, special
 from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.errors import Unsupported
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 Substitute = Callable[["Interpreter", tuple[Any, ...], dict[str, Any]], Any]
 TABLE: dict[Any, Substitute] = {}
-CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
+CONTAINERS = (
+    list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType, str, bytes, property, classmethod,
+    staticmethod, functools.partial, types.SimpleNamespace, types.MethodType,
+)  # fmt: skip
+"""Types whose methods store callables or look at them, and call none but the key of ``list.sort``."""
 KEEPS: list[Any] = [
     id, hash, repr, callable, len, print, property, staticmethod, classmethod, functools.partial, types.MethodType,
     weakref.ref, weakref.proxy, isinstance, issubclass, type, type.__new__, object.__new__, object.__init__,
@@ -134,10 +138,12 @@ def _register_dunders() -> None:
         def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if args and not is_static(type(args[0])) and (len(args) == 1 or fn is round):
                 for name in names:
-                    method = special(interp, args[0], name)
-                    if method is ABSENT or method is None:
+                    method = interp.world.class_attr(interp.type_of(args[0]), name)
+                    if method is ABSENT:
                         continue
-                    answer = interp.call(method, (args[0], *args[1:]), kwargs)
+                    if method is None or is_c_level(method):
+                        break
+                    answer = call_special(interp, method, args[0], args[1:], kwargs)
                     if want is not None and not isinstance(answer, want):
                         if name == "__hash__":
                             raise TypeError("__hash__ method should return an integer")
@@ -148,9 +154,9 @@ def _register_dunders() -> None:
                         if want is complex:
                             raise TypeError(f"{kind}.__complex__ returned non-complex (type {shown})")
                         raise TypeError(f"{name} returned non-{want.__name__} (type {shown})")
-                    if name == "__index__" and want in (float, complex):
-                        return want(answer)
-                    return fn(answer) if want is not None and fn in (int, float, complex, hash) else answer
+                    if fn is hash:
+                        return -2 if answer == -1 else int(answer) if -(2**63) <= answer < 2**63 else hash(int(answer))
+                    return fn(answer) if want is not None and fn in (int, float, complex) else answer
             return interp.native(fn, args, kwargs)
 
         TABLE[fn] = substitute
@@ -342,8 +348,22 @@ METHODS: dict[Any, Substitute] = {}
 def _list_sort(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or set(kwargs) - {"key", "reverse"}:
         return interp.native(list.sort, args, kwargs)
-    ordered = _in_order(interp, operators.to_list(interp, args[0]), kwargs.get("key"), kwargs.get("reverse", False))
-    operators.setitem(interp, args[0], slice(None), ordered)
+    owner = args[0]
+    items = operators.to_list(interp, owner)
+    key, reverse = kwargs.get("key"), kwargs.get("reverse", False)
+    if key is None and all(type(item) in operators.SIMPLE for item in items):
+        operators.setitem(interp, owner, slice(None), _in_order(interp, items, None, reverse))
+        return None
+    operators.setitem(interp, owner, slice(None), [])  # the list is empty while keys and comparisons run
+    ordered = items
+    try:
+        ordered = _in_order(interp, items, key, reverse)
+    finally:
+        changed = len(owner) > 0
+        if not interp.stopped:
+            operators.setitem(interp, owner, slice(None), ordered)
+    if changed:
+        raise ValueError("list modified during sort")
     return None
 
 

@@ -131,14 +131,12 @@ def _too_many(source: Any, count: int) -> str:
 
 
 def _unpackable(interp: Interpreter, source: Any) -> Any:
-    try:
-        return operators.get_iter(interp, source)
-    except TypeError:
+    if type(source) not in (list, tuple, str, dict):
         seen = interp.type_of(source)
         world = interp.world
         if world.class_attr(seen, "__iter__") is ABSENT and world.class_attr(seen, "__getitem__") is ABSENT:
-            raise TypeError(f"cannot unpack non-iterable {seen.__name__} object") from None
-        raise
+            raise TypeError(f"cannot unpack non-iterable {seen.__name__} object")
+    return operators.get_iter(interp, source)
 
 
 def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:

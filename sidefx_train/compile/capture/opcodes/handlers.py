@@ -113,24 +113,15 @@ def _reraise_star(original: BaseException, raised: list[Any]) -> Any:
     left = [item for item in kept if _part_of(item, original)]
     if left:
         leaves = {id(leaf) for item in left for leaf in _leaves(item)}
-        projected = original.subgroup(lambda leaf: id(leaf) in leaves)
-        if not new:
-            return projected
-        new.append(projected)
-    return BaseExceptionGroup("", new) if len(new) > 1 or new else None
+        new.append(original.subgroup(lambda leaf: id(leaf) in leaves))
+    return BaseExceptionGroup("", new) if len(new) > 1 else new[0]
 
 
 def _part_of(item: Any, original: BaseException) -> bool:
     """True if a clause re-raised a part of ``original``: such parts keep its metadata."""
     return (
         isinstance(item, BaseExceptionGroup)
-        and item.__notes__ == original.__notes__
-        and item.__traceback__ is original.__traceback__
-        and item.__cause__ is original.__cause__
-        and item.__context__ is original.__context__
-        if hasattr(item, "__notes__") and hasattr(original, "__notes__")
-        else not hasattr(item, "__notes__")
-        and not hasattr(original, "__notes__")
+        and getattr(item, "__notes__", None) is getattr(original, "__notes__", None)
         and item.__traceback__ is original.__traceback__
         and item.__cause__ is original.__cause__
         and item.__context__ is original.__context__

@@ -202,12 +202,8 @@ def import_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 def import_from(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     module, name = frame.stack[-1], instr.value
-    try:
-        value = attributes.load(interp, module, name)
-    except AttributeError:
-        interp.in_flight = None
-        value = _submodule(module, name)
-    frame.push(value)
+    value = interp.getattr_or(module, name, ABSENT)
+    frame.push(_submodule(module, name) if value is ABSENT else value)
 
 
 def _submodule(module: Any, name: str) -> Any:

@@ -62,16 +62,12 @@ def _class_attributes(interp: Interpreter, subject: Any, cls: type, count: int, 
     seen: set[str] = set()
     positional: list[str] = []
     if count:
-        try:
-            listed = interp.getattr(cls, "__match_args__")
-        except AttributeError:
-            interp.in_flight = None
+        listed = interp.getattr_or(cls, "__match_args__", ABSENT)
+        if listed is ABSENT:
             listed = ()
             if any(issubclass(cls, kind) for kind in _SELF_MATCHING):
                 if count > 1:
-                    raise TypeError(
-                        f"{cls.__name__}() accepts 1 positional sub-pattern ({count} given)"
-                    ) from None
+                    raise TypeError(f"{cls.__name__}() accepts 1 positional sub-pattern ({count} given)")
                 values.append(subject)
                 count = 0
         if not isinstance(listed, tuple):
@@ -89,11 +85,10 @@ def _class_attributes(interp: Interpreter, subject: Any, cls: type, count: int, 
         if name in seen:
             raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
         seen.add(name)
-        try:
-            values.append(interp.getattr(subject, name))
-        except AttributeError:
-            interp.in_flight = None
+        value = interp.getattr_or(subject, name, ABSENT)
+        if value is ABSENT:
             return None
+        values.append(value)
     return tuple(values)
 
 

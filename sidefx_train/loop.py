@@ -20,7 +20,7 @@ import torch
 from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
 
-import sidefx_train
+from sidefx_train.compile.api import compile_step
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.loop_inputs import (
     Loss,
@@ -132,7 +132,7 @@ def fit(
         position = run.load(checkpoint_to_resume(resume, checkpoints))
     with progress_bar(progress and fabric.is_global_zero) as bar, run.attached():
         _train(run, loader, val_loader, position, epochs, max_steps, checkpoints, bar)
-    run.result.report = run.report
+    run.result.report = run.report if run.compiled is None else run.compiled.report()
     return run.result
 
 
@@ -231,7 +231,7 @@ class _Run:
         if not self.manual and (len(self.optimizers) != 1 or isinstance(self.optimizers[0], torch.optim.LBFGS)):
             names = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers) or "none"
             raise TypeError(
-                f"optimizers ({names}): one that updates once per step is expected. For several, or for closures, use a "
+                f"optimizers ({names}): one that updates once per step is expected. For several, or closures, use a "
                 "LightningModule with automatic_optimization=False"
             )
         wrapped = fabric.setup(model, *self.optimizers)
@@ -242,10 +242,9 @@ class _Run:
         self.model = model if self.plain else self.wrapped
         self._left = reason
         step = self._make_step()
-        self._compiled: Any = None
+        self.compiled: Any = None
         if compile and reason is None:
-            step = self._compiled = sidefx_train.compile(step)
-            self.report = step.report()
+            step = self.compiled = compile_step(step)
         elif reason is not None:
             title, advice = CODES[LEFT_TO_FABRIC]
             warnings.warn(f"[{LEFT_TO_FABRIC}] {title}: {reason}. {advice}", SideFXWarning, stacklevel=3)

@@ -1,0 +1,6 @@
+"""Step time of captured training steps against eager and ``torch.compile``.
+
+``python -m sidefx_train.bench --suite core`` runs every workload (``workloads.py``) with every contender
+(``contenders.py``), each in a fresh process (``worker.py``), several interleaved rounds (``rounds.py``), and prints
+medians of same-round ratios (``summary.py``, ``show.py``).
+"""

@@ -13,8 +13,8 @@ from typing import Any
 import lightning.pytorch as pl_package
 import torch
 
-import sidefx_train
 from sidefx_train.callbacks.plan import Lightning, automatic_step, manual_step, needs_indices, reason_not_to
+from sidefx_train.compile.api import compile_step
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.report import StepReport
 
@@ -38,7 +38,7 @@ class SideFXCompile(pl_package.Callback):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         # Wrong options are an error where they are written, not hours later in fit.
-        sidefx_train.compile(_nothing, **options)
+        compile_step(_nothing, **options)
         self._options = options
         self._compiled: Any = None
         self._native = StepReport(name="training_step", backend="none")
@@ -143,7 +143,7 @@ class SideFXCompile(pl_package.Callback):
     # ------------------------------------------------------------------ plumbing
     def _compile(self, step: Callable[..., Any], module: Any) -> Callable[..., Any]:
         step.__qualname__ = step.__name__ = _name(module)
-        self._compiled = sidefx_train.compile(step, **self._options)
+        self._compiled = compile_step(step, **self._options)
         return self._compiled
 
     def _count_native(self, reason: str) -> None:

@@ -50,6 +50,7 @@ class Moment:
     outcome: Any
     state: Any
     printed: str
+    raised: Exception | None = None
 
 
 Factory = Callable[[], Program]
@@ -91,6 +92,8 @@ def parity(
     got = run(make, steps, wrap, between)
     exact = backend in ("eager", "aot_eager")
     for index, (want, have) in enumerate(zip(expected, got, strict=True)):
+        if have.raised is not None and want.raised is None:
+            raise AssertionError(f"call {index} raised, eager did not: {have.raised}") from have.raised
         same(want.outcome, have.outcome, f"call {index}: result", exact)
         same(want.state, have.state, f"call {index}: state", exact)
         assert want.printed == have.printed, f"call {index}: printed {have.printed!r}, eager printed {want.printed!r}"
@@ -124,7 +127,10 @@ def run(
                 outcome = ("returned", step(*args))
             except Exception as error:
                 outcome = ("raised", type(error), str(error))
-        moments.append(Moment(photograph(outcome), photograph((program.watch, args)), printed.getvalue()))
+                raised = error
+            else:
+                raised = None
+        moments.append(Moment(photograph(outcome), photograph((program.watch, args)), printed.getvalue(), raised))
     return moments
 
 

@@ -796,7 +796,16 @@ def body_dataclass():
 
     a, b = P(1, 2), P(1)
     a.tags.append(1)
-    return str(a), a > b, a == P(1, 2), a.total, dataclasses.asdict(a), dataclasses.replace(a, y=5).total, repr(b), b.tags
+    return (
+        str(a),
+        a > b,
+        a == P(1, 2),
+        a.total,
+        dataclasses.asdict(a),
+        dataclasses.replace(a, y=5).total,
+        repr(b),
+        b.tags,
+    )
 
 
 def body_dataclass_frozen():

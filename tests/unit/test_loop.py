@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import sidefx_train
 from sidefx_train.loop import fit
 from tests.parity.harness import photograph, same
 

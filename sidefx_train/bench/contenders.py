@@ -1,0 +1,70 @@
+"""The ways to run one training step that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train.bench.workloads import Batch, Workload
+from sidefx_train.compile.api import compile_step
+
+Step = Callable[[Batch], torch.Tensor]
+
+
+def _train_step(workload: Workload, optimizer: torch.optim.Optimizer) -> Step:
+    model, loss_of = workload.model, workload.loss
+
+    def train_step(batch: Batch) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return train_step
+
+
+def eager(workload: Workload) -> Step:
+    """As people write it, with the fused optimizer."""
+    return _train_step(workload, workload.optimizer(True))
+
+
+def sidefx(workload: Workload) -> Step:
+    """The very step of :func:`eager`, captured."""
+    return compile_step(_train_step(workload, workload.optimizer(True)))
+
+
+def torch_compile_loss(workload: Workload) -> Step:
+    """``torch.compile`` of the loss, fused optimizer run eagerly."""
+    return _torch_compile(workload, workload.optimizer(True), compile_update=False)
+
+
+def torch_compile_both(workload: Workload) -> Step:
+    """``torch.compile`` of the loss and of the optimizer's step."""
+    return _torch_compile(workload, workload.optimizer(False), compile_update=True)
+
+
+def _torch_compile(workload: Workload, optimizer: Any, compile_update: bool) -> Step:
+    compiled_loss = torch.compile(lambda batch: workload.loss(workload.model, batch))
+    update = torch.compile(optimizer.step) if compile_update else optimizer.step
+
+    def train_step(batch: Batch) -> torch.Tensor:
+        loss = compiled_loss(batch)
+        loss.backward()
+        update()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return train_step
+
+
+REFERENCE = "eager"
+
+CONTENDERS: dict[str, Callable[[Workload], Step]] = {
+    REFERENCE: eager,
+    "torch.compile(loss)": torch_compile_loss,
+    "torch.compile(loss)+opt": torch_compile_both,
+    "sidefx": sidefx,
+}

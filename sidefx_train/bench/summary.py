@@ -1,0 +1,102 @@
+"""From single runs to one row per workload and contender."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sidefx_train.bench.rounds import REFERENCE, Plan, Run
+
+LOSS_TOLERANCE = 1e-4
+"""Largest absolute difference of the first eight losses from eager's."""
+
+PARAMETER_TOLERANCE = 1e-2
+"""Largest distance from eager's parameters after eight steps, relative to how far eager moved them. Adam divides by the
+root of tiny second moments in its first steps, which turns rounding of the last bit into such distances."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Figures of one contender on one workload; times in seconds, ratios are eager's step over this one's.
+
+    Attributes:
+        ratio: median of same-round ratios, with their least and largest.
+        first_cold_s: first step with empty caches.
+        first_warm_s: first step of later processes.
+        dispatch_s: seconds a captured step spends outside its graph, by part.
+    """
+
+    workload: str
+    contender: str
+    status: str
+    note: str = ""
+    step_s: float = math.nan
+    step_min_s: float = math.nan
+    ratio: float = math.nan
+    ratio_low: float = math.nan
+    ratio_high: float = math.nan
+    first_cold_s: float = math.nan
+    first_warm_s: float = math.nan
+    memory_mb: float = math.nan
+    loss_error: float = math.nan
+    parameter_error: float = math.nan
+    graphs: int | None = None
+    breaks: int | None = None
+    fallbacks: int | None = None
+    dispatch_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def correct(self) -> bool:
+        return self.loss_error <= LOSS_TOLERANCE and self.parameter_error <= PARAMETER_TOLERANCE
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {**asdict(self), "correct": self.correct}
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+
+
+def summarize(plan: Plan, runs: list[Run]) -> list[Row]:
+    """One row per pair of the plan, in its order."""
+    return [
+        _row(workload, contender, [r for r in runs if r["workload"] == workload])
+        for workload, contenders in plan.pairs.items()
+        for contender in contenders
+    ]
+
+
+def _row(workload: str, contender: str, runs: list[Run]) -> Row:
+    mine = [run for run in runs if run["contender"] == contender]
+    good = [run for run in mine if run["status"] == "ok"]
+    if not good:
+        last = mine[-1] if mine else {"status": "given up"}
+        return Row(workload, contender, last["status"], last.get("note", ""))
+    eager = {run["round"]: run for run in runs if run["contender"] == REFERENCE and run["status"] == "ok"}
+    ratios = [eager[run["round"]]["step_s"] / run["step_s"] for run in good if run["round"] in eager]
+    cold = [run["first_s"] for run in good if run["round"] == 0]
+    warm = [run["first_s"] for run in good if run["round"] > 0]
+    dispatch = [run["dispatch_s"] for run in good if "dispatch_s" in run]
+    return Row(
+        workload,
+        contender,
+        "ok",
+        "; ".join(sorted({run["note"] for run in mine if run.get("note")})),
+        step_s=_median([run["step_s"] for run in good]),
+        step_min_s=min(run["step_min_s"] for run in good),
+        ratio=_median(ratios),
+        ratio_low=min(ratios, default=math.nan),
+        ratio_high=max(ratios, default=math.nan),
+        first_cold_s=_median(cold),
+        first_warm_s=_median(warm),
+        memory_mb=_median([run["memory_mb"] for run in good]),
+        loss_error=max(run["loss_error"] for run in good),
+        parameter_error=max(run["parameter_error"] for run in good),
+        graphs=good[-1].get("graphs"),
+        breaks=good[-1].get("breaks"),
+        fallbacks=good[-1].get("fallbacks"),
+        dispatch_s={key: _median([d[key] for d in dispatch]) for key in (dispatch[0] if dispatch else {})},
+    )
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else math.nan

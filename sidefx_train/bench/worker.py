@@ -1,0 +1,150 @@
+"""One workload with one contender, measured in this process.
+
+What is timed:
+
+* *first step*: from model and data in hand to the first loss in hand. Optimizer, lazy imports, capture, code generation
+  and compilation are in it.
+* *step*: after eight first steps and a warm-up, chunks of about 0.15 s; the median over chunks.
+* *peak memory*: the process's high-water mark, children not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+FIRST_STEPS = 8
+CHUNK_SECONDS = 0.15
+LEAST_CHUNKS = 5
+
+
+def measure(suite: str, name: str, contender: str, seconds: float, reference: Path) -> dict[str, Any]:
+    """Runs and times; compares with the reference that the first eager run leaves at ``reference``."""
+    import torch
+
+    from sidefx_train.bench import contenders, workloads
+
+    workload = workloads.build(suite, name)
+    before = workloads.parameters(workload.model)
+    batches = workload.batches
+    started = time.perf_counter()
+    step = contenders.CONTENDERS[contender](workload)
+    losses, marks = [], []
+    for index in range(FIRST_STEPS):
+        losses.append(float(step(batches[index % len(batches)])))
+        marks.append(time.perf_counter() - started)
+    after = workloads.parameters(workload.model)
+    gc.collect()
+    result: dict[str, Any] = {
+        "status": "ok",
+        "losses": losses,
+        "first_s": marks[0],
+        "first_steps_s": marks[-1],
+        **_steady(step, batches, seconds),
+        "torch": torch.__version__,
+    }
+    if contender == contenders.REFERENCE and not reference.exists():
+        torch.save({"before": before, "after": after, "losses": losses}, reference)
+    result.update(_compare(torch.load(reference), losses, after))
+    result.update(_own_figures(step, batches[0]))
+    return result
+
+
+def _steady(step: Any, batches: list[Any], seconds: float) -> dict[str, Any]:
+    done = 0
+
+    def chunk(count: int) -> float:
+        nonlocal done
+        started = time.perf_counter()
+        loss = None
+        for _ in range(count):
+            loss = step(batches[done % len(batches)])
+            done += 1
+        float(loss)  # type: ignore[arg-type]
+        return (time.perf_counter() - started) / count
+
+    chunk(3)
+    per_chunk = max(1, round(CHUNK_SECONDS / chunk(3)))
+    chunk(per_chunk)
+    chunks: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(chunks) < LEAST_CHUNKS or time.perf_counter() < end:
+        chunks.append(chunk(per_chunk))
+    return {"step_s": statistics.median(chunks), "step_min_s": min(chunks), "chunks": len(chunks)}
+
+
+def _compare(reference: dict[str, Any], losses: list[float], after: Any) -> dict[str, Any]:
+    """Largest loss difference, and how far the parameters are from eager's, relative to how far eager moved them."""
+    moved = (reference["after"] - reference["before"]).norm().item()
+    off = (after - reference["after"]).norm().item()
+    differences = [abs(a - b) for a, b in zip(losses, reference["losses"], strict=True)]
+    worst = max(math.inf if math.isnan(d) else d for d in differences)
+    return {"loss_error": worst, "parameter_error": off / moved if moved else off}
+
+
+def _own_figures(step: Any, batch: Any) -> dict[str, Any]:
+    """What only a captured step can tell: graphs, breaks, eager steps, dispatch time."""
+    figures: dict[str, Any] = {}
+    if hasattr(step, "report"):
+        report = step.report()
+        figures.update(
+            graphs=report.graph_count,
+            breaks=len(report.breaks),
+            fallbacks=report.fallback_count,
+            capture_seconds={k: v for c in report.captures for k, v in c.seconds.items()},
+        )
+    if hasattr(step, "dispatch_seconds"):
+        figures["dispatch_s"] = {k: float(v) for k, v in step.dispatch_seconds(batch).items()}
+    return figures
+
+
+def peak_memory_mb() -> float:
+    """High-water mark of this process in MiB."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass  # not Linux: ask getrusage
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage / (1024 * 1024 if sys.platform == "darwin" else 1024)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("suite", "workload", "contender"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--reference", type=Path, required=True)
+    parser.add_argument("--result", type=Path, required=True)
+    args = parser.parse_args(argv)
+    import torch
+
+    from sidefx_train.bench.workloads import Unavailable
+
+    torch.set_num_threads(args.threads)
+    try:
+        result = measure(args.suite, args.workload, args.contender, args.seconds, args.reference)
+    except Unavailable as reason:
+        result = {"status": "skipped", "note": str(reason)}
+    except Exception as error:
+        traceback.print_exc()
+        result = {"status": "failed", "note": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+    result["memory_mb"] = peak_memory_mb()
+    args.result.write_text(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

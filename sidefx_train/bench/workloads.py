@@ -1,0 +1,244 @@
+"""The models that are trained, each from a fixed seed with four fixed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+BATCHES = 4
+"""Distinct batches, cycled."""
+
+LR, WEIGHT_DECAY = 1e-3, 1e-2
+SGD_LR, SGD_MOMENTUM = 1e-2, 0.9
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its loss, data and optimizer.
+
+    Attributes:
+        model: in training mode, initialised from seed 0.
+        loss: ``loss(model, batch)`` -> scalar.
+        batches: ``(input, target)`` pairs.
+        optimizer: ``optimizer(fused)`` -> torch optimizer over the model's parameters.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module, Batch], torch.Tensor]
+    batches: list[Batch]
+    optimizer: Callable[[bool], torch.optim.Optimizer]
+
+
+class Attention(nn.Module):
+    """Pre-norm transformer block with causal attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_mix, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        split = self.qkv(self.before_mix(x)).split(width, 2)
+        q, k, v = (part.view(rows, length, self.heads, width // self.heads).transpose(1, 2) for part in split)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
+        return x + self.down(F.gelu(self.up(self.before_mlp(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, vocabulary: int, width: int, heads: int, layers: int, length: int) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Attention(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
+class Residual(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.skip: nn.Module = nn.Identity()
+        if (inputs, stride) != (outputs, 1):
+            self.skip = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + self.skip(x))
+
+
+class CNN(nn.Module):
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU())
+        inputs = (widths[0], *widths[:-1])
+        self.blocks = nn.ModuleList(
+            Residual(i, o, 1 if index == 0 else 2) for index, (i, o) in enumerate(zip(inputs, widths, strict=True))
+        )
+        self.head = nn.Linear(widths[-1], 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
+class LSTM(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _adamw(model: nn.Module) -> Callable[[bool], torch.optim.Optimizer]:
+    def make(fused: bool) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), LR, weight_decay=WEIGHT_DECAY, fused=fused or None)
+
+    return make
+
+
+def _sgd(model: nn.Module) -> Callable[[bool], torch.optim.Optimizer]:
+    def make(fused: bool) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), SGD_LR, momentum=SGD_MOMENTUM, fused=fused or None)
+
+    return make
+
+
+def _batches(make: Callable[[torch.Generator], Batch]) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    return [make(generator) for _ in range(BATCHES)]
+
+
+def _labelled(*shape: int) -> list[Batch]:
+    return _batches(
+        lambda g: (torch.randn(*shape, generator=g), torch.randint(0, 10, (shape[0],), generator=g)),
+    )
+
+
+def mlp(width: int, layers: int, rows: int) -> Workload:
+    parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*parts, nn.Linear(width, 10))
+    return Workload(model, classification_loss, _labelled(rows, width), _adamw(model))
+
+
+def gpt(vocabulary: int, width: int, heads: int, layers: int, length: int, rows: int) -> Workload:
+    model = GPT(vocabulary, width, heads, layers, length)
+
+    def batch(generator: torch.Generator) -> Batch:
+        ids = torch.randint(0, vocabulary, (rows, length + 1), generator=generator)
+        return ids[:, :-1].contiguous(), ids[:, 1:].reshape(-1)
+
+    return Workload(model, classification_loss, _batches(batch), _adamw(model))
+
+
+def cnn(widths: tuple[int, ...], rows: int) -> Workload:
+    model = CNN(widths)
+    return Workload(model, classification_loss, _labelled(rows, 3, 32, 32), _sgd(model))
+
+
+def lstm(width: int, length: int, rows: int) -> Workload:
+    model = LSTM(width)
+    return Workload(model, classification_loss, _labelled(rows, length, width), _adamw(model))
+
+
+def hf_gpt2(vocabulary: int, width: int, heads: int, layers: int, length: int, rows: int) -> Workload:
+    try:
+        import transformers
+    except ImportError as error:
+        raise Unavailable("transformers is not installed") from error
+
+    config = transformers.GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=length,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = transformers.GPT2LMHeadModel(config)
+
+    def batch(generator: torch.Generator) -> Batch:
+        ids = torch.randint(0, vocabulary, (rows, length + 1), generator=generator)[:, :-1].contiguous()
+        return ids, ids  # the model shifts labels itself
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        return model(input_ids=batch[0], labels=batch[1]).loss
+
+    return Workload(model, loss, _batches(batch), _adamw(model))
+
+
+class Unavailable(Exception):
+    """The workload or contender cannot run here; the text says why."""
+
+
+CORE: dict[str, Callable[[], Workload]] = {
+    "mlp_tiny": lambda: mlp(width=64, layers=4, rows=32),
+    "mlp_big": lambda: mlp(width=512, layers=8, rows=128),
+    "gpt_tiny": lambda: gpt(vocabulary=256, width=64, heads=4, layers=4, length=32, rows=4),
+    "gpt_small": lambda: gpt(vocabulary=256, width=256, heads=8, layers=6, length=128, rows=8),
+    "cnn_small": lambda: cnn(widths=(16, 32, 64), rows=32),
+    "lstm": lambda: lstm(width=128, length=32, rows=32),
+    "hf_gpt2_tiny": lambda: hf_gpt2(vocabulary=1000, width=64, heads=4, layers=2, length=64, rows=4),
+}
+
+SUITES: dict[str, dict[str, Callable[[], Workload]]] = {"core": CORE}
+
+GOALS = {
+    "mlp_tiny": 2.5,
+    "mlp_big": 1.35,
+    "gpt_tiny": 1.7,
+    "gpt_small": 1.0,
+    "cnn_small": 1.4,
+    "lstm": 1.0,
+    "hf_gpt2_tiny": 1.5,
+}
+"""Speed-ups over eager that a captured step is held to."""
+
+
+def build(suite: str, name: str) -> Workload:
+    """A workload, always with the same weights and batches."""
+    torch.manual_seed(0)
+    workload = SUITES[suite][name]()
+    workload.model.train()
+    return workload
+
+
+def names(suite: str) -> list[str]:
+    return list(SUITES[suite])
+
+
+def parameters(model: nn.Module) -> Any:
+    """All parameters and floating buffers in one float64 vector."""
+    values = [p.detach() for p in model.parameters()] + [b for b in model.buffers() if b.is_floating_point()]
+    return torch.cat([value.double().flatten().cpu() for value in values])

@@ -197,6 +197,15 @@ def below_functionalization() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Operations inside run for real, whatever is being recorded."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
 def to_functional(fake: torch.Tensor) -> torch.Tensor:
     from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -226,6 +235,18 @@ def storage_replaced(value: torch.Tensor) -> bool:
 
 set_grad_enabled = torch._C._set_grad_enabled
 autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+def tensor_data_ptr_address() -> int | None:
+    """Address of torch's ``void* data_ptr(PyObject* tensor)``, which generated code calls."""
+    return getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
+
+
+@contextmanager
+def training_kernels() -> Iterator[None]:
+    """Grad mode is on, as kernels that save for backward want it, and yet autograd records nothing."""
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        yield
 
 
 def without_autocast(function: Any, *args: Any) -> Any:
@@ -281,7 +302,13 @@ def inductor_compile(
         output.meta["user_visible_output_idxs"] = [
             i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node)
         ]
-        compiled = compile_fx.compile_fx_inner(module, example_inputs, static_input_idxs=static, is_inference=True)
+        compiled = compile_fx.compile_fx_inner(
+            module,
+            example_inputs,
+            static_input_idxs=static,
+            is_inference=True,
+            cpp_wrapper=compile_fx.config.cpp_wrapper,
+        )
     code = getattr(compiled, "source_code", "")
     return getattr(compiled, "current_callable", None) or compiled, code
 

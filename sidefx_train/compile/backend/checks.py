@@ -6,19 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-from sidefx_train.compile.artifacts import IndexCheck
+from sidefx_train.compile.artifacts import GraphInput, IndexCheck
+from sidefx_train.compile.backend.native import native_module
 
 
-def index_checker(check: IndexCheck, source: str) -> Callable[[torch.Tensor], None]:
+def index_checker(check: IndexCheck, given: GraphInput) -> Callable[[torch.Tensor], None]:
     """A function that raises ``IndexError`` where eager could raise for the values of an index input."""
     low, high, ignore = check.low, check.high, check.ignore
+    example, source = given.example, given.source
 
-    def run(index: torch.Tensor) -> None:
-        if index.numel() == 0:
-            return
-        smallest, largest = torch.aminmax(index)
-        if smallest.item() >= low and largest.item() < high:
-            return
+    def thorough(index: torch.Tensor) -> None:
         bad = (index < low) | (index >= high)
         if ignore is not None:
             bad &= index != ignore
@@ -26,4 +23,14 @@ def index_checker(check: IndexCheck, source: str) -> Callable[[torch.Tensor], No
             value = index[bad].flatten()[0].item()
             raise IndexError(f"{source} holds {value}, which is outside [{low}, {high})")
 
-    return run
+    native = native_module()
+    fits = example.dtype == torch.int64 and example.is_contiguous() and isinstance(example.numel(), int)
+    if native is None or not fits:
+        return thorough
+    bad_index, numel, allowed = native.bad_index, example.numel(), low if ignore is None else ignore
+
+    def quick(index: torch.Tensor) -> None:
+        if bad_index(index, numel, low, high, allowed):
+            thorough(index)
+
+    return quick

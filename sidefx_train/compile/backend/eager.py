@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend.runner import tuple_text
 from sidefx_train.compile.functionalize.aliases import Aliases
@@ -24,7 +25,7 @@ def build_eager(traced: TracedGraph) -> Executable:
     uses_rng = traced.uses_rng
 
     def run(args: list[Any]) -> Any:
-        with torch.no_grad():
+        with compat.training_kernels():
             saved = [(args[i], _snapshot(args[i])) for i in positions]
             random_state = torch.get_rng_state() if uses_rng else None
             try:

@@ -8,7 +8,9 @@ from typing import Any
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.backend.functional import example_inputs
+from sidefx_train.compile.backend.native import start_build
 from sidefx_train.compile.backend.runner import generate
+from sidefx_train.compile.backend.tail import write_tail
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.config import CompileConfig
 
@@ -31,6 +33,7 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     """Functionalizes with Inductor's decompositions and compiles the result."""
     seconds: dict[str, float] = {}
     start = time.perf_counter()
+    start_build()
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()
     seconds["import"] = time.perf_counter() - start
@@ -43,7 +46,7 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     with compat.inductor_options(options(config, graph)):
         call, code = compat.inductor_compile(graph.module, example_inputs(graph), static, traced.fake_mode)
     seconds["lower"] = time.perf_counter() - start
-    run, text = generate(graph, call, uses_rng=traced.uses_rng)
+    run, text = generate(graph, call, write_tail, uses_rng=traced.uses_rng)
     return Executable(
         run,
         atomic=True,

@@ -90,7 +90,7 @@ def argument_text(value: Any, source: Source) -> str:
 def generate(
     graph: FunctionalGraph,
     call: Callable[[list[Any]], Any],
-    tail: Callable[[Source], None] | None = None,
+    tail: Callable[[FunctionalGraph, Source], None] | None = None,
     uses_rng: bool = False,
 ) -> tuple[Callable[[list[Any]], Any], str]:
     """Builds ``run(args)`` around ``call``, the compiled graph (called with one list).
@@ -106,7 +106,7 @@ def generate(
     source.bind("graph", call)
     source(f"{tuple_text([f'a{i}' for i in range(len(graph.inputs))])} = args" if graph.inputs else "del args[:]")
     for i, check in enumerate(graph.checks):
-        source.bind(f"check{i}", index_checker(check, graph.inputs[check.position].source))
+        source.bind(f"check{i}", index_checker(check, graph.inputs[check.position]))
         source(f"check{i}(a{check.position})")
     for line in graph.host:
         source(line)
@@ -131,7 +131,7 @@ def generate(
     for line in graph.late:
         source(line)
     if tail is not None:
-        tail(source)
+        tail(graph, source)
     else:
         default_tail(graph, source)
     _return(graph, source)

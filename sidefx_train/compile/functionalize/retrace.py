@@ -16,6 +16,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import TracedGraph, is_scalar
+from sidefx_train.compile.functionalize import rnn
 from sidefx_train.compile.functionalize.fused import fused_update
 from sidefx_train.compile.functionalize.scalar_ops import (
     TensorScalar,
@@ -111,10 +112,11 @@ class Retracer:
         entries: dict[fx.Node, Any] = {}
         with self.traced.fake_mode, torch.no_grad():
             for node, given in zip(self.placeholders, self.traced.inputs, strict=True):
+                used = any(user not in self.options.skip and user.op != "output" for user in node.users)
                 if given.kind == "scalar":
-                    if isinstance(given.example, torch.SymInt) and node.users:
+                    if isinstance(given.example, torch.SymInt) and used:
                         entries[node] = given.example
-                elif node.users:
+                elif used:
                     entries[node] = given.example.detach()
         return entries
 
@@ -330,4 +332,8 @@ def _native_batch_norm(
     return out, saved_mean, saved_rstd
 
 
-_REWRITES: dict[Any, Callable[..., Any]] = {aten.native_batch_norm.default: _native_batch_norm}
+_REWRITES: dict[Any, Callable[..., Any]] = {
+    aten.native_batch_norm.default: _native_batch_norm,
+    aten.mkldnn_rnn_layer.default: rnn.forward,
+    aten.mkldnn_rnn_layer_backward.default: rnn.backward,
+}

@@ -1,0 +1,68 @@
+"""oneDNN's recurrent layers, kept whole.
+
+On CPU ``nn.LSTM`` runs as one oneDNN call forward and one backward, linked by a workspace whose size only oneDNN knows;
+the operator's own meta function reports zero bytes. Compilers that believe it fail or fall back to a loop of small
+products. The two operators here are the same calls under a name of ours, with the workspace's true size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("sidefx", "FRAGMENT")
+_library.define(
+    "rnn_layer(Tensor input, Tensor w0, Tensor w1, Tensor w2, Tensor w3, Tensor hx, Tensor cx, bool reverse,"
+    " int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional,"
+    " bool batch_first, bool train, int workspace) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "rnn_layer_backward(Tensor input, Tensor w1, Tensor w2, Tensor w3, Tensor w4, Tensor hx, Tensor cx, Tensor output,"
+    " Tensor hy, Tensor cy, Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, bool reverse, int mode,"
+    " int hidden_size, int num_layers, bool has_biases, bool train, bool bidirectional, int[] batch_sizes,"
+    " bool batch_first, Tensor workspace) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _forward(*args: Any) -> tuple[torch.Tensor, ...]:
+    with compat.training_kernels():  # without grad mode oneDNN keeps no workspace
+        output, hy, cy, workspace = aten.mkldnn_rnn_layer.default(*args[:-1])
+    return output, hy, cy, torch.empty(0, dtype=torch.uint8) if workspace is None else workspace
+
+
+def _forward_fake(*args: Any) -> tuple[torch.Tensor, ...]:
+    output, hy, cy, _ = aten.mkldnn_rnn_layer.default(*args[:-1])
+    return output, hy, cy, args[0].new_empty(args[-1], dtype=torch.uint8)
+
+
+def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(aten.mkldnn_rnn_layer_backward.default(*args))
+
+
+_library.impl("rnn_layer", _forward, "CPU")
+_library.impl("rnn_layer_backward", _backward, "CPU")
+torch.library.register_fake("sidefx::rnn_layer", _forward_fake, lib=_library)
+torch.library.register_fake("sidefx::rnn_layer_backward", _backward, lib=_library)
+
+
+def workspace_bytes(args: tuple[Any, ...]) -> int:
+    """Bytes of the workspace that a forward call returns, found by making the call on zeros."""
+    with compat.outside_tracing(), compat.training_kernels():
+        zeros = [torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+        workspace = aten.mkldnn_rnn_layer.default(*zeros)[3]
+    return 0 if workspace is None else workspace.numel()
+
+
+def forward(*args: Any) -> Any:
+    """Stands for ``aten.mkldnn_rnn_layer`` in a functional graph."""
+    return torch.ops.sidefx.rnn_layer.default(*args, workspace_bytes(args))
+
+
+def backward(*args: Any) -> Any:
+    """Stands for ``aten.mkldnn_rnn_layer_backward`` in a functional graph."""
+    return torch.ops.sidefx.rnn_layer_backward.default(*args)

@@ -252,7 +252,7 @@ def class_generic(interp: Interpreter, obj: type, name: str) -> Any:
     world = interp.world
     meta = interp.type_of(obj)
     of_meta = world.class_attr(meta, name)
-    if of_meta is not ABSENT and is_data(interp, of_meta):
+    if of_meta is not ABSENT and is_data(interp, of_meta) and hasattr(type(of_meta), "__get__"):
         if type(of_meta) in _C_DATA:
             return meta if name == "__class__" else world.native_getattr(obj, name)
         return bind(interp, of_meta, obj, meta)

@@ -45,7 +45,7 @@ def keeps_callables(fn: Any) -> bool:
         if isinstance(owner, type):
             return issubclass(owner, substitutes.CONTAINERS)
         return isinstance(owner, substitutes.CONTAINERS) and fn.__name__ != "sort"
-    if type(fn) in (types.MethodDescriptorType, types.WrapperDescriptorType):
+    if type(fn) in (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType):
         return issubclass(fn.__objclass__, substitutes.CONTAINERS) and fn.__name__ != "sort"
     return isinstance(fn, type) and issubclass(fn, (BaseException, *substitutes.CONTAINERS))
 
@@ -367,7 +367,8 @@ def _globals(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any])
 @_plain(dir)
 def _dir(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args and not kwargs:
-        return sorted(local_names(interp))
+        space = local_names(interp)
+        return sorted(space if isinstance(space, dict) else interp.iterate(interp.call(interp.getattr(space, "keys"), (), {})))
     method = special(interp, args[0], "__dir__") if len(args) == 1 else ABSENT
     if method is not ABSENT:
         return sorted(operators.to_list(interp, call_special(interp, method, args[0], ())))

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ def unwind(interp: Interpreter, frame: Frame, error: BaseException) -> bool:
     if interp.in_flight is not error:
         chain(error, interp.handled.topmost())
         interp.in_flight = error
-    if instr.name != "RERAISE" and not (instr.name == "RAISE_VARARGS" and instr.arg == 0):
+    again = instr.name == "RERAISE"
+    if instr.name == "RAISE_VARARGS" and instr.arg == 0:
+        again = error is interp.handled.topmost()
+    if not again:
         error.__traceback__ = _extended(frame, error.__traceback__)
     else:
         error.__traceback__ = _cleaned(error.__traceback__)
@@ -132,13 +135,18 @@ def _extended(frame: Frame, trace: types.TracebackType | None) -> types.Tracebac
     return types.TracebackType(_cleaned(trace), stand_in(frame), 0, frame.line)
 
 
-def _own_frame(get: Callable[[], types.FrameType]) -> types.FrameType:
+def _call(get: Callable[[], types.FrameType]) -> types.FrameType:
     return get()
+
+
+def _suspended() -> Generator[None, None, None]:
+    yield
 
 
 def stand_in(frame: Frame) -> types.FrameType:
     """A real frame object with the file, line, name and globals of an interpreted frame, but no locals."""
-    return types.FunctionType(_stub(frame), frame.globals)(sys._getframe)
+    made = types.FunctionType(_stub(frame, _suspended, frame.program.stubs), frame.globals)()
+    return made.gi_frame  # the frame of a generator has no caller that it could keep alive
 
 
 def stack_of_stand_ins(frame: Frame) -> types.FrameType:
@@ -146,18 +154,18 @@ def stack_of_stand_ins(frame: Frame) -> types.FrameType:
     get: Callable[[], types.FrameType] = sys._getframe
     item: Frame | None = frame
     while item is not None:
-        get = functools.partial(types.FunctionType(_stub(item), item.globals), get)
+        get = functools.partial(types.FunctionType(_stub(item, _call, {}), item.globals), get)
         item = item.back
     return get()
 
 
-def _stub(frame: Frame) -> types.CodeType:
-    """Code that asks for its own frame, with the names and the current line of ``frame``."""
+def _stub(frame: Frame, model: types.FunctionType, cache: dict[int, types.CodeType]) -> types.CodeType:
+    """The code of ``model`` with the names and the current line of ``frame``."""
     code, line = frame.code, frame.line
-    known = frame.program.stubs.get(line)
+    known = cache.get(line)
     if known is None:
-        body = _own_frame.__code__
-        known = frame.program.stubs[line] = body.replace(
+        body = model.__code__
+        known = cache[line] = body.replace(
             co_filename=code.co_filename,
             co_name=code.co_name,
             co_qualname=code.co_qualname,

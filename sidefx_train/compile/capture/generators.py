@@ -6,7 +6,7 @@ import types
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.exceptions import Handled
+from sidefx_train.compile.capture.exceptions import Handled, set_context, stand_in
 from sidefx_train.compile.capture.frame import RETURNED, YIELDED, Frame
 from sidefx_train.compile.capture.versions import CLOSE_RETURNS, SEND_KEEPS_RECEIVER
 from sidefx_train.errors import Unsupported
@@ -59,6 +59,9 @@ class InterpretedGenerator:
         outer = interp.handled
         self.handled.previous = outer
         interp.handled = self.handled
+        if error is not None:
+            set_context(error, self.handled.value)
+            interp.in_flight = error
         try:
             signal = interp.execute(frame, error)
         except StopIteration as stop:
@@ -67,9 +70,10 @@ class InterpretedGenerator:
             interp.handled = outer
             self.handled.previous = None
             self.running = False
-        if signal == RETURNED:
-            frame.done = True
-            frame.stack.clear()
+            if frame.done:
+                frame.stack.clear()
+                frame.locals.clear()
+                self.handled.value = None
         return signal
 
     @property
@@ -148,6 +152,7 @@ class InterpretedGenerator:
         try:
             signal = self._throw(GeneratorExit())
         except (StopIteration, GeneratorExit):
+            self.interp.in_flight = None
             return None
         if signal != RETURNED:
             raise RuntimeError("generator ignored GeneratorExit")
@@ -162,7 +167,7 @@ class InterpretedGenerator:
 
     @property
     def gi_frame(self) -> Any:
-        return None if self.frame.done else self.frame
+        return None if self.frame.done else stand_in(self.frame)
 
     @property
     def gi_running(self) -> bool:

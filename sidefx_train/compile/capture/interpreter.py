@@ -163,8 +163,7 @@ class Interpreter:
             while True:
                 try:
                     if pending is not None:
-                        error, pending = pending, None
-                        raise error
+                        raise pending
                     while True:
                         instr = instructions[frame.pc]
                         frame.pc += 1
@@ -177,6 +176,7 @@ class Interpreter:
                         stop.location = self.location()
                     raise
                 except BaseException as caught:
+                    pending = None
                     if self.stopped or not exceptions.unwind(self, frame, caught):
                         raise
         finally:

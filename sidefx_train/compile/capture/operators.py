@@ -78,7 +78,8 @@ def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any
         answer = _method(interp, forward, left, right)
         if answer is not NotImplemented:
             return answer
-    elif interp.world.class_attr(kind, reflected) is not ABSENT:  # a number made in C
+    elif interp.world.class_attr(kind, "__radd__" if plain == "mul" else reflected) is not ABSENT:
+        # A number made in C; sequences have no __radd__, and their + and * come last.
         own = interp.world.class_attr(kind, dunder)
         if own is not ABSENT:
             answer = interp.world.native_call(own, (left, right), {})
@@ -207,6 +208,8 @@ def _compare_sequences(interp: Interpreter, name: str, left: Any, right: Any) ->
         a, b = left[index], right[index]
         index += 1
         if a is not b and not truth(interp, compare(interp, "eq", a, b)):
+            if index > len(left) or index > len(right):
+                break
             return name == "ne" if name in ("eq", "ne") else compare(interp, name, a, b)
     return FUNCTIONS[name](len(left), len(right))
 

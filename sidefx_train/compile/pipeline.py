@@ -224,7 +224,7 @@ def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
     }
     found: set[str] = set()
     for effect in effects.changes:
-        if type(effect.value) not in (int, float):
+        if type(effect.value) not in (int, float, torch.SymInt, torch.SymFloat):
             continue
         if effect.kind in ("set_attr", "set_slot"):
             label = f"{effect.target.label}.{effect.key}"

@@ -107,6 +107,8 @@ def collect(world: TraceWorld) -> SideEffects:
             changes += _set(record)
         elif isinstance(record, TensorRecord):
             changes += _tensor(record)
+        if record.instance is not None:
+            changes += _instance(record.instance)
     for cell in heap.cells.values():
         if cell.value is not cell.snapshot:
             kind: EffectKind = "del_cell" if cell.value is ABSENT else "set_cell"
@@ -160,7 +162,7 @@ def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
         changes = [Effect("del_item", record.base, world.heap.real_key(key)) for key in gone]
     else:
         changes = []
-    for key, value in dict.items(now):
+    for key, value in now.items():
         if record.snapshot.get(key, ABSENT) is not value:
             changes.append(Effect("set_item", record.base, _key(keys, key), value))
     return changes

@@ -7,8 +7,10 @@ with shadow contents for everything else.
 
 from __future__ import annotations
 
+import datetime
 import enum
 import functools
+import re
 import sys
 import types
 import weakref
@@ -28,8 +30,10 @@ from sidefx_train.compile.heap.records import (
     CellRecord,
     DictRecord,
     InstanceRecord,
+    ListRecord,
     NamespaceRecord,
     Record,
+    SetRecord,
     TensorRecord,
     empty_like,
     is_plain,
@@ -49,6 +53,9 @@ BY_IDENTITY: tuple[type, ...] = (
 )
 BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, slice, np.generic)
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+IMMUTABLE_C: tuple[type, ...] = (re.Pattern, re.Match, datetime.date, datetime.time, datetime.timedelta, np.dtype, np.ufunc)
+"""C classes whose instances never change."""
 
 PASSED_THROUGH: tuple[type, ...] = (
     *DEFINITIONS,
@@ -159,7 +166,7 @@ class Heap:
             return self._tensor(real, source)
         if isinstance(real, tuple):
             return self._tuple(real, source)
-        if cls in CONTAINERS:
+        if cls in CONTAINERS or isinstance(real, (dict, list, set)):
             return self._container(real, source)
         if isinstance(real, types.MethodType):
             return self._method(real, source)
@@ -308,9 +315,22 @@ class Heap:
         return self._register(Record(self, real, shadow, source))
 
     def _container(self, real: Any, source: Source) -> Any:
-        base = source
-        self.guard("type", source, type(real))
-        return self._register(CONTAINERS[type(real)](self, real, empty_like(real), source, base))  # type: ignore[call-arg]
+        cls = type(real)
+        self.guard("type", source, cls)
+        try:
+            shadow = empty_like(real)
+        except TypeError:
+            self.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
+        kind = CONTAINERS.get(cls)
+        if kind is None:
+            kind = DictRecord if isinstance(real, dict) else ListRecord if isinstance(real, list) else SetRecord
+        record = kind(self, real, shadow, source, source)  # type: ignore[call-arg]
+        self._register(record)
+        if not record.plain:
+            record.fill()
+            if hasattr(real, "__dict__"):
+                record.instance = InstanceRecord(self, real, shadow, source, source)
+        return shadow
 
     def _method(self, real: types.MethodType, source: Source) -> Any:
         self.guard("type", source, types.MethodType)
@@ -337,7 +357,9 @@ class Heap:
         try:
             shadow = object.__new__(cls)
         except TypeError:
-            return self._opaque(real, source)
+            self._opaque(real, source)
+            self.by_real[id(real)].unshadowed = not isinstance(real, IMMUTABLE_C)
+            return real
         base = self._bind(real, source)
         return self._register(InstanceRecord(self, real, shadow, source if base is source else base, base))
 

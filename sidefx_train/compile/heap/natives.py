@@ -25,7 +25,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         "lt le eq ne gt ge neg pos invert is_ is_not"
     ).split()
 }
-ARITHMETIC = frozenset(value for name, value in OPERATORS.items() if name not in ("getitem", "setitem", "delitem"))
+ARITHMETIC = frozenset(id(fn) for name, fn in OPERATORS.items() if name not in ("getitem", "setitem", "delitem"))
 
 # --- nn.Module ---------------------------------------------------------------------------------------------------
 
@@ -97,13 +97,14 @@ def dict_operator(world: TraceWorld, record: DictRecord, name: str, args: tuple[
     """Subscript and containment of a shadow dict: only the entry in question is read."""
     shadow = record.shadow
     if name == "contains":
-        return record.bring(_key(args[1])) if _hashable(args[1]) else ABSENT
+        key = concrete(args[1])
+        return record.bring(key) if _hashable(key) else ABSENT
     if name in ("getitem", "setitem", "delitem"):
-        key = _key(args[1])
+        key = concrete(args[1])
         if not _hashable(key):
             return ABSENT
         if name == "setitem":
-            dict.__setitem__(shadow, key, args[2])
+            shadow[key] = args[2]
             return None
         if name == "delitem":
             record.fill()
@@ -112,7 +113,7 @@ def dict_operator(world: TraceWorld, record: DictRecord, name: str, args: tuple[
             return dict.__getitem__(shadow, key)
         if isinstance(shadow, defaultdict) and shadow.default_factory is not None:
             value = world.interp.call(shadow.default_factory, (), {})
-            dict.__setitem__(shadow, key, value)
+            shadow[key] = value
             return value
         if type(shadow) in (dict, defaultdict) or not hasattr(type(shadow), "__missing__"):
             raise KeyError(key)
@@ -122,8 +123,15 @@ def dict_operator(world: TraceWorld, record: DictRecord, name: str, args: tuple[
     return ABSENT
 
 
-def _key(key: Any) -> Any:
-    return int(key) if isinstance(key, torch.SymInt) else key
+def concrete(value: Any) -> Any:
+    """A symbolic number's value, guarded: it is about to be hashed or used by C code."""
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    if isinstance(value, torch.SymBool):
+        return bool(value)
+    return value
 
 
 def _hashable(key: Any) -> bool:
@@ -139,13 +147,13 @@ def container_method(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: 
     name = fn.__name__
     if name == "len" and fn is len and len(args) == 1:
         record = world.heap.record_of(args[0])
-        if isinstance(record, DictRecord):
+        if isinstance(record, DictRecord) and record.plain:
             length = record.length()
             return ABSENT if length is None else length
         return ABSENT
     owner = fn.__self__
     record = world.heap.record_of(owner) if owner is not None else None
-    if record is None or kwargs:
+    if record is None or kwargs or not record.plain:
         return ABSENT
     if isinstance(record, ListRecord):
         if name == "append" and len(args) == 1:
@@ -158,15 +166,17 @@ def container_method(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: 
         return ABSENT
     if isinstance(record, SetRecord):
         if name == "add" and not record.filled:
-            fn(args[0])
+            fn(concrete(args[0]))
             return None
         return ABSENT
+    if isinstance(record, DictRecord) and args:
+        args = (concrete(args[0]), *args[1:])
     if isinstance(record, DictRecord) and args and _hashable(args[0]):
         if name == "get":
             return dict.__getitem__(owner, args[0]) if record.bring(args[0]) else (args[1] if len(args) > 1 else None)
         if name == "setdefault":
             if not record.bring(args[0]):
-                dict.__setitem__(owner, args[0], args[1] if len(args) > 1 else None)
+                owner[args[0]] = args[1] if len(args) > 1 else None
             return dict.__getitem__(owner, args[0])
         if name == "__contains__":
             return record.bring(args[0])

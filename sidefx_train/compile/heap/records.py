@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import types
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,9 @@ class Record:
         shadow: its stand-in inside the capture (the object itself where nothing can change).
         source: path to the object at entry.
         base: path from which its parts are reached (the object itself, where it is guarded by identity).
+        plain: the object is a container of exactly one of Python's own classes.
+        instance: the attributes of a container whose class is a subclass.
+        unshadowed: the object stands for itself though C code could change it.
     """
 
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source | None = None) -> None:
@@ -30,6 +32,9 @@ class Record:
         self.shadow = shadow
         self.source = source
         self.base = base or source
+        self.plain = type(real) in CONTAINERS
+        self.instance: InstanceRecord | None = None
+        self.unshadowed = False
 
     def fill(self) -> None:
         """Brings the whole contents in, guarded: C code is about to read them."""
@@ -121,12 +126,13 @@ class ListRecord(Record):
             return
         self.filled = True
         self.heap.guard("length", self.base, len(self.real))
-        tail = list(self.shadow)
-        self.shadow.clear()
-        for index, item in enumerate(list(self.real)):
-            self.shadow.append(self.heap.shadow(item, self.heap.sources.item(self.base, index)))
-        self.snapshot = list(self.shadow)
-        self.shadow.extend(tail)
+        base = list if isinstance(self.shadow, list) else deque
+        tail = list(base.__iter__(self.shadow))
+        base.clear(self.shadow)
+        for index, item in enumerate(list(base.__iter__(self.real))):
+            base.append(self.shadow, self.heap.shadow(item, self.heap.sources.item(self.base, index)))
+        self.snapshot = list(base.__iter__(self.shadow))
+        base.extend(self.shadow, tail)
 
     @property
     def appended(self) -> list[Any]:
@@ -163,32 +169,32 @@ class DictRecord(Record):
         value = dict.__getitem__(self.real, real_key)
         hint = key if isinstance(key, str) else ""
         value = self.heap.shadow(value, self.heap.sources.item(self.base, real_key), hint)
-        dict.__setitem__(self.shadow, key, value)
+        _base(self.shadow).__setitem__(self.shadow, key, value)
         self.snapshot[key] = value
 
     def fill(self) -> None:
         if self.filled:
             return
-        keys = tuple(dict.keys(self.real))
+        keys = tuple(_base(self.real).__iter__(self.real))
         if not keys:
             self.heap.guard("length", self.base, 0)
         else:
             self.heap.guard("keys", self.base, keys)
         changed = dict(self.shadow)
-        dict.clear(self.shadow)
+        _base(self.shadow).clear(self.shadow)
         gone = {key for key in self.snapshot if key not in changed}
         for position, real_key in enumerate(keys):
             key = self.heap.shadow_key(real_key, self.base, position)
             if key in gone:
                 continue
             if key in changed:
-                dict.__setitem__(self.shadow, key, changed.pop(key))
+                _base(self.shadow).__setitem__(self.shadow, key, changed.pop(key))
                 if key not in self.snapshot:  # written before it was ever read
                     self.snapshot[key] = ABSENT
             else:
                 self._take(key, real_key)
         for key, value in changed.items():
-            dict.__setitem__(self.shadow, key, value)
+            _base(self.shadow).__setitem__(self.shadow, key, value)
         self.filled = True
 
     def length(self) -> int | None:
@@ -203,7 +209,7 @@ class DictRecord(Record):
     def same_entries(self) -> bool:
         """True if the step changed nothing."""
         return len(self.shadow) == len(self.snapshot) and all(
-            key in self.snapshot and self.snapshot[key] is value for key, value in dict.items(self.shadow)
+            key in self.snapshot and self.snapshot[key] is value for key, value in self.shadow.items()
         )
 
 
@@ -307,13 +313,24 @@ def is_definition(value: Any) -> bool:
     return isinstance(value, DEFINITIONS)
 
 
+def _base(container: Any) -> Any:
+    """The class whose methods move entries without running overrides."""
+    return OrderedDict if isinstance(container, OrderedDict) else dict
+
+
 def empty_like(real: Any) -> Any:
     """An empty container of the same class."""
-    if type(real) is deque:
+    cls = type(real)
+    if cls is deque:
         return deque(maxlen=real.maxlen)
-    if type(real) is defaultdict:
+    if cls is defaultdict:
         return defaultdict(real.default_factory)
-    return type(real)()
+    if cls in CONTAINERS:
+        return cls()
+    for base in (OrderedDict, dict, list, set):
+        if isinstance(real, base):
+            return base.__new__(cls)
+    raise TypeError(f"cannot make an empty {cls.__qualname__}")
 
 
 CONTAINERS: dict[type, type[Record]] = {
@@ -324,5 +341,3 @@ CONTAINERS: dict[type, type[Record]] = {
     defaultdict: DictRecord,
     set: SetRecord,
 }
-
-fresh_numbers = itertools.count()

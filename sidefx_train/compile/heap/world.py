@@ -6,6 +6,7 @@ import builtins
 import functools
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from sidefx_train.compile.heap.later import (
     percent,
 )
 from sidefx_train.compile.heap.records import (
+    CONTAINERS,
     DictRecord,
     InstanceRecord,
     ListRecord,
@@ -179,6 +181,8 @@ class TraceWorld:
         record = self.heap.record_of(obj)
         if isinstance(record, InstanceRecord):
             return self.heap.instance_attr(record, name)
+        if record is not None and record.instance is not None:
+            return self.heap.instance_attr(record.instance, name)
         if isinstance(record, TensorRecord):
             return self._tensor_attr(record, name)
         try:
@@ -211,6 +215,8 @@ class TraceWorld:
             self.heap.namespace(vars(obj)).set(name, value)
             return
         record = self.heap.record_of(obj)
+        if record is not None and record.instance is not None:
+            record = record.instance
         if isinstance(record, InstanceRecord):
             if record.has_dict:
                 record.set(name, value)
@@ -227,6 +233,8 @@ class TraceWorld:
 
     def del_instance_attr(self, obj: Any, name: str) -> None:
         record = self.heap.record_of(obj)
+        if record is not None and record.instance is not None:
+            record = record.instance
         if isinstance(record, InstanceRecord) and record.has_dict:
             if not record.delete(name):
                 raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
@@ -299,19 +307,20 @@ class TraceWorld:
             if isinstance(value, Later):
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
         record = self.heap.by_shadow.get(id(first))
-        if isinstance(record, DictRecord) and record.shadow is first:
+        if isinstance(record, DictRecord) and record.shadow is first and record.plain:
             return natives.dict_operator(self, record, name, args)
         if name in natives.OPERATORS and any(type(value) in _TRACED for value in args):
             for value in args:
                 self.touch(value)
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
                 return self.guarded(natives.OPERATORS[name], args, {})
-        for value in args:
-            self.touch(value)
-        if name in ("getitem", "setitem") and len(args) > 1 and isinstance(first, (list, tuple)):
-            if isinstance(args[1], torch.SymInt):
-                args = (first, int(args[1]), *args[2:])
-                return natives.OPERATORS[name](*args)
+        shallow = name in _SHALLOW
+        for value in args[:1] if shallow else args:
+            self.touch(value, deep=not shallow)
+        if name in ("getitem", "setitem", "delitem") and type(first) in (list, tuple, deque):
+            if name == "setitem" and type(args[1]) is slice:
+                self.touch(args[2], deep=False)
+            return self.guarded(natives.OPERATORS[name], (first, natives.concrete(args[1]), *args[2:]), {})
         if name == "next" and record is not None and record.shadow is record.real:
             self.heap.refuse("SFX103", f"advances the outside iterator {record.source.label}")
         return ABSENT
@@ -338,8 +347,8 @@ class TraceWorld:
         self.touch(value)
         return self.guarded(bool, (value,), {})
 
-    def touch(self, value: Any) -> None:
-        """C code is about to read a container: bring its contents in, nested ones too."""
+    def touch(self, value: Any, deep: bool = True) -> None:
+        """C code is about to read a container: bring its contents in, nested ones too if ``deep``."""
         record = self.heap.by_shadow.get(id(value))
         if record is not None and record.shadow is value:
             if isinstance(record, (ListRecord, DictRecord, SetRecord)):
@@ -347,6 +356,8 @@ class TraceWorld:
                     record.fill()
             else:
                 return
+        if not deep:
+            return
         if isinstance(value, (list, tuple)):
             for item in value:
                 if isinstance(item, (list, tuple, dict, set)):
@@ -360,7 +371,7 @@ class TraceWorld:
 
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cls = type(fn)
-        if cls in _HASHABLE or isinstance(fn, type):
+        if isinstance(fn, type) or cls in _HASHABLE and isinstance(getattr(fn, "__self__", None), _NO_OWNER):
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:
                 answer = handler(self, args, kwargs)
@@ -401,17 +412,25 @@ class TraceWorld:
         torch_call = policy.is_torch_callable(fn)
         if not torch_call:
             owner = getattr(fn, "__self__", None)
-            if owner is not None:
-                self.touch(owner)
-            if not policy.is_pure(fn):
+            if type(owner) in CONTAINERS or self.heap.record_of(owner) is not None:
+                self.touch(owner, deep=fn.__name__ in _DEEP_METHODS)
+                if fn.__name__ in _STORING_METHODS:
+                    args = tuple(natives.concrete(value) for value in args) if type(owner) is set else args
+                    return self.guarded(fn, args, kwargs)
+                if isinstance(owner, (dict, set)):
+                    args = tuple(natives.concrete(value) for value in args)
+            self._refuse_unshadowed(fn, args)
+            if not policy.is_pure(fn) and not (isinstance(fn, type) and fn.__new__ is object.__new__):
                 self._refuse_call(fn)
         elif getattr(fn, "__name__", "") in policy.VALUE_METHODS and args and isinstance(args[0], torch.Tensor):
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
+        if fn is object.__new__ or fn is object.__init__:
+            return self.guarded(fn, args, kwargs)
         for value in args:
             self.touch(value)
         for value in kwargs.values():
             self.touch(value)
-        if not torch_call and not isinstance(fn, type) and fn not in natives.ARITHMETIC:
+        if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
             if isinstance(getattr(fn, "__self__", None), str) and contains_later(args):
                 return Later(fn, tuple(self.freeze(value) for value in args), self.freeze(kwargs))
             substitute = natives.number_function(self, fn, args)
@@ -421,6 +440,14 @@ class TraceWorld:
                 if isinstance(value, Later):
                     self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
         return self.guarded(fn, args, kwargs)
+
+    def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
+        """C code must not get hold of an outside object that has no shadow and could be changed."""
+        for value in (getattr(fn, "__self__", None), *args):
+            record = self.heap.by_shadow.get(id(value))
+            if record is not None and record.shadow is value and record.unshadowed:
+                kind = type(value).__qualname__
+                self.heap.refuse("SFX104", f"{policy.describe(fn)} gets {record.source.label}, a {kind}")
 
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; torch's complaints about values it cannot know stop the capture."""
@@ -464,6 +491,9 @@ def first_line(error: BaseException) -> str:
 
 
 _NUMBER_TYPES: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, Later: str}
+_SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
+_STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
+_DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__", "__repr__"})
 _TRACED = frozenset({compat.FakeTensor, *NUMBERS})
 _TEXT: dict[str, Callable[..., Any]] = {
     "format": format,
@@ -473,5 +503,6 @@ _TEXT: dict[str, Callable[..., Any]] = {
     "build_string": join_text,
 }
 _HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_NO_OWNER = (type(None), types.ModuleType, type)
 _DISABLERS = ("_compile.py", "eval_frame.py")
 _TORCH_DIR = torch.__path__[0]

@@ -615,7 +615,8 @@ def body_eval_and_exec():
 def body_imports():
     import collections.abc
     import os.path as p
-    from math import pi, sqrt as root
+    from math import pi
+    from math import sqrt as root
 
     return p.join("a", "b"), root(4) + pi, collections.abc.Mapping.__name__
 

@@ -603,7 +603,7 @@ def body_fstrings():
     name = "é"
     return (
         f"{n}", f"{n:>5}", f"{x:.2f}", f"{x:{w}.{2}f}|", f"{name!r} {name!a} {name!s:>4}", f"{n=}", f"{x=:.1f}",
-        f"{'nested ' + f'{w}'}", f"{{literal}}", f"{[1, 2]}", f"{None} {True}", f"{w:,} {w:#x} {w:08b}", f"{w!r:^6}|",
+        f"{'nested ' + f'{w}'}", "{literal}", f"{[1, 2]}", f"{None} {True}", f"{w:,} {w:#x} {w:08b}", f"{w!r:^6}|",
     )  # fmt: skip
 
 
@@ -736,7 +736,17 @@ def body_set_operations():
     c.add(9)
     c.discard(1)
     c |= {7}
-    return a | b, a & b, a - b, a ^ b, a <= {1, 2, 3, 4}, c, a.isdisjoint({8}), frozenset(a) == a, a.union(x for x in "a")
+    return (
+        a | b,
+        a & b,
+        a - b,
+        a ^ b,
+        a <= {1, 2, 3, 4},
+        c,
+        a.isdisjoint({8}),
+        frozenset(a) == a,
+        a.union(x for x in "a"),
+    )
 
 
 def body_tuple_operations():
@@ -924,7 +934,7 @@ def body_ternary_and_lambda_default():
 def body_identity():
     x = None
     y = []
-    return x is None, y is not None, y is y, y is [], ... is Ellipsis, NotImplemented is NotImplemented
+    return x is None, y is not None, y is y, y == [], ... is Ellipsis, NotImplemented is NotImplemented
 
 
 def body_print_objects():

@@ -12,7 +12,16 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import attributes, calls, exceptions, operators, substitutes
+from sidefx_train.compile.capture import (
+    attributes,
+    calls,
+    exceptions,
+    formatting,
+    iterables,
+    iteration,
+    operators,
+    substitutes,
+)
 from sidefx_train.compile.capture.attributes import call_special, is_static, special
 from sidefx_train.compile.capture.class_bodies import build_class
 from sidefx_train.compile.capture.frame import NULL
@@ -29,10 +38,10 @@ _MISSING: Any = object()
 def find(interp: Interpreter, fn: Any) -> Substitute | None:
     """The substitute of ``fn``, if it has one."""
     found = _TABLE.get(id(fn))
-    if found is None and type(fn) is types.BuiltinFunctionType and fn.__name__ in substitutes.METHOD_NAMES:
+    if found is None and type(fn) is types.BuiltinFunctionType and fn.__name__ in iterables.METHOD_NAMES:
         owner = fn.__self__
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
-            return substitutes.bound_method(fn, owner)
+            return iterables.bound_method(fn, owner)
     return found
 
 
@@ -173,7 +182,7 @@ def _object_ne(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any
 def _object_str(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(object.__str__, args, kwargs)
-    return operators.to_repr(interp, args[0])
+    return formatting.to_repr(interp, args[0])
 
 
 @_plain(vars(property)["__get__"])
@@ -349,7 +358,7 @@ def local_names(interp: Interpreter) -> Any:
         return frame.namespace
     found = {}
     cells = {*frame.code.co_cellvars, *frame.code.co_freevars}
-    for name, value in zip(frame.program.slots, frame.locals):
+    for name, value in zip(frame.program.slots, frame.locals, strict=False):
         if name in cells and isinstance(value, types.CellType):
             value = interp.world.load_cell(value)
         if value is not NULL and value is not ABSENT:
@@ -368,10 +377,12 @@ def _globals(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _dir(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args and not kwargs:
         space = local_names(interp)
-        return sorted(space if isinstance(space, dict) else interp.iterate(interp.call(interp.getattr(space, "keys"), (), {})))
+        if not isinstance(space, dict):
+            space = interp.iterate(interp.call(interp.getattr(space, "keys"), (), {}))
+        return sorted(space)
     method = special(interp, args[0], "__dir__") if len(args) == 1 else ABSENT
     if method is not ABSENT:
-        return sorted(operators.to_list(interp, call_special(interp, method, args[0], ())))
+        return sorted(iteration.to_list(interp, call_special(interp, method, args[0], ())))
     return interp.native(dir, args, kwargs)
 
 
@@ -425,5 +436,5 @@ if hasattr(sys, "_getframemodulename"):
 
 
 _TABLE[id(builtins.__build_class__)] = build_class
-_TABLE.update({id(fn): substitute for fn, substitute in substitutes.TABLE.items()})
+_TABLE.update({id(fn): substitute for table in (substitutes, iterables) for fn, substitute in table.TABLE.items()})
 _KEEPS = {id(fn) for fn in substitutes.KEEPS}

@@ -75,5 +75,3 @@ def _winner(interp: Interpreter, meta: type, bases: tuple[Any, ...]) -> type:
             )
         meta = kind
     return meta
-
-

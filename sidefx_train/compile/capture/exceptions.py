@@ -159,7 +159,7 @@ def stack_of_stand_ins(frame: Frame) -> types.FrameType:
     return get()
 
 
-def _stub(frame: Frame, model: types.FunctionType, cache: dict[int, types.CodeType]) -> types.CodeType:
+def _stub(frame: Frame, model: Any, cache: dict[int, types.CodeType]) -> types.CodeType:
     """The code of ``model`` with the names and the current line of ``frame``."""
     code, line = frame.code, frame.line
     known = cache.get(line)

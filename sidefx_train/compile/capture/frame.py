@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.program import Program
 

@@ -161,9 +161,9 @@ class InterpretedGenerator:
 
     def __del__(self) -> None:
         frame = self.frame
-        if not frame.done and self.started and not self.running and not self.interp.stopped:
-            if frame.instructions[frame.pc - 1].handler is not None:
-                self.close()
+        suspended = self.started and not self.running and not frame.done
+        if suspended and not self.interp.stopped and frame.instructions[frame.pc - 1].handler is not None:
+            self.close()
 
     @property
     def gi_frame(self) -> Any:

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sidefx_train.compile.capture import attributes, builtins_, calls, exceptions, operators
+from sidefx_train.compile.capture import attributes, builtins_, calls, exceptions, iteration, operators
 from sidefx_train.compile.capture.frame import NULL, Frame
 from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.location import is_user_file
@@ -207,11 +207,11 @@ class Interpreter:
         return operators.truth(self, value)
 
     def iter(self, obj: Any) -> Any:
-        return operators.get_iter(self, obj)
+        return iteration.get_iter(self, obj)
 
     def iterate(self, obj: Any) -> list[Any]:
         """All items of an iterable."""
-        return operators.to_list(self, obj)
+        return iteration.to_list(self, obj)
 
     def getitem(self, obj: Any, key: Any) -> Any:
         return operators.getitem(self, obj, key)

@@ -10,7 +10,7 @@ import sysconfig
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_user_file(file: str) -> bool:
     """False for the standard library, torch, this package and generated code."""
     if file.startswith("<"):

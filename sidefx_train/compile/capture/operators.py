@@ -1,4 +1,4 @@
-"""Operators, truth, comparison, containment, iteration, formatting.
+"""Operators, truth, comparison, containment, items.
 
 The world looks first, then Python-level dunders are interpreted in CPython's order (reflected forms of
 subclasses first), then C code runs natively on the operands.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import operator
 import sys
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import attributes
 from sidefx_train.compile.capture.attributes import call_special, is_static, is_subtype, special
-from sidefx_train.compile.capture.frame import RETURNED
-from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
+from sidefx_train.compile.capture.iteration import get_iter, step, to_list
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def binary(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
     if is_static(type(left)) and is_static(type(right)):
         return interp.world.native_call(FUNCTIONS[name], (left, right), {})
     plain = _PLAIN.get(name)
-    if plain is not None:
+    if plain is not None:  # in-place
         method = special(interp, left, _DUNDERS[name])
         if method is not ABSENT:
             answer = call_special(interp, method, left, (right,))
@@ -68,12 +66,12 @@ def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any
         return interp.world.native_call(FUNCTIONS[name], (left, right), {})
     kind, other = interp.type_of(left), interp.type_of(right)
     tried_right = kind is other
-    if kind is not other and is_subtype(other, kind) and backward is not ABSENT:
-        if interp.world.class_attr(kind, reflected) is not interp.world.class_attr(other, reflected):
-            tried_right = True
-            answer = _method(interp, backward, right, left)
-            if answer is not NotImplemented:
-                return answer
+    of_subclass = kind is not other and backward is not ABSENT and is_subtype(other, kind)
+    if of_subclass and interp.world.class_attr(kind, reflected) is not interp.world.class_attr(other, reflected):
+        tried_right = True
+        answer = _method(interp, backward, right, left)
+        if answer is not NotImplemented:
+            return answer
     if forward is not ABSENT:
         answer = _method(interp, forward, left, right)
         if answer is not NotImplemented:
@@ -136,10 +134,10 @@ def compare(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
             return _compare_sequences(interp, name, left, right)
         return world.native_call(FUNCTIONS[name], (left, right), {})
     forward, backward = special(interp, left, _DUNDERS[name]), special(interp, right, _DUNDERS[SWAPPED[name]])
-    if forward is ABSENT and backward is ABSENT and name == "ne":  # object.__ne__ asks __eq__
-        if special(interp, left, "__eq__") is not ABSENT or special(interp, right, "__eq__") is not ABSENT:
-            return _not_equal(interp, left, right)
     if forward is ABSENT and backward is ABSENT:
+        if name == "ne" and any(special(interp, each, "__eq__") is not ABSENT for each in (left, right)):
+            # object.__ne__ asks __eq__
+            return _not_equal(interp, left, right)
         return world.native_call(FUNCTIONS[name], (left, right), {})
     kind, other = interp.type_of(left), interp.type_of(right)
     right_first = kind is not other and is_subtype(other, kind) and backward is not ABSENT
@@ -338,236 +336,3 @@ def delitem(interp: Interpreter, obj: Any, key: Any) -> None:
         call_special(interp, method, obj, (key,))
     else:
         interp.world.native_call(operator.delitem, (obj, key), {})
-
-
-class SequenceIterator:
-    """Iterator over an object that has ``__getitem__`` only."""
-
-    def __init__(self, interp: Interpreter, obj: Any) -> None:
-        self.interp = interp
-        self.obj = obj
-        self.index = 0
-
-    def __iter__(self) -> SequenceIterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self.index < 0:
-            raise StopIteration
-        item = self.item()
-        if item is ABSENT:
-            self.index = -1
-            raise StopIteration
-        self.index += 1
-        return item
-
-    def item(self) -> Any:
-        """The item at the current position, :data:`ABSENT` behind the last."""
-        try:
-            return getitem(self.interp, self.obj, self.index)
-        except (IndexError, StopIteration):
-            self.interp.in_flight = None
-            return ABSENT
-
-
-class PythonIterator:
-    """Lets C code iterate over an interpreted iterator: each step re-enters the interpreter."""
-
-    def __init__(self, interp: Interpreter, iterator: Any) -> None:
-        self.interp = interp
-        self.iterator = iterator
-
-    def __iter__(self) -> PythonIterator:
-        return self
-
-    def __next__(self) -> Any:
-        item = step(self.interp, self.iterator)
-        if item is ABSENT:
-            raise StopIteration
-        return item
-
-
-class PythonIterable:
-    """Lets C code iterate over an object whose ``__iter__`` is interpreted."""
-
-    def __init__(self, interp: Interpreter, obj: Any) -> None:
-        self.interp = interp
-        self.obj = obj
-
-    def __iter__(self) -> Any:
-        iterator = get_iter(self.interp, self.obj)
-        if type(iterator) in _OWN_ITERATORS or special(self.interp, iterator, "__next__") is ABSENT:
-            return iterator
-        return PythonIterator(self.interp, iterator)
-
-
-for _cls in (SequenceIterator, PythonIterator, PythonIterable):
-    NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if isinstance(_fn, types.FunctionType))
-_OWN_ITERATORS = frozenset({InterpretedGenerator, SequenceIterator, PythonIterator})
-_C_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
-"""Iterators that only walk over what they were made from: stepped without asking the world."""
-
-
-def get_iter(interp: Interpreter, obj: Any) -> Any:
-    """``iter(obj)``."""
-    kind = type(obj)
-    if kind in _OWN_ITERATORS:
-        return obj
-    answer = interp.world.override_operator("iter", (obj,))
-    if answer is not ABSENT:
-        return answer
-    if not is_static(kind):
-        seen = interp.type_of(obj)
-        method = interp.world.class_attr(seen, "__iter__")
-        if method is None:
-            raise TypeError(f"{seen.__name__!r} object is not iterable")
-        if method is ABSENT:
-            if special(interp, obj, "__getitem__") is not ABSENT:
-                return SequenceIterator(interp, obj)
-        elif not attributes.is_c_level(method):
-            found = call_special(interp, method, obj, ())
-            if type(found) not in _OWN_ITERATORS:
-                if interp.world.class_attr(interp.type_of(found), "__next__") is ABSENT:
-                    raise TypeError(f"iter() returned non-iterator of type {interp.type_of(found).__name__!r}")
-            return found
-    return interp.world.native_call(iter, (obj,), {})
-
-
-def step(interp: Interpreter, iterator: Any) -> Any:
-    """The next item, :data:`ABSENT` at the end."""
-    kind = type(iterator)
-    if kind is InterpretedGenerator:
-        if iterator.advance(None) == RETURNED:
-            iterator.frame.result = None
-            return ABSENT
-        frame = iterator.frame
-        result, frame.result = frame.result, None
-        return result
-    if kind in _C_ITERATORS:
-        return next(iterator, ABSENT)
-    try:
-        answer = interp.world.override_operator("next", (iterator,))
-        if answer is not ABSENT:
-            return answer
-        if not is_static(kind) and kind not in _OWN_ITERATORS:
-            method = special(interp, iterator, "__next__")
-            if method is not ABSENT:
-                return call_special(interp, method, iterator, ())
-        return interp.world.native_call(next, (iterator,), {})
-    except StopIteration:
-        interp.in_flight = None
-        return ABSENT
-
-
-def step_or_raise(interp: Interpreter, iterator: Any) -> Any:
-    """``next(iterator)``."""
-    kind = type(iterator)
-    if kind in _OWN_ITERATORS:
-        return iterator.__next__()
-    answer = interp.world.override_operator("next", (iterator,))
-    if answer is not ABSENT:
-        return answer
-    method = special(interp, iterator, "__next__")
-    if method is not ABSENT:
-        return call_special(interp, method, iterator, ())
-    return interp.world.native_call(next, (iterator,), {})
-
-
-def for_c_code(interp: Interpreter, obj: Any) -> Any:
-    """``obj``, or an iterator that C code can walk over if iterating ``obj`` runs Python code."""
-    if type(obj) in _OWN_ITERATORS or is_static(type(obj)):
-        return obj
-    if special(interp, obj, "__iter__") is not ABSENT:
-        return PythonIterable(interp, obj)
-    if interp.world.class_attr(interp.type_of(obj), "__iter__") is ABSENT:
-        if special(interp, obj, "__getitem__") is not ABSENT:
-            return SequenceIterator(interp, obj)
-    return obj
-
-
-def to_list(interp: Interpreter, obj: Any) -> list[Any]:
-    """All items of an iterable, in a new list."""
-    iterator = get_iter(interp, obj)
-    items = []
-    while True:
-        item = step(interp, iterator)
-        if item is ABSENT:
-            return items
-        items.append(item)
-
-
-_ROOT_FORMAT, _ROOT_STR, _ROOT_REPR = object.__format__, object.__str__, object.__repr__
-
-
-def to_str(interp: Interpreter, value: Any) -> Any:
-    """``str(value)``."""
-    if type(value) is str:
-        return value
-    answer = interp.world.override_operator("str", (value,))
-    if answer is not ABSENT:
-        return answer
-    if is_static(type(value)):
-        return interp.world.native_call(str, (value,), {})
-    method = special(interp, value, "__str__")
-    if method is not ABSENT:
-        return _text(interp, call_special(interp, method, value, ()), "__str__")
-    if interp.world.class_attr(interp.type_of(value), "__str__") is _ROOT_STR:
-        return to_repr(interp, value)
-    return interp.world.native_call(str, (value,), {})
-
-
-def to_repr(interp: Interpreter, value: Any) -> Any:
-    """``repr(value)``."""
-    answer = interp.world.override_operator("repr", (value,))
-    if answer is not ABSENT:
-        return answer
-    method = special(interp, value, "__repr__")
-    if method is not ABSENT:
-        return _text(interp, call_special(interp, method, value, ()), "__repr__")
-    return interp.world.native_call(repr, (value,), {})
-
-
-def to_ascii(interp: Interpreter, value: Any) -> Any:
-    """``ascii(value)``."""
-    answer = interp.world.override_operator("ascii", (value,))
-    if answer is not ABSENT:
-        return answer
-    if special(interp, value, "__repr__") is ABSENT:
-        return interp.world.native_call(ascii, (value,), {})
-    return to_repr(interp, value).encode("ascii", "backslashreplace").decode("ascii")
-
-
-def to_format(interp: Interpreter, value: Any, spec: Any) -> Any:
-    """``format(value, spec)``."""
-    kind = type(value)
-    if kind in SIMPLE and type(spec) is str:
-        return format(value, spec)
-    answer = interp.world.override_operator("format", (value, spec))
-    if answer is not ABSENT:
-        return answer
-    if not is_static(kind):
-        method = special(interp, value, "__format__")
-        if method is not ABSENT:
-            return _text(interp, call_special(interp, method, value, (spec,)), "__format__")
-        if interp.world.class_attr(interp.type_of(value), "__format__") is _ROOT_FORMAT and spec == "":
-            return to_str(interp, value)
-    return interp.world.native_call(format, (value, spec), {})
-
-
-def _text(interp: Interpreter, answer: Any, name: str) -> Any:
-    if not isinstance(answer, str) and not issubclass(interp.type_of(answer), str):
-        kind = interp.type_of(answer).__name__
-        verb = "must return a str, not" if name == "__format__" else "returned non-string (type"
-        raise TypeError(f"{name} {verb} {kind}" + ("" if name == "__format__" else ")"))
-    return answer
-
-
-def build_string(interp: Interpreter, parts: tuple[Any, ...]) -> Any:
-    """Joins the parts of an f-string."""
-    for part in parts:
-        if type(part) is not str:
-            answer = interp.world.override_operator("build_string", (parts,))
-            if answer is not ABSENT:
-                return answer
-            break
-    return "".join(parts)

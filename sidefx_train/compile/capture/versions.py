@@ -8,6 +8,7 @@ Sources: the ``dis`` module documentation of each version and ``Objects/exceptio
 from __future__ import annotations
 
 import dis
+import itertools
 import opcode
 import sys
 import types
@@ -21,6 +22,9 @@ SEND_KEEPS_RECEIVER = VERSION >= (3, 12)
 
 CLOSE_RETURNS = VERSION >= (3, 13)
 """``generator.close()`` gives the generator's return value."""
+
+INTRINSICS_PUSH = VERSION >= (3, 12)
+"""``import *`` and the display of expressions are intrinsics, which leave a result on the stack."""
 
 FOR_ITER_SKIP = {(3, 11): 0, (3, 12): 1, (3, 13): 2}.get(VERSION, 2)
 """Instructions after a loop that are skipped when its iterator is exhausted (``END_FOR``, ``POP_TOP``)."""
@@ -46,10 +50,10 @@ _RENAMED = {
     "POP_JUMP_BACKWARD_IF_NONE": "POP_JUMP_IF_NONE",
     "POP_JUMP_FORWARD_IF_NOT_NONE": "POP_JUMP_IF_NOT_NONE",
     "POP_JUMP_BACKWARD_IF_NOT_NONE": "POP_JUMP_IF_NOT_NONE",
-    "LOAD_FROM_DICT_OR_DEREF": "LOAD_CLASSDEREF",
     "LOAD_CLOSURE": "LOAD_SLOT",
-    "COPY_FREE_VARS": "COPY_FREE_VARS",
 }
+if VERSION >= (3, 13):
+    _RENAMED["MAKE_FUNCTION"] = "MAKE_PLAIN_FUNCTION"
 _INTRINSIC_1 = {
     "INTRINSIC_1_INVALID": "INVALID",
     "INTRINSIC_PRINT": "PRINT_EXPR",
@@ -73,9 +77,11 @@ _INTRINSIC_2 = {
 }
 
 _NAMED = frozenset(
-    "STORE_NAME DELETE_NAME STORE_ATTR DELETE_ATTR STORE_GLOBAL DELETE_GLOBAL LOAD_NAME IMPORT_NAME IMPORT_FROM "
-    "LOAD_FROM_DICT_OR_GLOBALS LOAD_METHOD".split()
-)
+    {
+        "STORE_NAME", "DELETE_NAME", "STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME",
+        "IMPORT_NAME", "IMPORT_FROM", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_METHOD",
+    }
+)  # fmt: skip
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 
@@ -153,7 +159,7 @@ def decode(code: types.CodeType) -> list[Instruction]:
         position = after
     for instr in jumps:
         instr.target = index_of[instr.target] + (FOR_ITER_SKIP if instr.name == "FOR_ITER" else 0)
-    for before, instr in zip(result, result[1:]):
+    for before, instr in itertools.pairwise(result):
         if instr.name == "YIELD_VALUE" and before.name == "SEND":
             instr.target = before.target
     for start, end, goal, depth, lasti in exception_table(code):

@@ -6,9 +6,9 @@ import builtins
 import types
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import operators
+from sidefx_train.compile.capture import iteration
 from sidefx_train.compile.capture.frame import NULL, Frame
-from sidefx_train.compile.capture.substitutes import for_mapping
+from sidefx_train.compile.capture.iterables import for_mapping
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def call(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     names = instr.value
     if names:
         first = count - len(names)
-        kwargs = dict(zip(names, args[first:]))
+        kwargs = dict(zip(names, args[first:], strict=True))
         args = args[:first]
     second = stack.pop()
     callee = stack.pop()
@@ -55,7 +55,7 @@ def call_kw(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     args = tuple(frame.take(instr.arg))
     first = len(args) - len(names)
     callee, positional = _callee(frame, args[:first])
-    frame.push(interp.call(callee, positional, dict(zip(names, args[first:]))))
+    frame.push(interp.call(callee, positional, dict(zip(names, args[first:], strict=True))))
 
 
 def call_function_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -83,7 +83,7 @@ def _unpacked(interp: Interpreter, callee: Any, args: Any) -> tuple[Any, ...]:
     world = interp.world
     if world.class_attr(seen, "__iter__") is ABSENT and world.class_attr(seen, "__getitem__") is ABSENT:
         raise TypeError(f"{function_name(callee)} argument after * must be an iterable, not {seen.__name__}")
-    return tuple(operators.to_list(interp, args))
+    return tuple(iteration.to_list(interp, args))
 
 
 def function_name(callee: Any) -> str:
@@ -113,7 +113,7 @@ def make_function(interp: Interpreter, frame: Frame, instr: Instruction) -> None
 
 
 def _annotations(pairs: Any) -> dict[str, Any]:
-    return pairs if isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2]))
+    return pairs if isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def make_plain_function(interp: Interpreter, frame: Frame, instr: Instruction) -> None:

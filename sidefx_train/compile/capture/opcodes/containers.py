@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import operators
+from sidefx_train.compile.capture import formatting, iteration
 from sidefx_train.compile.capture.frame import NULL, Frame
+from sidefx_train.compile.capture.iterables import for_mapping
 from sidefx_train.compile.capture.opcodes.calling import function_name
-from sidefx_train.compile.capture.substitutes import for_mapping
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ def build_set(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 def build_map(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     items = frame.take(2 * instr.arg)
-    frame.push(dict(zip(items[::2], items[1::2])))
+    frame.push(dict(zip(items[::2], items[1::2], strict=True)))
 
 
 def build_const_key_map(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     keys = frame.pop()
-    frame.push(dict(zip(keys, frame.take(instr.arg))))
+    frame.push(dict(zip(keys, frame.take(instr.arg), strict=True)))
 
 
 def build_slice(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -64,13 +64,13 @@ def list_extend(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     world = interp.world
     if world.class_attr(kind, "__iter__") is ABSENT and world.class_attr(kind, "__getitem__") is ABSENT:
         raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
-    iterator = operators.get_iter(interp, source)
-    while (item := operators.step(interp, iterator)) is not ABSENT:
+    iterator = iteration.get_iter(interp, source)
+    while (item := iteration.step(interp, iterator)) is not ABSENT:
         target.append(item)
 
 
 def set_update(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    items = operators.to_list(interp, frame.pop())
+    items = iteration.to_list(interp, frame.pop())
     frame.stack[-instr.arg].update(items)
 
 
@@ -115,13 +115,13 @@ def unpack_sequence(interp: Interpreter, frame: Frame, instr: Instruction) -> No
         frame.stack.extend(reversed(source))
         return
     iterator = _unpackable(interp, source)
-    items = []
+    items: list[Any] = []
     while len(items) < count:
-        item = operators.step(interp, iterator)
+        item = iteration.step(interp, iterator)
         if item is ABSENT:
             raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
         items.append(item)
-    if operators.step(interp, iterator) is not ABSENT:
+    if iteration.step(interp, iterator) is not ABSENT:
         raise ValueError(_too_many(source, count))
     frame.stack.extend(reversed(items))
 
@@ -136,7 +136,7 @@ def _unpackable(interp: Interpreter, source: Any) -> Any:
         world = interp.world
         if world.class_attr(seen, "__iter__") is ABSENT and world.class_attr(seen, "__getitem__") is ABSENT:
             raise TypeError(f"cannot unpack non-iterable {seen.__name__} object")
-    return operators.get_iter(interp, source)
+    return iteration.get_iter(interp, source)
 
 
 def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -145,11 +145,11 @@ def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     iterator = _unpackable(interp, source)
     items: list[Any] = []
     while len(items) < before:
-        item = operators.step(interp, iterator)
+        item = iteration.step(interp, iterator)
         if item is ABSENT:
             raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
         items.append(item)
-    rest = operators.to_list(interp, iterator)
+    rest = iteration.to_list(interp, iterator)
     if len(rest) < after:
         got = before + len(rest)
         raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {got})")
@@ -160,7 +160,7 @@ def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 # f-strings.
 
-_CONVERSIONS = {1: operators.to_str, 2: operators.to_repr, 3: operators.to_ascii}
+_CONVERSIONS = {1: formatting.to_str, 2: formatting.to_repr, 3: formatting.to_ascii}
 
 
 def format_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -169,7 +169,7 @@ def format_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     conversion = instr.arg & 3
     if conversion:
         value = _CONVERSIONS[conversion](interp, value)
-    frame.push(value if type(value) is str and spec == "" else operators.to_format(interp, value, spec))
+    frame.push(value if type(value) is str and spec == "" else formatting.to_format(interp, value, spec))
 
 
 def convert_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -179,16 +179,16 @@ def convert_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None
 def format_simple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     value = frame.stack[-1]
     if type(value) is not str:
-        frame.stack[-1] = operators.to_format(interp, value, "")
+        frame.stack[-1] = formatting.to_format(interp, value, "")
 
 
 def format_with_spec(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     spec = frame.pop()
-    frame.stack[-1] = operators.to_format(interp, frame.stack[-1], spec)
+    frame.stack[-1] = formatting.to_format(interp, frame.stack[-1], spec)
 
 
 def build_string(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    frame.push(operators.build_string(interp, tuple(frame.take(instr.arg))))
+    frame.push(formatting.build_string(interp, tuple(frame.take(instr.arg))))
 
 
 TABLE: dict[str, Any] = {

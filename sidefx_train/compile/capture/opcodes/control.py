@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import operators
+from sidefx_train.compile.capture import iteration, operators
 from sidefx_train.compile.capture.frame import RETURNED, YIELDED, Frame
 from sidefx_train.compile.capture.generators import InterpretedGenerator
 from sidefx_train.compile.capture.versions import SEND_KEEPS_RECEIVER
@@ -57,11 +57,11 @@ def pop_jump_if_not_none(interp: Interpreter, frame: Frame, instr: Instruction) 
 
 
 def get_iter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    frame.stack[-1] = operators.get_iter(interp, frame.stack[-1])
+    frame.stack[-1] = iteration.get_iter(interp, frame.stack[-1])
 
 
 def for_iter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    item = operators.step(interp, frame.stack[-1])
+    item = iteration.step(interp, frame.stack[-1])
     if item is ABSENT:
         frame.pop()
         frame.pc = instr.target
@@ -96,7 +96,7 @@ def yield_value(interp: Interpreter, frame: Frame, instr: Instruction) -> int:
 
 
 def get_yield_from_iter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    frame.stack[-1] = operators.get_iter(interp, frame.stack[-1])
+    frame.stack[-1] = iteration.get_iter(interp, frame.stack[-1])
 
 
 def send(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -110,7 +110,7 @@ def send(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         ended = False
         try:
             if value is None:
-                result = operators.step_or_raise(interp, receiver)
+                result = iteration.step_or_raise(interp, receiver)
             else:
                 result = interp.call(interp.getattr(receiver, "send"), (value,), {})
         except StopIteration as stop:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import attributes, exceptions
 from sidefx_train.compile.capture.frame import Frame
+from sidefx_train.compile.capture.versions import INTRINSICS_PUSH
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -140,7 +142,6 @@ def stopiteration_error(interp: Interpreter, frame: Frame, instr: Instruction) -
         wrapped = RuntimeError("generator raised StopIteration")
         wrapped.__cause__ = error
         wrapped.__context__ = error
-        wrapped.__traceback__ = error.__traceback__
         frame.stack[-1] = wrapped
 
 
@@ -179,9 +180,9 @@ def cleanup_throw(interp: Interpreter, frame: Frame, instr: Instruction) -> None
 
 
 def print_expr(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    import sys  # for the display hook of interactive code only
-
     interp.call(sys.displayhook, (frame.pop(),), {})
+    if INTRINSICS_PUSH:
+        frame.push(None)
 
 
 TABLE: dict[str, Any] = {

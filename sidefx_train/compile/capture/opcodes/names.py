@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import attributes
 from sidefx_train.compile.capture.frame import NULL, Frame
+from sidefx_train.compile.capture.versions import INTRINSICS_PUSH
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def delete_deref(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 
 def load_classderef(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    space = frame.namespace if instr.name == "LOAD_CLASSDEREF" and not instr.value else frame.pop()
+    space = frame.namespace if instr.name == "LOAD_CLASSDEREF" else frame.pop()
     value = _in_namespace(interp, space, frame.program.slots[instr.arg])
     if value is ABSENT:
         value = interp.world.load_cell(frame.locals[instr.arg])
@@ -227,7 +228,7 @@ def import_star(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
             interp.world.store_global(frame.globals, name, value)
         else:
             interp.setitem(frame.namespace, name, value)
-    if instr.name == "IMPORT_STAR" and instr.value:
+    if INTRINSICS_PUSH:
         frame.push(None)
 
 
@@ -247,6 +248,7 @@ TABLE: dict[str, Any] = {
     "STORE_DEREF": store_deref,
     "DELETE_DEREF": delete_deref,
     "LOAD_CLASSDEREF": load_classderef,
+    "LOAD_FROM_DICT_OR_DEREF": load_classderef,
     "LOAD_ATTR": load_attr,
     "LOAD_METHOD": load_method,
     "STORE_ATTR": store_attr,

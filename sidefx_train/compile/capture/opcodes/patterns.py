@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import builtins_
@@ -74,9 +73,7 @@ def _class_attributes(interp: Interpreter, subject: Any, cls: type, count: int, 
             raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {type(listed).__name__})")
         if len(listed) < count:
             plural = "" if len(listed) == 1 else "s"
-            raise TypeError(
-                f"{cls.__name__}() accepts {len(listed)} positional sub-pattern{plural} ({count} given)"
-            )
+            raise TypeError(f"{cls.__name__}() accepts {len(listed)} positional sub-pattern{plural} ({count} given)")
         for name in listed[:count]:
             if not isinstance(name, str):
                 raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")

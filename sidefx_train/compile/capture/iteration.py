@@ -1,0 +1,170 @@
+"""The iteration protocol, for interpreted code and for C code that iterates over interpreted objects."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.attributes import call_special, is_c_level, is_static, special
+from sidefx_train.compile.capture.frame import RETURNED
+from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
+from sidefx_train.compile.capture.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter import Interpreter
+
+
+class SequenceIterator:
+    """Iterator over an object that has ``__getitem__`` only."""
+
+    def __init__(self, interp: Interpreter, obj: Any) -> None:
+        self.interp = interp
+        self.obj = obj
+        self.index = 0
+
+    def __iter__(self) -> SequenceIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.index < 0:
+            raise StopIteration
+        item = self.item()
+        if item is ABSENT:
+            self.index = -1
+            raise StopIteration
+        self.index += 1
+        return item
+
+    def item(self) -> Any:
+        """The item at the current position, :data:`ABSENT` behind the last."""
+        try:
+            return self.interp.getitem(self.obj, self.index)
+        except (IndexError, StopIteration):
+            self.interp.in_flight = None
+            return ABSENT
+
+
+class PythonIterator:
+    """Lets C code iterate over an interpreted iterator: each step re-enters the interpreter."""
+
+    def __init__(self, interp: Interpreter, iterator: Any) -> None:
+        self.interp = interp
+        self.iterator = iterator
+
+    def __iter__(self) -> PythonIterator:
+        return self
+
+    def __next__(self) -> Any:
+        item = step(self.interp, self.iterator)
+        if item is ABSENT:
+            raise StopIteration
+        return item
+
+
+class PythonIterable:
+    """Lets C code iterate over an object whose ``__iter__`` is interpreted."""
+
+    def __init__(self, interp: Interpreter, obj: Any) -> None:
+        self.interp = interp
+        self.obj = obj
+
+    def __iter__(self) -> Any:
+        iterator = get_iter(self.interp, self.obj)
+        if type(iterator) in _OWN_ITERATORS or special(self.interp, iterator, "__next__") is ABSENT:
+            return iterator
+        return PythonIterator(self.interp, iterator)
+
+
+for _cls in (SequenceIterator, PythonIterator, PythonIterable):
+    NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if isinstance(_fn, types.FunctionType))
+_OWN_ITERATORS = frozenset({InterpretedGenerator, SequenceIterator, PythonIterator})
+_C_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
+"""Iterators that only walk over what they were made from: stepped without asking the world."""
+
+
+def get_iter(interp: Interpreter, obj: Any) -> Any:
+    """``iter(obj)``."""
+    kind = type(obj)
+    if kind in _OWN_ITERATORS:
+        return obj
+    answer = interp.world.override_operator("iter", (obj,))
+    if answer is not ABSENT:
+        return answer
+    if not is_static(kind):
+        seen = interp.type_of(obj)
+        method = interp.world.class_attr(seen, "__iter__")
+        if method is None:
+            raise TypeError(f"{seen.__name__!r} object is not iterable")
+        if method is ABSENT:
+            if special(interp, obj, "__getitem__") is not ABSENT:
+                return SequenceIterator(interp, obj)
+        elif not is_c_level(method):
+            found = call_special(interp, method, obj, ())
+            shown = interp.type_of(found)
+            if type(found) not in _OWN_ITERATORS and interp.world.class_attr(shown, "__next__") is ABSENT:
+                raise TypeError(f"iter() returned non-iterator of type {shown.__name__!r}")
+            return found
+    return interp.world.native_call(iter, (obj,), {})
+
+
+def step(interp: Interpreter, iterator: Any) -> Any:
+    """The next item, :data:`ABSENT` at the end."""
+    kind = type(iterator)
+    if kind is InterpretedGenerator:
+        if iterator.advance(None) == RETURNED:
+            iterator.frame.result = None
+            return ABSENT
+        frame = iterator.frame
+        result, frame.result = frame.result, None
+        return result
+    if kind in _C_ITERATORS:
+        return next(iterator, ABSENT)
+    try:
+        answer = interp.world.override_operator("next", (iterator,))
+        if answer is not ABSENT:
+            return answer
+        if not is_static(kind) and kind not in _OWN_ITERATORS:
+            method = special(interp, iterator, "__next__")
+            if method is not ABSENT:
+                return call_special(interp, method, iterator, ())
+        return interp.world.native_call(next, (iterator,), {})
+    except StopIteration:
+        interp.in_flight = None
+        return ABSENT
+
+
+def step_or_raise(interp: Interpreter, iterator: Any) -> Any:
+    """``next(iterator)``."""
+    kind = type(iterator)
+    if kind in _OWN_ITERATORS:
+        return iterator.__next__()
+    answer = interp.world.override_operator("next", (iterator,))
+    if answer is not ABSENT:
+        return answer
+    method = special(interp, iterator, "__next__")
+    if method is not ABSENT:
+        return call_special(interp, method, iterator, ())
+    return interp.world.native_call(next, (iterator,), {})
+
+
+def for_c_code(interp: Interpreter, obj: Any) -> Any:
+    """``obj``, or an iterator that C code can walk over if iterating ``obj`` runs Python code."""
+    if type(obj) in _OWN_ITERATORS or is_static(type(obj)):
+        return obj
+    if special(interp, obj, "__iter__") is not ABSENT:
+        return PythonIterable(interp, obj)
+    lacks_iter = interp.world.class_attr(interp.type_of(obj), "__iter__") is ABSENT
+    if lacks_iter and special(interp, obj, "__getitem__") is not ABSENT:
+        return SequenceIterator(interp, obj)
+    return obj
+
+
+def to_list(interp: Interpreter, obj: Any) -> list[Any]:
+    """All items of an iterable, in a new list."""
+    iterator = get_iter(interp, obj)
+    items: list[Any] = []
+    while True:
+        item = step(interp, iterator)
+        if item is ABSENT:
+            return items
+        items.append(item)

@@ -173,8 +173,8 @@ def body_inplace_evaluates_once():
 def body_reflected_all():
     a, b = Logged("a"), Logged("b")
     return [
-        a + b, 1 + a, a + 1, a - b, 2 - a, a * b, "s" * a, [1] + a, a / 2, 2 / a, a // b, 3 // a, a % b, "x" % Num(1) if
-        False else 4 % a, a**b, 2**a, a @ b, [1] @ a, a & 1, 1 & a, a | 1, 1 | a, a ^ 1, 1 ^ a, a << 1, 1 << a, a >> 1,
+        a + b, 1 + a, a + 1, a - b, 2 - a, a * b, "s" * a, [1] + a, a / 2, 2 / a, a // b, 3 // a, a % b, 4 % a,
+        a**b, 2**a, a @ b, [1] @ a, a & 1, 1 & a, a | 1, 1 | a, a ^ 1, 1 ^ a, a << 1, 1 << a, a >> 1,
         1 >> a,
     ]  # fmt: skip
 
@@ -184,7 +184,7 @@ def body_inplace_dunders():
     for text in OPERATORS:
         space = {"a": Logged("a")}
         exec(f"a {text}= 5", space)
-        out.append(space["a"])
+        out.append(space["a"] if type(space["a"]) is tuple else type(space["a"]).__name__)
     return out
 
 
@@ -840,7 +840,8 @@ def body_operator_module():
         v = 3
 
     return (
-        operator.add(Num(1), 2), operator.attrgetter("v")(A()), operator.itemgetter(1)([4, 5]), operator.lt(Num(1), Num(2)),
+        operator.add(Num(1), 2), operator.attrgetter("v")(A()), operator.itemgetter(1)([4, 5]),
+        operator.lt(Num(1), Num(2)),
         operator.methodcaller("upper")("a"), operator.not_(Num(0)), operator.getitem([1], 0), operator.concat([1], [2]),
     )  # fmt: skip
 

@@ -204,11 +204,11 @@ def generic(interp: Interpreter, obj: Any, cls: type, name: str) -> Any:
 
 
 def _guarded(interp: Interpreter, cls: type, get: Any) -> Any:
-    if interp.world.class_attr(cls, "__getattr__") is ABSENT:
-        return get()
     try:
         return get()
     except AttributeError:
+        if interp.world.class_attr(cls, "__getattr__") is ABSENT:
+            raise
         interp.in_flight = None
         return ABSENT
 

@@ -39,7 +39,8 @@ class Interpreter:
         current_frame: the innermost running frame, ``None`` outside.
         handled: the exceptions being handled, as ``sys.exception()`` must tell.
         type_of: the world's, the class that the interpreted program sees.
-        stopped: true once an :class:`Unsupported` has gone through: no more user code is run.
+        stopped: the :class:`Unsupported` that is on its way out, if any: until the next :meth:`run` no handler,
+            ``finally`` or ``__exit__`` of the program is run any more.
     """
 
     def __init__(self, world: World, policy: Policy | None = None) -> None:
@@ -49,7 +50,7 @@ class Interpreter:
         self.current_frame: Frame | None = None
         self.handled = exceptions.Handled()
         self.in_flight: BaseException | None = None
-        self.stopped = False
+        self.stopped: Unsupported | None = None
         self.depth = 0
         self.max_depth = sys.getrecursionlimit()
 
@@ -62,9 +63,14 @@ class Interpreter:
         limit = sys.getrecursionlimit()
         if self.depth == 0:
             self.max_depth = limit
+            self.stopped = None
             sys.setrecursionlimit(limit * 12 + 1000)
         try:
             return self.call(fn, args, kwargs or {})
+        except Exception as error:
+            if self.stopped is None:
+                raise
+            raise self.stopped from error  # C code turned it into an error of its own
         finally:
             if self.depth == 0:
                 sys.setrecursionlimit(limit)
@@ -171,13 +177,13 @@ class Interpreter:
                         if signal is not None:
                             return signal
                 except Unsupported as stop:
-                    self.stopped = True
+                    self.stopped = stop
                     if stop.location is None:
                         stop.location = self.location()
                     raise
                 except BaseException as caught:
                     pending = None
-                    if self.stopped or not exceptions.unwind(self, frame, caught):
+                    if self.stopped is not None or not exceptions.unwind(self, frame, caught):
                         raise
         finally:
             self.current_frame = frame.back

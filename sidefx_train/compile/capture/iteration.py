@@ -88,9 +88,25 @@ def get_iter(interp: Interpreter, obj: Any) -> Any:
     if kind in _OWN_ITERATORS:
         return obj
     answer = interp.world.override_operator("iter", (obj,))
+    return _iterator_of(interp, obj) if answer is ABSENT else answer
+
+
+def try_iter(interp: Interpreter, obj: Any) -> Any:
+    """``iter(obj)``, :data:`ABSENT` if its class has no such method at all."""
+    if type(obj) in _OWN_ITERATORS:
+        return obj
+    answer = interp.world.override_operator("iter", (obj,))
     if answer is not ABSENT:
         return answer
-    if not is_static(kind):
+    seen = interp.type_of(obj)
+    world = interp.world
+    if world.class_attr(seen, "__iter__") is ABSENT and world.class_attr(seen, "__getitem__") is ABSENT:
+        return ABSENT
+    return _iterator_of(interp, obj)
+
+
+def _iterator_of(interp: Interpreter, obj: Any) -> Any:
+    if not is_static(type(obj)):
         seen = interp.type_of(obj)
         method = interp.world.class_attr(seen, "__iter__")
         if method is None:

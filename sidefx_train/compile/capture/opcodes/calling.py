@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import types
+import typing
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import iteration
@@ -79,11 +80,11 @@ def call_function_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> N
 
 def _unpacked(interp: Interpreter, callee: Any, args: Any) -> tuple[Any, ...]:
     """``*args`` as a tuple."""
-    seen = interp.type_of(args)
-    world = interp.world
-    if world.class_attr(seen, "__iter__") is ABSENT and world.class_attr(seen, "__getitem__") is ABSENT:
-        raise TypeError(f"{function_name(callee)} argument after * must be an iterable, not {seen.__name__}")
-    return tuple(iteration.to_list(interp, args))
+    iterator = iteration.try_iter(interp, args)
+    if iterator is ABSENT:
+        shown = interp.type_of(args).__name__
+        raise TypeError(f"{function_name(callee)} argument after * must be an iterable, not {shown}")
+    return tuple(iteration.to_list(interp, iterator))
 
 
 def function_name(callee: Any) -> str:
@@ -164,6 +165,48 @@ def load_build_class(interp: Interpreter, frame: Frame, instr: Instruction) -> N
     frame.push(space["__build_class__"])
 
 
+# Type parameters (3.12). Bounds and values are computed at once: nothing in a step looks at them later.
+
+
+def make_type_parameter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    kind = {"MAKE_TYPEVAR": "TypeVar", "MAKE_PARAMSPEC": "ParamSpec", "MAKE_TYPEVARTUPLE": "TypeVarTuple"}[instr.name]
+    options = {} if kind == "TypeVarTuple" else {"infer_variance": True}
+    frame.stack[-1] = getattr(typing, kind)(frame.stack[-1], **options)
+
+
+def make_bounded_typevar(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    name, evaluate = frame.take(2)
+    value = interp.call(evaluate, (), {})
+    if instr.name == "TYPEVAR_WITH_BOUND":
+        frame.push(typing.TypeVar(name, bound=value, infer_variance=True))  # type: ignore[misc, call-arg]
+    else:
+        frame.push(typing.TypeVar(name, *value, infer_variance=True))  # type: ignore[misc, call-arg]
+
+
+def set_typeparam_default(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    parameter, _ = frame.take(2)
+    frame.push(parameter)
+
+
+def set_function_type_params(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    function, parameters = frame.take(2)
+    function.__type_params__ = parameters
+    frame.push(function)
+
+
+def subscript_generic(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    parameters = frame.pop()
+    unpacked = tuple(typing.Unpack[p] if isinstance(p, typing.TypeVarTuple) else p for p in parameters)
+    frame.push(typing.Generic[unpacked])  # type: ignore[misc, index]
+
+
+def make_type_alias(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+    name, parameters, evaluate = frame.pop()
+    value = interp.call(evaluate, (), {})
+    made = typing.TypeAliasType(name, value, type_params=parameters or ())  # type: ignore[attr-defined]
+    frame.push(made)
+
+
 TABLE: dict[str, Any] = {
     "CALL": call,
     "CALL_KW": call_kw,
@@ -172,4 +215,13 @@ TABLE: dict[str, Any] = {
     "MAKE_PLAIN_FUNCTION": make_plain_function,
     "SET_FUNCTION_ATTRIBUTE": set_function_attribute,
     "LOAD_BUILD_CLASS": load_build_class,
+    "MAKE_TYPEVAR": make_type_parameter,
+    "MAKE_PARAMSPEC": make_type_parameter,
+    "MAKE_TYPEVARTUPLE": make_type_parameter,
+    "TYPEVAR_WITH_BOUND": make_bounded_typevar,
+    "TYPEVAR_WITH_CONSTRAINTS": make_bounded_typevar,
+    "SET_TYPEPARAM_DEFAULT": set_typeparam_default,
+    "SET_FUNCTION_TYPE_PARAMS": set_function_type_params,
+    "SUBSCRIPT_GENERIC": subscript_generic,
+    "MAKE_TYPEALIAS": make_type_alias,
 }

@@ -60,11 +60,9 @@ def map_add(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 def list_extend(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     source = frame.pop()
     target = frame.stack[-instr.arg]
-    kind = interp.type_of(source)
-    world = interp.world
-    if world.class_attr(kind, "__iter__") is ABSENT and world.class_attr(kind, "__getitem__") is ABSENT:
-        raise TypeError(f"Value after * must be an iterable, not {kind.__name__}")
-    iterator = iteration.get_iter(interp, source)
+    iterator = iteration.try_iter(interp, source)
+    if iterator is ABSENT:
+        raise TypeError(f"Value after * must be an iterable, not {interp.type_of(source).__name__}")
     while (item := iteration.step(interp, iterator)) is not ABSENT:
         target.append(item)
 
@@ -131,12 +129,10 @@ def _too_many(source: Any, count: int) -> str:
 
 
 def _unpackable(interp: Interpreter, source: Any) -> Any:
-    if type(source) not in (list, tuple, str, dict):
-        seen = interp.type_of(source)
-        world = interp.world
-        if world.class_attr(seen, "__iter__") is ABSENT and world.class_attr(seen, "__getitem__") is ABSENT:
-            raise TypeError(f"cannot unpack non-iterable {seen.__name__} object")
-    return iteration.get_iter(interp, source)
+    iterator = iteration.try_iter(interp, source)
+    if iterator is ABSENT:
+        raise TypeError(f"cannot unpack non-iterable {interp.type_of(source).__name__} object")
+    return iterator
 
 
 def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:

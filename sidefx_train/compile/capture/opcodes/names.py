@@ -51,15 +51,24 @@ def _in_namespace(interp: Interpreter, space: Any, name: str) -> Any:
         return ABSENT
 
 
+def _is_module(frame: Frame) -> bool:
+    """True for code whose names are a module's globals; other namespaces are dicts of the program's own."""
+    space = frame.namespace
+    if space is not frame.globals:
+        return False
+    module = sys.modules.get(space.get("__name__", ""))
+    return module is not None and getattr(module, "__dict__", None) is space
+
+
 def load_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     space = frame.namespace
-    value = ABSENT if space is frame.globals else _in_namespace(interp, space, instr.value)
+    value = ABSENT if _is_module(frame) else _in_namespace(interp, space, instr.value)
     frame.push(_global(interp, frame, instr.value) if value is ABSENT else value)
 
 
 def store_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     space = frame.namespace
-    if space is frame.globals:
+    if _is_module(frame):
         interp.world.store_global(space, instr.value, frame.pop())
     elif type(space) is dict:
         space[instr.value] = frame.pop()
@@ -70,7 +79,7 @@ def store_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 def delete_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     space, name = frame.namespace, instr.value
     try:
-        if space is frame.globals:
+        if _is_module(frame):
             found = interp.world.delete_global(space, name)
         else:
             interp.delitem(space, name)
@@ -94,7 +103,7 @@ def load_from_dict_or_globals(interp: Interpreter, frame: Frame, instr: Instruct
 def setup_annotations(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     space = frame.namespace
     if _in_namespace(interp, space, "__annotations__") is ABSENT:
-        if space is frame.globals:
+        if _is_module(frame):
             interp.world.store_global(space, "__annotations__", {})
         else:
             interp.setitem(space, "__annotations__", {})
@@ -224,7 +233,7 @@ def import_star(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     names = list(listed) if listed is not None else [n for n in vars(module) if not n.startswith("_")]
     for name in names:
         value = attributes.load(interp, module, name)
-        if frame.namespace is frame.globals:
+        if _is_module(frame):
             interp.world.store_global(frame.globals, name, value)
         else:
             interp.setitem(frame.namespace, name, value)

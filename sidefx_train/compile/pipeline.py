@@ -22,12 +22,14 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend import build
+from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.guards.codegen import failing, number_conditions, tensor_check, write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.heap.effects import SideEffects, collect
+from sidefx_train.compile.heap.opaque import check_nothing_left
 from sidefx_train.compile.heap.source import Source
-from sidefx_train.compile.heap.world import TraceWorld
+from sidefx_train.compile.heap.world import TraceWorld, first_line
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
 from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.config import CompileConfig
@@ -148,6 +150,7 @@ def _capture_once(
             if torch.is_grad_enabled() != grad_mode:
                 heap.refuse("SFX111", "the step leaves grad mode changed")
             effects = collect(world)
+            check_nothing_left(world.context, effects)
             counters = _counters(world, effects)
             if counters:
                 return counters
@@ -156,6 +159,12 @@ def _capture_once(
             traced = tracer.finish(list(residual.outputs))
     except Unsupported as stop:
         raise CaptureFailed(stop.code, stop.reason, stop.location, _stop_guard(world, args, kwargs)) from stop
+    except Exception as error:
+        if world.last_error is None or world.last_error[0] is not error:
+            raise
+        _, fn, location = world.last_error
+        reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
+        raise CaptureFailed("SFX102", reason, location, None) from error
     finally:
         torch.set_grad_enabled(grad_mode)
     seconds = time.perf_counter() - began

@@ -53,6 +53,7 @@ class CompiledStep:
         self._warned: set[tuple[str, str]] = set()
         self._hits = 0
         self._busy = False
+        self._first_run = False
         self._report = StepReport(name=self._name, backend=config.backend_name)
         functools.update_wrapper(self, fn if isinstance(fn, types.FunctionType) else _describable(fn), updated=())
         self.__wrapped__ = fn
@@ -143,7 +144,11 @@ class CompiledStep:
             label, old, new, location = missed
             self._report.record_recapture(label, old, new, location, time.perf_counter() - began)
         self._record(entry, missed)
-        result = entry.replay(args, kwargs)
+        self._first_run = True
+        try:
+            result = entry.replay(args, kwargs)
+        finally:
+            self._first_run = False
         if result is MISS:
             found = entry.why(args, kwargs)
             what = f"{found[0].describe()}, found {found[1]!r}" if found else "the global state differs"
@@ -236,10 +241,7 @@ class CompiledStep:
         """Runs the step itself; says why, once per reason."""
         if stop.code not in ("SFX203", "SFX202"):
             self._report.record_break(stop.code, stop.reason, stop.location)
-        if stop.code != "SFX204" or stop.__cause__ is None or not _is_users(stop.__cause__):
-            if self.config.fullgraph and stop.code not in ("SFX202", "SFX203"):
-                raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
-            if self.config.on_failure == "raise":
+            if self.config.fullgraph or self.config.on_failure == "raise":
                 raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
         self._report.record_fallback(stop.code, stop.reason, stop.location)
         result = self._fn(*args, **kwargs)  # first: if the step itself raises, its own error is the news
@@ -257,16 +259,20 @@ class CompiledStep:
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The captured graph raised and changed nothing: the step itself says what eager says."""
-        for entry in self._entries:
-            if entry.fresh:
+        for entry in [entry for entry in self._entries if entry.fresh]:
+            entry.fresh = False
+            for _, undo in entry.captured.commits:
+                undo()
+            if entry.captured.commits:  # it holds optimizer state that is no longer there
                 self._drop(entry)
-                for _, undo in entry.captured.commits:
-                    undo()
-        if self._entries and not self._busy:
-            pass
-        stop = CaptureFailed("SFX202", f"{type(error).__name__}: {_summary(error)}", None, None)
+        stop = CaptureFailed("SFX202", _summary(error), None, None)
         stop.__cause__ = error
-        return self._eager(stop, args, kwargs)
+        if not self._first_run:
+            self._report.calls += 1
+        result = self._eager(stop, args, kwargs)
+        if not self._first_run:
+            self._hits -= 1  # the caller is about to count a replay
+        return result
 
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)
@@ -297,8 +303,3 @@ def _user_location(error: BaseException) -> Location | None:
     """The innermost line of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return Location(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
-
-
-def _is_users(error: BaseException) -> bool:
-    """True for an exception that the step itself raised while it was captured."""
-    return getattr(error, "_sidefx_from_step", False)

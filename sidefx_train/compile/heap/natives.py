@@ -119,7 +119,7 @@ def dict_operator(world: TraceWorld, record: DictRecord, name: str, args: tuple[
             raise KeyError(key)
         return ABSENT
     for value in args:
-        world.touch(value)
+        world.touch(value, deep=name not in ("iter", "next"))
     return ABSENT
 
 

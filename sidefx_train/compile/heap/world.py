@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextvars
 import functools
 import types
 import weakref
@@ -18,7 +19,7 @@ from sidefx_train.compile.capture import policy
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap import natives
+from sidefx_train.compile.heap import natives, opaque
 from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.later import (
     NUMBERS,
@@ -50,7 +51,9 @@ class TraceWorld:
     Attributes:
         heap: the shadows.
         deferred: calls to replay after the graph, in order.
+        context: context variables that the step sets and resets.
         freed: autograd nodes whose graph a backward pass has freed.
+        last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
     """
@@ -61,7 +64,9 @@ class TraceWorld:
         self.interp = Interpreter(self, policy.Policy())
         self.heap.reenter = self.interp.reentering
         self.deferred: list[DeferredCall] = []
+        self.context = opaque.ContextVariables(self)
         self.freed: set[Any] = set()
+        self.last_error: tuple[Exception, Any, Location | None] | None = None
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
@@ -261,6 +266,8 @@ class TraceWorld:
             return self.type_of(obj)
         value = getattr(obj, name)
         if record is not None and record.shadow is record.real and not is_definition(value):
+            if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
+                return value
             if isinstance(record.real, torch.Generator):
                 self.heap.refuse("SFX110", f"uses the random generator {record.source.label}")
             return self.heap.shadow(value, self.heap.sources.slot(record.base, name), name)
@@ -402,6 +409,14 @@ class TraceWorld:
             if record is not None:
                 return self.heap.shadow(fn(), self.heap.sources.call(record.base))
             return ABSENT
+        if isinstance(getattr(fn, "__self__", None), contextvars.ContextVar):
+            return self.context.call(fn.__name__, fn.__self__, args)
+        if cls is types.MethodDescriptorType and args and isinstance(args[0], contextvars.ContextVar):
+            return self.context.call(fn.__name__, args[0], args[1:])
+        if isinstance(getattr(fn, "__self__", None), opaque.LOCKS):
+            return opaque.lock_method(fn.__name__)
+        if cls is types.MethodDescriptorType and args and isinstance(args[0], opaque.LOCKS):
+            return opaque.lock_method(fn.__name__)
         if cls is functools._lru_cache_wrapper:
             return self.interp.call(fn.__wrapped__, args, kwargs)
         if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
@@ -422,7 +437,7 @@ class TraceWorld:
             self._refuse_unshadowed(fn, args)
             if not policy.is_pure(fn) and not (isinstance(fn, type) and fn.__new__ is object.__new__):
                 self._refuse_call(fn)
-        elif getattr(fn, "__name__", "") in policy.VALUE_METHODS and args and isinstance(args[0], torch.Tensor):
+        elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
         if fn is object.__new__ or fn is object.__init__:
             return self.guarded(fn, args, kwargs)
@@ -457,6 +472,9 @@ class TraceWorld:
             raise Unsupported("SFX101", first_line(error), self.locate()) from error
         except compat.unsupported_fake_errors() as error:
             raise Unsupported("SFX102", first_line(error), self.locate()) from error
+        except Exception as error:
+            self.last_error = (error, fn, self.locate())
+            raise
 
     def _refuse_call(self, fn: Any) -> None:
         owner = getattr(fn, "__self__", None)

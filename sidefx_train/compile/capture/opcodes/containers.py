@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import formatting, iteration
@@ -76,19 +77,19 @@ def list_to_tuple(interp: Interpreter, frame: Frame, instr: Instruction) -> None
     frame.stack[-1] = tuple(frame.stack[-1])
 
 
-def _mapping(interp: Interpreter, source: Any, failure: str) -> dict[Any, Any]:
+def _mapping(interp: Interpreter, source: Any, failure: Callable[[], str]) -> dict[Any, Any]:
     if type(source) is dict:
         answer = interp.world.override_operator("iter", (source,))
         return source if answer is ABSENT else dict(interp.native(dict, (source,), {}))
     if interp.world.class_attr(interp.type_of(source), "keys") is ABSENT:
-        raise TypeError(failure)
+        raise TypeError(failure())
     return interp.native(dict, (for_mapping(interp, source),), {})
 
 
 def dict_update(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     source = frame.pop()
-    failure = f"{interp.type_of(source).__name__!r} object is not a mapping"
-    frame.stack[-instr.arg].update(_mapping(interp, source, failure))
+    found = _mapping(interp, source, lambda: f"{interp.type_of(source).__name__!r} object is not a mapping")
+    frame.stack[-instr.arg].update(found)
 
 
 def dict_merge(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -97,8 +98,11 @@ def dict_merge(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     callee = frame.stack[-instr.arg - 2]
     if callee is NULL:
         callee = frame.stack[-instr.arg - 3]
-    shown = interp.type_of(source).__name__
-    found = _mapping(interp, source, f"{function_name(callee)} argument after ** must be a mapping, not {shown}")
+
+    def failure() -> str:
+        return f"{function_name(callee)} argument after ** must be a mapping, not {interp.type_of(source).__name__}"
+
+    found = _mapping(interp, source, failure)
     for key, value in found.items():
         if not isinstance(key, str):
             raise TypeError("keywords must be strings")

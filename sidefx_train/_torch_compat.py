@@ -7,7 +7,7 @@ underscore or from an experimental module, so a torch release is supported by re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -281,10 +281,43 @@ def inductor_decompositions() -> dict[Any, Any]:
     return dict(select_decomp_table())
 
 
+def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
+    """The transpose of a fake matrix."""
+    with disable_proxy_modes_tracing(), torch.no_grad():
+        return fake.t()
+
+
+def register_linear_lowering() -> None:
+    """Teaches Inductor ``sidefx::linear``: oneDNN's product of plain operands, transposed ones included."""
+    from torch._inductor import ir, lowering, mkldnn_ir
+
+    op = torch.ops.sidefx.linear.default
+    if op in lowering.lowerings:
+        return
+
+    def lower(x: Any, weight: Any, bias: Any) -> Any:
+        x, weight = (ir.ExternKernel.realize_input(t) for t in (x, weight))
+        inputs, constants = [x, weight], ["none", [-1], ""]
+        if bias is None:
+            constants.insert(0, None)
+        else:
+            inputs.append(ir.ExternKernel.realize_input(bias))
+        size = [x.get_size()[0], weight.get_size()[0]]
+        layout = ir.FixedLayout(x.get_device(), x.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
+        kernel = mkldnn_ir.LinearUnary(layout=layout, inputs=inputs, constant_args=constants)
+        return ir.TensorBox.create(mkldnn_ir._create_output_node(kernel))
+
+    lowering.register_lowering(op, type_promotion_kind=None)(lower)
+
+
 def inductor_compile(
-    module: fx.GraphModule, example_inputs: list[Any], static: list[int], fake_mode: FakeTensorMode
+    module: fx.GraphModule,
+    example_inputs: list[Any],
+    static: list[int],
+    fake_mode: FakeTensorMode,
+    passes: Sequence[Callable[[fx.GraphModule], Any]] = (),
 ) -> tuple[Any, str]:
-    """Lowers a functional graph.
+    """Lowers a functional graph; ``passes`` change it after Inductor's joint-graph passes.
 
     Returns:
         A callable that takes one list of real inputs, and the generated code.
@@ -297,6 +330,8 @@ def inductor_compile(
     module = fx.GraphModule(module, fx_graph_cse(module.graph))
     with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad():
         module = compile_fx._recursive_joint_graph_passes(module)
+        for change in passes:
+            change(module)
         output = next(iter(reversed(module.graph.nodes)))
         compile_fx.record_original_output_strides(module)
         output.meta["user_visible_output_idxs"] = [

@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from torch import fx
+
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.native import start_build
+from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.runner import generate
+from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.tail import write_tail
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.config import CompileConfig
+
+_SERIAL_BELOW = 8192
+"""Elements per thread below which entering a parallel region costs more than it saves."""
 
 
 def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict[str, Any]:
@@ -23,10 +30,26 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         "nan_asserts": False,
         "alignment_asserts": False,
         "scalar_asserts": False,
+        "cpp.min_chunk_size": _SERIAL_BELOW,
     }
-    if graph is not None and graph.covered:
-        chosen["assert_indirect_indexing"] = False
+    if graph is not None:
+        chosen["cpp_wrapper"] = _one_cpp_call(graph.module)
+        if graph.covered:
+            chosen["assert_indirect_indexing"] = False
+        if is_tiny(graph.module):
+            chosen["cpp.threads"] = 1
     return compat.known_inductor_options(chosen)
+
+
+def _one_cpp_call(module: fx.GraphModule) -> bool:
+    """True if the whole graph can be one C++ function: everything on CPU and no operator written in Python."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and str(node.target).startswith("sidefx.rnn"):
+            return False
+        device = getattr(node.meta.get("val"), "device", None)
+        if device is not None and device.type != "cpu":
+            return False
+    return True
 
 
 def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
@@ -42,18 +65,48 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     seconds["functionalize"] = time.perf_counter() - start
     start = time.perf_counter()
     readable = graph.module.print_readable(print_output=False)
-    static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
-    with compat.inductor_options(options(config, graph)):
-        call, code = compat.inductor_compile(graph.module, example_inputs(graph), static, traced.fake_mode)
+    notes = list(graph.notes)
+    call, code = _lower(graph, config, traced, notes)
     seconds["lower"] = time.perf_counter() - start
-    run, text = generate(graph, call, write_tail, uses_rng=traced.uses_rng)
+    serial = is_tiny(graph.module)
+    if serial:
+        notes.append("tiny step: runs on one thread")
+    run, text = generate(graph, call, write_tail, uses_rng=traced.uses_rng, serial=serial)
     return Executable(
         run,
         atomic=True,
         sources={"runner": text, "graph": readable, "inductor": code},
         seconds=seconds,
-        notes=graph.notes,
+        notes=tuple(n for n in notes if n),
     )
+
+
+def _lower(graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, notes: list[str]) -> tuple[Any, str]:
+    """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
+    compat.register_linear_lowering()
+    static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
+    chosen = options(config, graph)
+
+    def compile_with(settings: dict[str, Any]) -> tuple[Any, str]:
+        said: list[str] = []
+        with compat.inductor_options(settings):
+            done = compat.inductor_compile(
+                graph.module,
+                example_inputs(graph),
+                static,
+                traced.fake_mode,
+                [lambda module: said.append(choose_products(module))],
+            )
+        notes.extend(said)
+        return done
+
+    if not chosen["cpp_wrapper"]:
+        return compile_with(chosen)
+    try:
+        return compile_with(chosen)
+    except Exception as error:
+        notes.append(f"C++ wrapper failed ({type(error).__name__}), Python wrapper used")
+        return compile_with({**chosen, "cpp_wrapper": False})
 
 
 def _is_static(graph: FunctionalGraph, feed: str) -> bool:

@@ -45,12 +45,15 @@ def native_module() -> ModuleType | None:
         return _load()
 
 
-def _cpu() -> str:
+@lru_cache(maxsize=1)
+def cpu_description() -> str:
+    """A short name for this kind of CPU, for cache keys."""
     try:
         with open("/proc/cpuinfo") as info:
-            return "".join(line for line in info if line.startswith(("model name", "flags")))[:4000]
+            text = "".join(sorted({line for line in info if line.startswith(("model name", "flags"))}))
     except OSError:
-        return platform.processor()
+        text = platform.processor()
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @lru_cache(maxsize=1)
@@ -59,7 +62,9 @@ def _load() -> ModuleType | None:
     address = compat.tensor_data_ptr_address()
     if compiler is None or address is None or not hasattr(os, "getuid"):
         return None
-    key = hashlib.sha256("\0".join([SOURCE, *_FLAGS, platform.python_version(), _cpu()]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        "\0".join([SOURCE, *_FLAGS, platform.python_version(), cpu_description()]).encode()
+    ).hexdigest()[:16]
     library = cache_folder() / f"sidefx_native_{key}.so"
     if not library.exists() and not _compile(compiler, library):
         return None

@@ -100,7 +100,6 @@ def _native_update(graph: FunctionalGraph, call: TailCall, source: Source, incre
         return None
     tensors = _Tensors(graph)
     threads = "get_num_threads()"
-    source.bind("get_num_threads", torch.get_num_threads)
 
     def group(key: str) -> str:
         return tuple_text([str(n) for n in given[key]])

@@ -20,6 +20,8 @@ import torch
 from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
 
+from sidefx_train.callbacks.log import defer_logging_of
+from sidefx_train.callbacks.plan import ignores_argument
 from sidefx_train.compile.api import compile_step
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.loop_inputs import (
@@ -244,11 +246,14 @@ class _Run:
         step = self._make_step()
         self.compiled: Any = None
         if compile and reason is None:
+            if self.is_lightning:
+                defer_logging_of(lightning.LightningModule)
             step = self.compiled = compile_step(step)
         elif reason is not None:
             title, advice = CODES[LEFT_TO_FABRIC]
             warnings.warn(f"[{LEFT_TO_FABRIC}] {title}: {reason}. {advice}", SideFXWarning, stacklevel=3)
         self._step = step
+        self._indexed = self.is_lightning and not ignores_argument(model.training_step, 2)
 
     # ------------------------------------------------------------------ the step
     def _is_plain(self) -> bool:
@@ -319,7 +324,7 @@ class _Run:
         if self._left is not None:
             self.report.calls += 1
             self.report.record_fallback(LEFT_TO_FABRIC, self._left)
-        loss, output = self._step(batch, position.batch)
+        loss, output = self._step(batch, position.batch if self._indexed else 0)
         if len(self.metrics) and output is not None:
             self.metrics.update(output, batch[1])
         entry: dict[str, Any] = {"step": position.step, "epoch": position.epoch}

@@ -13,7 +13,15 @@ from typing import Any
 import lightning.pytorch as pl_package
 import torch
 
-from sidefx_train.callbacks.plan import Lightning, automatic_step, manual_step, needs_indices, reason_not_to
+from sidefx_train.callbacks.log import defer_logging_of
+from sidefx_train.callbacks.plan import (
+    Lightning,
+    automatic_step,
+    ignores_argument,
+    manual_step,
+    needs_indices,
+    reason_not_to,
+)
 from sidefx_train.compile.api import compile_step
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.report import StepReport
@@ -74,11 +82,12 @@ class SideFXCompile(pl_package.Callback):
     def _take_automatic(self, pl: Lightning, trainer: Any, module: Any) -> None:
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
         optimizer = trainer.optimizers[0]
-        step = self._compile(automatic_step(pl, trainer, module), module)
+        step = self._compile(pl, automatic_step(pl, trainer, module), module)
         native = loop.run
         progress = loop.optim_progress.optimizer
         should_accumulate = trainer.fit_loop._should_accumulate
         indices = needs_indices(pl, module)
+        hide_index = ignores_argument(module.training_step, 2)
         warn_none = pl.automatic.Closure.warning_cache.warn
 
         def run(current: Any, batch_idx: int, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +98,8 @@ class SideFXCompile(pl_package.Callback):
             normalize = trainer.accumulate_grad_batches
             zero = batch_idx % normalize == 0
             where = (trainer.current_epoch, batch_idx) if indices else (0, 0)
+            if hide_index and len(kwargs) == 2:
+                kwargs["batch_idx"] = 0  # never looked at: a number that moves would only be guarded
             if update:
                 progress.step.increment_ready()
             outputs = _inside_training_step(
@@ -109,10 +120,13 @@ class SideFXCompile(pl_package.Callback):
 
     def _take_manual(self, pl: Lightning, trainer: Any, module: Any) -> None:
         loop = trainer.fit_loop.epoch_loop.manual_optimization
-        step = self._compile(manual_step(pl, trainer, module), module)
+        step = self._compile(pl, manual_step(pl, trainer, module), module)
         unpack = pl.manual.ManualResult.from_training_step_output
+        hide_index = ignores_argument(module.training_step, 2)
 
         def advance(kwargs: dict[str, Any]) -> None:
+            if hide_index and len(kwargs) == 2:
+                kwargs["batch_idx"] = 0
             output = _inside_training_step(trainer, module, lambda: step(*kwargs.values()))
             loop._output = unpack(output).asdict()
 
@@ -141,8 +155,9 @@ class SideFXCompile(pl_package.Callback):
         self._replace(loop, "run", run)
 
     # ------------------------------------------------------------------ plumbing
-    def _compile(self, step: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    def _compile(self, pl: Lightning, step: Callable[..., Any], module: Any) -> Callable[..., Any]:
         step.__qualname__ = step.__name__ = _name(module)
+        defer_logging_of(pl.lightning_module)
         self._compiled = compile_step(step, **self._options)
         return self._compiled
 
@@ -160,16 +175,6 @@ class SideFXCompile(pl_package.Callback):
     def _remove(self) -> None:
         while self._restore:
             self._restore.pop()()
-
-
-def deferred_log(module: Any, fx_name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``module.log(*args, **kwargs)`` after the graph has run, as if called inside the hook ``fx_name``."""
-    previous = module._current_fx_name
-    module._current_fx_name = fx_name
-    try:
-        module.log(*args, **kwargs)
-    finally:
-        module._current_fx_name = previous
 
 
 def _inside_training_step(trainer: Any, module: Any, call: Callable[[], Any]) -> Any:

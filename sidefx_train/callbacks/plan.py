@@ -11,11 +11,12 @@ step, loss scaling, zero_grad, backward, ``on_before_optimizer_step``, clipping,
 
 from __future__ import annotations
 
+import dis
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -312,6 +313,32 @@ def automatic_step(pl: Lightning, trainer: Any, module: Any) -> Callable[..., An
 def needs_indices(pl: Lightning, module: Any) -> bool:
     """Whether a hook inside the step is handed the epoch and the batch index."""
     return any(is_overridden(name, module, pl.lightning_module) for name in ("optimizer_step", "optimizer_zero_grad"))
+
+
+def ignores_argument(function: Any, position: int) -> bool:
+    """Whether the code of a plain method never looks at its argument ``position`` (0 is ``self``).
+
+    Wrapped functions and those that could see their variables by other ways are taken to look.
+    """
+    function = getattr(function, "__func__", function)
+    if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
+        return False
+    code = function.__code__
+    if position >= code.co_argcount or {"locals", "vars", "eval", "exec", "_getframe"} & set(code.co_names):
+        return False
+    name = code.co_varnames[position]
+    if name in code.co_cellvars:
+        return False
+    return all(instruction.argval != name for instruction in _with_pairs(code))
+
+
+def _with_pairs(code: CodeType) -> Iterator[Any]:
+    """Instructions on local variables; those that name two at once (3.13) come as two."""
+    for instruction in dis.get_instructions(code):
+        if isinstance(instruction.argval, tuple):
+            yield from (SimpleNamespace(argval=name) for name in instruction.argval)
+        elif "FAST" in instruction.opname:
+            yield instruction
 
 
 def _needs_closure(pl: Lightning, module: Any, optimizer: torch.optim.Optimizer) -> bool:

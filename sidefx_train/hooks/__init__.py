@@ -1,3 +1,4 @@
 """Hooks and backward passes during a capture; importing this package plugs them in."""
 
 from sidefx_train.hooks import capture as capture
+from sidefx_train.hooks import nan_checks as nan_checks

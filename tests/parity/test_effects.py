@@ -109,7 +109,7 @@ def test_history_survives_later_steps():
         self.grads.append([p.detach().clone() for p in self.watch[0].parameters()])
 
     def make() -> Program:
-        made = program(body, history=[], grads=[])
+        made = program(body, history=[], weights=[])
         made.watch[2].watch = made.watch[:1]
         return made
 
@@ -642,25 +642,56 @@ def test_argument_changed_in_place():
     parity(make)
 
 
-def test_metric_object():
-    """torchmetrics: Python state and tensor state of a metric updated in the step."""
+@pytest.mark.parametrize("nan_at", [None, 3])
+def test_metric_object(nan_at):
+    """torchmetrics: Python state and tensor state of a metric updated in the step, with and without a NaN."""
     import torchmetrics
 
     def make() -> Program:
         model = mlp()
         metric = torchmetrics.MeanMetric()
+        data = batches((5, 6), classes=3)
 
         def step(x, y):
             loss = F.cross_entropy(model(x), y)
             metric.update(loss.detach())
-            return loss.detach()
+            return metric.compute()
 
-        made = Program(step, batches((5, 6), classes=3))
+        def batch(index):
+            x, y = data(index)
+            return (x * float("nan") if index == nan_at else x), y
+
+        made = Program(step, batch)
         made.metric = metric  # type: ignore[attr-defined]
         return made
 
     def between(made, index):
         metric = made.metric
         made.watch = (metric.mean_value.clone(), metric.weight.clone(), metric.update_count)
+
+    if nan_at is None:
+        parity(make, between=between, captures=2)
+    else:
+        with pytest.warns(UserWarning, match="nan"):
+            parity(make, between=between, captures=2)
+
+
+def test_metric_that_is_called():
+    """``metric(preds, target)`` returns the batch's value and updates the running one."""
+    import torchmetrics
+
+    def make() -> Program:
+        model = mlp()
+        metric = torchmetrics.classification.MulticlassAccuracy(3)
+
+        def step(x, y):
+            return metric(model(x), y)
+
+        made = Program(step, batches((5, 6), classes=3))
+        made.metric = metric  # type: ignore[attr-defined]
+        return made
+
+    def between(made, index):
+        made.watch = (made.metric.tp.clone(), made.metric.update_count)
 
     parity(make, between=between, captures=2)

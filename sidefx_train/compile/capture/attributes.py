@@ -8,6 +8,7 @@ C-level ones are left to ``world.native_getattr``.
 from __future__ import annotations
 
 import types
+from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.world import ABSENT
@@ -23,6 +24,10 @@ _FUNCTION = types.FunctionType
 _object_getattribute = object.__getattribute__
 _type_lookup = type.__getattribute__
 _HEAP_TYPE = 1 << 9
+_GENERIC = frozenset(
+    {dict, list, tuple, set, frozenset, int, float, complex, str, bytes, BaseException, OrderedDict, defaultdict, deque}
+)
+"""C types whose ``__getattribute__`` is the generic one under a name of their own."""
 _STATIC: dict[type, bool] = {}
 
 
@@ -141,7 +146,7 @@ def _load(interp: Interpreter, obj: Any, name: str) -> Any:
         return found
     cls = interp.type_of(obj)
     getter = _type_lookup(cls, "__getattribute__")
-    if getter is _object_getattribute:
+    if getter is _object_getattribute or type(getter) is _SLOT and getter.__objclass__ in _GENERIC and not is_static(cls):
         missing = None
         found = generic(interp, obj, cls, name)
     elif type(getter) is _SLOT:

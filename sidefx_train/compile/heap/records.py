@@ -214,7 +214,7 @@ class DictRecord(Record):
 
 
 class SetRecord(Record):
-    """A set of plain values. Until something reads it, the shadow holds only what the step added."""
+    """A set. Until something reads it, the shadow holds only what the step added."""
 
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
@@ -225,13 +225,10 @@ class SetRecord(Record):
         if self.filled:
             return
         self.filled = True
-        if not all(is_plain(item) for item in self.real):
-            self.heap.refuse("SFX104", f"{self.source.label} is a set of objects that are not plain values")
         self.heap.guard("members", self.base, frozenset(self.real))
-        added = set(self.shadow)
-        self.shadow |= self.real
-        self.snapshot = set(self.real)
-        self.shadow |= added
+        inside = {self.heap.shadow_key(item, self.base, i) for i, item in enumerate(self.real)}
+        self.shadow |= inside
+        self.snapshot = inside
 
 
 class CellRecord(Record):

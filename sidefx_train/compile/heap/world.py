@@ -20,6 +20,7 @@ from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import natives, opaque
+from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.later import (
     NUMBERS,
@@ -351,6 +352,10 @@ class TraceWorld:
                 return length > 0
         if isinstance(value, Later):
             self.heap.refuse("SFX106", "branches on a value that is known only after the step")
+        if type(value) is compat.FakeTensor:
+            known = constant_value(self.tracer, value)
+            if known is not None:
+                return bool(known)
         self.touch(value)
         return self.guarded(bool, (value,), {})
 
@@ -437,6 +442,14 @@ class TraceWorld:
             self._refuse_unshadowed(fn, args)
             if not policy.is_pure(fn) and not (isinstance(fn, type) and fn.__new__ is object.__new__):
                 self._refuse_call(fn)
+        elif getattr(fn, "__name__", "") in _READS_VALUE:
+            owner = getattr(fn, "__self__", None)
+            owner = owner if isinstance(owner, torch.Tensor) else args[0] if args else None
+            known = constant_value(self.tracer, owner) if isinstance(owner, torch.Tensor) else None
+            if known is not None:
+                return getattr(known, fn.__name__)()
+            if fn.__name__ == "tolist":
+                self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
         elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
         if fn is object.__new__ or fn is object.__init__:
@@ -512,6 +525,7 @@ _NUMBER_TYPES: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, tor
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 _DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__", "__repr__"})
+_READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
 _TRACED = frozenset({compat.FakeTensor, *NUMBERS})
 _TEXT: dict[str, Callable[..., Any]] = {
     "format": format,

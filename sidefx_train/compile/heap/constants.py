@@ -1,0 +1,69 @@
+"""Tensors that depend on no input: their values are known during the capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.tracer import GraphTracer
+
+_MOST_NODES = 64
+_MOST_ELEMENTS = 1 << 20
+
+
+def constant_value(tracer: GraphTracer, value: torch.Tensor) -> torch.Tensor | None:
+    """The contents of a tensor made from constants only (``arange``, comparisons of such...), else ``None``.
+
+    Found by running the few nodes that compute it; nodes that draw random numbers, are written in place, or are large
+    are not constants.
+    """
+    if not tracer.has_node(value):
+        return None
+    nodes = _ancestors(tracer.node_of(value))
+    if nodes is None or _written(tracer.graph, nodes):
+        return None
+    results: dict[fx.Node, Any] = {}
+    with compat.real_world(), torch.no_grad():
+        for node in tracer.graph.nodes:
+            if node not in nodes:
+                continue
+            if node.op == "get_attr":
+                results[node] = getattr(tracer.tracer.root, str(node.target))
+                continue
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: results[n])
+            results[node] = node.target(*args, **kwargs)
+    found = results[tracer.node_of(value)]
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _ancestors(node: fx.Node) -> set[fx.Node] | None:
+    seen: set[fx.Node] = set()
+    todo = [node]
+    while todo:
+        item = todo.pop()
+        if item in seen:
+            continue
+        if item.op not in ("call_function", "get_attr") or len(seen) >= _MOST_NODES:
+            return None
+        if item.op == "call_function" and compat.is_random(item.target):
+            return None
+        held = item.meta.get("val")
+        if isinstance(held, torch.Tensor) and held.numel() > _MOST_ELEMENTS:
+            return None
+        seen.add(item)
+        todo.extend(item.all_input_nodes)
+    return seen
+
+
+def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
+    """True if any operation writes to memory that one of ``nodes`` made."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        if any(item in nodes for item in node.all_input_nodes):
+            return True
+    return False

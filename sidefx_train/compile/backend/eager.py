@@ -25,6 +25,8 @@ def build_eager(traced: TracedGraph) -> Executable:
     uses_rng = traced.uses_rng
 
     def run(args: list[Any]) -> Any:
+        if compat.autocast_enabled():
+            return compat.without_autocast(run, args)
         with compat.training_kernels():
             saved = [(args[i], _snapshot(args[i])) for i in positions]
             random_state = torch.get_rng_state() if uses_rng else None

@@ -29,7 +29,7 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
     run, text = generate(graph, call, uses_rng=traced.uses_rng)
     return Executable(
         run,
-        atomic=graph.covered,
+        atomic=compiler is None or graph.covered,
         sources={"runner": text, "graph": readable},
         seconds={"functionalize": functional - start, "compile": time.perf_counter() - functional},
         notes=graph.notes,

@@ -226,6 +226,8 @@ class Retracer:
         real = getattr(self.traced.module, str(node.target))
         if not isinstance(real, torch.Tensor):
             raise BackendError("SFX201", f"constant {node.target} of type {type(real).__name__}")
+        if real.dim() == 0 and self.options.tensor_scalars:
+            return torch.full((), real.item(), dtype=real.dtype, device=real.device)
         setattr(self.tracer.root, str(node.target), real)
         fake = self.traced.fake_mode.from_tensor(real, static_shapes=True)
         with compat.below_functionalization():

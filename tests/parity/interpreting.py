@@ -1,13 +1,14 @@
 """Runs a body by plain CPython and by the interpreter, and compares everything that can be seen of it.
 
 A body is a function without arguments that builds all it needs. Compared are the returned value, what was
-printed, and for an exception its type, message, causes, contexts and the functions and lines of its traceback.
+printed, and for an exception its type, message, causes, contexts and the functions, lines and columns of its traceback.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,7 +32,9 @@ def describe(error: BaseException | None, file: str, seen: tuple[int, ...] = ())
     trace, item = [], error.__traceback__
     while item is not None:
         if item.tb_frame.f_code.co_filename == file:
-            trace.append((item.tb_frame.f_code.co_name, item.tb_lineno))
+            code = item.tb_frame.f_code
+            place = next(itertools.islice(code.co_positions(), item.tb_lasti // 2, None))
+            trace.append((code.co_name, item.tb_lineno, place))
         item = item.tb_next
     parts = ()
     if isinstance(error, BaseExceptionGroup):

@@ -165,7 +165,8 @@ def test_overrides_come_first():
         )  # fmt: skip
 
     assert Interpreter(Overriding()).run(step) == (
-        42, 42, "add", "add", "neg", "getitem", "lt", "is_", "contains", "contains", "format", "str", "repr", "repr", False,
+        42, 42, "add", "add", "neg", "getitem", "lt", "is_", "contains", "contains", "format", "str", "repr", "repr",
+        False,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import types
@@ -90,7 +91,7 @@ def unwind(interp: Interpreter, frame: Frame, error: BaseException) -> bool:
     if not again:
         error.__traceback__ = _extended(frame, error.__traceback__)
     else:
-        error.__traceback__ = _cleaned(error.__traceback__)
+        error.__traceback__ = cleaned(error.__traceback__)
     if instr.handler is None:
         frame.done = True
         return False
@@ -104,8 +105,8 @@ def unwind(interp: Interpreter, frame: Frame, error: BaseException) -> bool:
     return True
 
 
-def _cleaned(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` without the interpreter's own frames."""
+def cleaned(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """``trace`` without the interpreter's own frames, unless ``SFX_INTERPRETER_TRACEBACKS`` is set."""
     if _KEEP_INTERNAL:
         return trace
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
@@ -132,7 +133,7 @@ def _rebuilt(trace: types.TracebackType | None) -> types.TracebackType | None:
 
 def _extended(frame: Frame, trace: types.TracebackType | None) -> types.TracebackType:
     """``trace`` with an entry for the interpreted ``frame`` in front."""
-    return types.TracebackType(_cleaned(trace), stand_in(frame), 0, frame.line)
+    return types.TracebackType(cleaned(trace), stand_in(frame), 0, frame.line)
 
 
 def _call(get: Callable[[], types.FrameType]) -> types.FrameType:
@@ -160,34 +161,45 @@ def stack_of_stand_ins(frame: Frame) -> types.FrameType:
 
 
 def _stub(frame: Frame, model: Any, cache: dict[int, types.CodeType]) -> types.CodeType:
-    """The code of ``model`` with the names and the current line of ``frame``."""
-    code, line = frame.code, frame.line
-    known = cache.get(line)
+    """The code of ``model`` with the names and the current position of ``frame``."""
+    code, index = frame.code, max(frame.pc - 1, 0)
+    known = cache.get(index)
     if known is None:
         body = model.__code__
-        known = cache[line] = body.replace(
+        offset = frame.instructions[index].offset
+        place = next(itertools.islice(code.co_positions(), offset // 2, None))
+        known = cache[index] = body.replace(
             co_filename=code.co_filename,
             co_name=code.co_name,
             co_qualname=code.co_qualname,
             co_firstlineno=code.co_firstlineno,
-            co_linetable=_one_line(len(body.co_code) // 2, line - code.co_firstlineno),
+            co_linetable=_one_place(len(body.co_code) // 2, frame.line, code.co_firstlineno, place),
         )
     return known
 
 
-def _one_line(units: int, delta: int) -> bytes:
-    """A location table (``Objects/locations.md``) that puts all instructions on one line."""
+def _one_place(units: int, line: int, first: int, place: tuple[int | None, ...]) -> bytes:
+    """A location table (CPython's ``Objects/locations.md``) that puts all instructions at one place."""
+    _, end_line, column, end_column = place
+    known = end_line is not None and column is not None and end_column is not None
     table = bytearray()
+    delta = line - first
     while units > 0:
         length = min(units, 8)
-        table.append(0x80 | 13 << 3 | length - 1)
-        number = delta << 1 if delta >= 0 else -delta << 1 | 1
-        while number >= 64:
-            table.append(64 | number & 63)
-            number >>= 6
-        table.append(number)
+        table.append(0x80 | (14 if known else 13) << 3 | length - 1)
+        _append_number(table, delta << 1 if delta >= 0 else -delta << 1 | 1)
+        if end_line is not None and column is not None and end_column is not None:
+            for number in (max(end_line - line, 0), column + 1, end_column + 1):
+                _append_number(table, number)
         units, delta = units - length, 0
     return bytes(table)
+
+
+def _append_number(table: bytearray, number: int) -> None:
+    while number >= 64:
+        table.append(64 | number & 63)
+        number >>= 6
+    table.append(number)
 
 
 def as_exception(interp: Interpreter, value: Any) -> BaseException:

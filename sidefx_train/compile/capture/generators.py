@@ -113,9 +113,9 @@ class InterpretedGenerator:
             return self.advance(None, error)
         answer: Any = _NO_THROW
         if isinstance(error, GeneratorExit):
-            _, raised = self._delegated(lambda: close_iterator(self.interp, delegate))
+            _, raised = self._delegated(close_iterator, delegate)
         else:
-            answer, raised = self._delegated(lambda: _throw_into(self.interp, delegate, error))
+            answer, raised = self._delegated(_throw_into, delegate, error)
         if isinstance(raised, StopIteration) and not isinstance(error, GeneratorExit):
             frame.pc = frame.instructions[frame.pc - 1].target
             if not SEND_KEEPS_RECEIVER:
@@ -128,13 +128,13 @@ class InterpretedGenerator:
         frame.result = answer
         return YIELDED
 
-    def _delegated(self, action: Any) -> tuple[Any, BaseException | None]:
-        """Runs ``action`` with this generator marked as executing; its answer and what it raised."""
+    def _delegated(self, action: Any, *args: Any) -> tuple[Any, BaseException | None]:
+        """Calls ``action`` with this generator marked as executing; its answer and what it raised."""
         if self.running:
             raise ValueError("generator already executing")
         self.running = True
         try:
-            return action(), None
+            return action(self.interp, *args), None
         except Unsupported:
             raise
         except BaseException as raised:
@@ -151,8 +151,9 @@ class InterpretedGenerator:
             return None
         try:
             signal = self._throw(GeneratorExit())
-        except (StopIteration, GeneratorExit):
+        except (StopIteration, GeneratorExit) as end:
             self.interp.in_flight = None
+            end.__traceback__ = None  # its frames hold the exception
             return None
         if signal != RETURNED:
             raise RuntimeError("generator ignored GeneratorExit")

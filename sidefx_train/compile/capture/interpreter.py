@@ -8,6 +8,7 @@ A map of its parts: ``versions.py`` and ``program.py`` decode code objects, ``fr
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -51,6 +52,7 @@ class Interpreter:
         self.handled = exceptions.Handled()
         self.in_flight: BaseException | None = None
         self.stopped: Unsupported | None = None
+        self.thread = threading.get_ident()
         self.depth = 0
         self.max_depth = sys.getrecursionlimit()
 
@@ -64,17 +66,25 @@ class Interpreter:
         if self.depth == 0:
             self.max_depth = limit
             self.stopped = None
+            self.thread = threading.get_ident()
             sys.setrecursionlimit(limit * 12 + 1000)
         try:
             return self.call(fn, args, kwargs or {})
-        except Exception as error:
+        except Unsupported:
+            raise
+        except BaseException as error:
             if self.stopped is None:
+                error.__traceback__ = exceptions.cleaned(error.__traceback__)
                 raise
             raise self.stopped from error  # C code turned it into an error of its own
         finally:
             if self.depth == 0:
                 sys.setrecursionlimit(limit)
                 self.in_flight = None
+
+    def close(self) -> None:
+        """Ends the program for good: generators that it left suspended are dropped without running again."""
+        self.stopped = Unsupported("SFX111", "the interpreter was closed")
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``fn(*args, **kwargs)`` as the interpreted program calls it."""
@@ -144,6 +154,8 @@ class Interpreter:
             return fn
 
         def reenter(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self.thread:
+                return fn(*args, **kwargs)  # frames belong to the thread that runs the program
             return self.call(fn, args, kwargs)
 
         NATIVE_CODE.add(id(reenter.__code__))

@@ -21,7 +21,7 @@ class Program:
         instructions: handlers and arguments, in order.
         slots: names of the fast-local slots (variables, cells, free variables).
         arguments: slot of each argument that may be passed by keyword.
-        stubs: code with the same names for frame objects in tracebacks, by line.
+        stubs: code with the same names for frame objects in tracebacks, by instruction.
         simple: true if all arguments are positional, with no ``*args``, ``**kwargs`` or keyword-only ones.
     """
 

@@ -19,35 +19,49 @@ if TYPE_CHECKING:
 @registry.intercept(torch.Tensor.backward)
 def _tensor_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     keep = _argument(args, kwargs, 2, "retain_graph"), _argument(args, kwargs, 3, "create_graph")
-    return _run(world, torch.Tensor.backward, args[0], keep, args, kwargs)
+    return _run(world, torch.Tensor.backward, args[0], keep, args, kwargs, accumulates=True)
 
 
 @registry.intercept(torch.autograd.backward)
 def _autograd_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     keep = _argument(args, kwargs, 2, "retain_graph"), _argument(args, kwargs, 3, "create_graph")
-    return _run(world, torch.autograd.backward, _argument(args, kwargs, 0, "tensors"), keep, args, kwargs)
+    roots = _argument(args, kwargs, 0, "tensors")
+    return _run(world, torch.autograd.backward, roots, keep, args, kwargs, accumulates=True)
 
 
 @registry.intercept(torch.autograd.grad)
 def _autograd_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     keep = _argument(args, kwargs, 3, "retain_graph"), _argument(args, kwargs, 4, "create_graph")
-    return _run(world, torch.autograd.grad, _argument(args, kwargs, 0, "outputs"), keep, args, kwargs)
+    roots = _argument(args, kwargs, 0, "outputs")
+    return _run(world, torch.autograd.grad, roots, keep, args, kwargs, accumulates=False)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
     return args[position] if len(args) > position else kwargs.get(name)
 
 
-def _run(world: TraceWorld, fn: Any, roots: Any, keep: tuple[Any, Any], args: Any, kwargs: Any) -> Any:
+def _run(
+    world: TraceWorld, fn: Any, roots: Any, keep: tuple[Any, Any], args: Any, kwargs: Any, accumulates: bool
+) -> Any:
     for value in (*args, *kwargs.values()):
         world.touch(value)
     tensors = [roots] if isinstance(roots, torch.Tensor) else list(roots)
     nodes = graph_nodes([t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None])
+    if accumulates:
+        leaves = _leaves(tensors, nodes)
+        for shadow in [record.shadow for record in world.heap.by_shadow.values() if id(record.shadow) in leaves]:
+            world.heap.read_grad(shadow)
     retained = keep[0] if keep[0] is not None else keep[1]
     result = world.guarded(fn, args, kwargs)
     if not retained:
         world.freed |= nodes
     return result
+
+
+def _leaves(roots: list[Any], nodes: set[Any]) -> set[int]:
+    """Identities of the leaf tensors whose ``.grad`` a backward pass from ``roots`` adds to."""
+    found = [root for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is None]
+    return {id(leaf) for leaf in (*found, *(node.variable for node in nodes if hasattr(node, "variable")))}
 
 
 def graph_nodes(roots: list[Any]) -> set[Any]:

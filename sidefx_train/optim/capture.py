@@ -73,6 +73,7 @@ def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: di
 
 
 def _lacks(state: DictRecord, param: TensorRecord) -> bool:
+    param.heap.read_grad(param.shadow)
     if param.shadow.grad is None or param.shadow in state.shadow or param.shadow in state.missing:
         return False
     return not state.real.get(param.real)

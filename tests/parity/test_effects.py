@@ -106,7 +106,7 @@ def test_history_survives_later_steps():
 
     def body(self, loss, x):
         self.history.append(loss.detach())
-        self.grads.append([p.detach().clone() for p in self.watch[0].parameters()])
+        self.weights.append([p.detach().clone() for p in self.watch[0].parameters()])
 
     def make() -> Program:
         made = program(body, history=[], weights=[])

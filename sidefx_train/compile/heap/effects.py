@@ -13,7 +13,14 @@ import torch
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.later import DeferredCall
 from sidefx_train.compile.heap.natives import slots_of
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, SetRecord, TensorRecord
+from sidefx_train.compile.heap.records import (
+    UNREAD,
+    DictRecord,
+    InstanceRecord,
+    ListRecord,
+    SetRecord,
+    TensorRecord,
+)
 from sidefx_train.compile.heap.source import Source
 
 if TYPE_CHECKING:
@@ -205,7 +212,7 @@ def _tensor(record: TensorRecord) -> list[Effect]:
         if fake.grad_fn is not None:
             record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
         changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
-    if fake.is_leaf and fake.grad is not record.grad:
+    if fake.is_leaf and record.grad is not UNREAD and fake.grad is not record.grad:
         changes.append(Effect("set_grad", record.source, None, fake.grad))
     return changes
 

@@ -27,6 +27,8 @@ from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     DEFINITIONS,
+    OVERWRITTEN,
+    UNREAD,
     CellRecord,
     DictRecord,
     InstanceRecord,
@@ -282,14 +284,28 @@ class Heap:
         fake = self.tracer.add_tensor(real, kind, source.label)
         record = TensorRecord(self, real, fake, self.sources.const(real, source.label) if static else source, kind)
         self._register(record)
+        if real.is_leaf:
+            record.grad = UNREAD
         if real.is_leaf and real.requires_grad:
-            grad = real.grad
-            shadow = self.shadow(grad, self.sources.grad(record.source))
-            if grad is not None:
-                fake.grad = shadow
-            record.grad = shadow
             self._tensor_hooks(real, fake, record.source)
         return fake
+
+    def read_grad(self, fake: Any) -> None:
+        """Brings the gradient of a leaf in, guarded, before anything looks at it or adds to it."""
+        record = self.record_of(fake)
+        if not isinstance(record, TensorRecord) or record.grad is not UNREAD:
+            return
+        grad = record.real.grad
+        shadow = self.shadow(grad, self.sources.grad(record.source))
+        if grad is not None:
+            fake.grad = shadow
+        record.grad = shadow
+
+    def overwrite_grad(self, fake: Any) -> None:
+        """Notes that a gradient is replaced: what it was does not matter if nothing has looked at it."""
+        record = self.record_of(fake)
+        if isinstance(record, TensorRecord) and record.grad is UNREAD:
+            record.grad = OVERWRITTEN
 
     def _tensor_hooks(self, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
         """Carries the hooks that a leaf has at entry to its shadow."""

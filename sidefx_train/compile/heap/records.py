@@ -40,6 +40,13 @@ class Record:
         """Brings the whole contents in, guarded: C code is about to read them."""
 
 
+UNREAD: Any = type("Unread", (), {"__repr__": lambda self: "<gradient not read>"})()
+"""``TensorRecord.grad`` of a leaf whose gradient the step has not looked at: nothing is guarded."""
+
+OVERWRITTEN: Any = type("Overwritten", (), {"__repr__": lambda self: "<gradient overwritten>"})()
+"""``TensorRecord.grad`` of a leaf whose gradient the step replaced without looking at the old one."""
+
+
 class TensorRecord(Record):
     """A tensor; its shadow is a fake tensor with a proxy."""
 

@@ -279,6 +279,8 @@ class TraceWorld:
             if name == "data":
                 with torch.no_grad():
                     return obj.detach()
+            if name == "grad":
+                self.heap.read_grad(obj)
             return ABSENT
         if isinstance(obj, torch.nn.Module):
             return natives.module_getattr(self, obj, name)
@@ -289,6 +291,8 @@ class TraceWorld:
             if name == "data":
                 self.heap.refuse("SFX108", "assigns Tensor.data")
             if name in ("grad", "requires_grad"):
+                if name == "grad":
+                    self.heap.overwrite_grad(obj)
                 setattr(obj, name, value)
                 return True
             return False

@@ -1,0 +1,42 @@
+"""``zero_grad(set_to_none=True)`` forgets gradients without looking at them.
+
+torch asks first whether there is a gradient to forget. A captured step that asked would be guarded by the answer, and
+the first step (no gradients yet) would be captured apart from the second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile import registry
+from sidefx_train.compile.capture.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.world import TraceWorld
+
+
+@registry.intercept(torch.optim.Optimizer.zero_grad)
+def _optimizer_zero_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return world.interp.call(_forget_of_optimizer, args[:1], {}) if _forgets(args, kwargs) else ABSENT
+
+
+@registry.intercept(torch.nn.Module.zero_grad)
+def _module_zero_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return world.interp.call(_forget_of_module, args[:1], {}) if _forgets(args, kwargs) else ABSENT
+
+
+def _forgets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return (args[1] if len(args) > 1 else kwargs.get("set_to_none", True)) is True
+
+
+def _forget_of_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
+
+
+def _forget_of_module(module: torch.nn.Module) -> None:
+    for p in module.parameters():
+        p.grad = None

@@ -99,10 +99,19 @@ class CaptureFailed(Exception):
         reason: what stopped it.
         location: the user's line.
         holds: ``holds(args, kwargs)``: true if the state at entry is such that it would stop again.
+        raised: an exception came out of the step while it was captured; eagerly it may raise just so.
     """
 
-    def __init__(self, code: str, reason: str, location: Location | None, holds: Callable[..., bool] | None) -> None:
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        location: Location | None,
+        holds: Callable[..., bool] | None,
+        raised: bool = False,
+    ) -> None:
         super().__init__(reason)
+        self.raised = raised
         self.code = code
         self.reason = reason
         self.location = location
@@ -164,7 +173,7 @@ def _capture_once(
             raise
         _, fn, location = world.last_error
         reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
-        raise CaptureFailed("SFX102", reason, location, None) from error
+        raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
     finally:
         torch.set_grad_enabled(grad_mode)
     seconds = time.perf_counter() - began

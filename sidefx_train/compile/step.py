@@ -175,7 +175,7 @@ class CompiledStep:
         except Exception as error:
             if os.environ.get("SIDEFX_DEBUG"):
                 traceback.print_exc()
-            raise CaptureFailed("SFX204", _summary(error), _user_location(error), None) from error
+            raise CaptureFailed("SFX204", _summary(error), _user_location(error), None, raised=True) from error
         finally:
             self._busy = False
         self._entries.insert(0, entry)
@@ -239,9 +239,12 @@ class CompiledStep:
         key: tuple[str, str] | None = None,
     ) -> Any:
         """Runs the step itself; says why, once per reason."""
+        strict = self.config.fullgraph or self.config.on_failure == "raise"
+        if strict and stop.raised:
+            self._fn(*args, **kwargs)  # a step that raises raises its own error, captured or not
         if stop.code not in ("SFX203", "SFX202"):
             self._report.record_break(stop.code, stop.reason, stop.location)
-            if self.config.fullgraph or self.config.on_failure == "raise":
+            if strict:
                 raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
         self._report.record_fallback(stop.code, stop.reason, stop.location)
         result = self._fn(*args, **kwargs)  # first: if the step itself raises, its own error is the news

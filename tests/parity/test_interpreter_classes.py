@@ -1071,6 +1071,92 @@ def body_del_method():
     return log
 
 
+def body_runtime_protocol():
+    @typing.runtime_checkable
+    class HasX(typing.Protocol):
+        x: int
+
+    @typing.runtime_checkable
+    class CanRun(typing.Protocol):
+        def run(self): ...
+
+    class A:
+        x = 1
+
+    class B:
+        def run(self): ...
+
+    return (
+        isinstance(A(), HasX),
+        isinstance(B(), HasX),
+        isinstance(A(), CanRun),
+        isinstance(B(), CanRun),
+        issubclass(B, CanRun),
+    )
+
+
+def body_call_dunder_explicitly():
+    class A:
+        def m(self, x):
+            return self.k + x
+
+        k = 1
+
+    a = A()
+    f = A.m
+    return f.__call__(a, 1), a.m.__call__(2), f.__get__(a)(3), f.__get__(a).__func__ is f, A.__dict__["m"] is f
+
+
+def body_exception_with_property():
+    class E(Exception):
+        @property
+        def code(self):
+            return self._code
+
+        @code.setter
+        def code(self, v):
+            self._code = v + 1
+
+    e = E("x")
+    e.code = 4
+    e.extra = 1
+    del e.extra
+    return e.code, hasattr(e, "extra"), e.args, vars(e)
+
+
+def body_container_subclass_with_attributes():
+    class D(dict):
+        @property
+        def size(self):
+            return len(self)
+
+        def __init__(self, *a, **k):
+            super().__init__(*a, **k)
+            self.name = "d"
+
+        def __getattr__(self, name):
+            return ("missing", name)
+
+    d = D(a=1)
+    d.other = 2
+    return d.size, d.name, d.other, d.nope, d, d.get("a"), vars(d)
+
+
+def body_partial_subclass():
+    import functools
+
+    class P(functools.partial):
+        def describe(self):
+            return (self.func.__name__, self.args, self.tag)
+
+    def f(a, b):
+        return a + b
+
+    p = P(f, 1)
+    p.tag = "t"
+    return p(2), p.describe(), p.func is f
+
+
 @pytest.mark.parametrize("body", bodies(globals()), ids=lambda body: body.__name__)
 def test_agrees_with_cpython(body):
     check(body)

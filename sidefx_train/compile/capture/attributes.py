@@ -7,6 +7,7 @@ C-level ones are left to ``world.native_getattr``.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,12 @@ _object_getattribute = object.__getattribute__
 _type_lookup = type.__getattribute__
 _HEAP_TYPE = 1 << 9
 _GENERIC = frozenset(
-    {dict, list, tuple, set, frozenset, int, float, complex, str, bytes, BaseException, OrderedDict, defaultdict, deque}
-)
-"""C types whose ``__getattribute__`` is the generic one under a name of their own."""
+    {
+        dict, list, tuple, set, frozenset, int, float, complex, str, bytes, bytearray, BaseException, OrderedDict,
+        defaultdict, deque, property, staticmethod, classmethod, functools.partial, types.SimpleNamespace,
+    }
+)  # fmt: skip
+"""C types whose ``__getattribute__`` and ``__setattr__`` are the generic ones under a name of their own."""
 _STATIC: dict[type, bool] = {}
 
 
@@ -37,6 +41,10 @@ def is_static(cls: type) -> bool:
     if known is None:
         known = _STATIC[cls] = not any(base.__flags__ & _HEAP_TYPE for base in _type_lookup(cls, "__mro__"))
     return known
+
+
+def _is_generic(wrapper: Any) -> bool:
+    return type(wrapper) is _SLOT and wrapper.__objclass__ in _GENERIC
 
 
 def is_c_level(attr: Any) -> bool:
@@ -146,7 +154,7 @@ def _load(interp: Interpreter, obj: Any, name: str) -> Any:
         return found
     cls = interp.type_of(obj)
     getter = _type_lookup(cls, "__getattribute__")
-    if getter is _object_getattribute or type(getter) is _SLOT and getter.__objclass__ in _GENERIC and not is_static(cls):
+    if getter is _object_getattribute or (_is_generic(getter) and not is_static(cls)):
         missing = None
         found = generic(interp, obj, cls, name)
     elif type(getter) is _SLOT:
@@ -318,7 +326,7 @@ def store(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
         return
     cls = interp.type_of(obj)
     setter = _type_lookup(cls, "__setattr__")
-    if setter is object.__setattr__ or setter is type.__setattr__:
+    if setter is object.__setattr__ or setter is type.__setattr__ or _is_generic(setter):
         generic_store(interp, obj, name, value)
     elif type(setter) is _SLOT:
         interp.native(setattr, (obj, name, value), {})
@@ -358,7 +366,7 @@ def delete(interp: Interpreter, obj: Any, name: str) -> None:
         return
     cls = interp.type_of(obj)
     deleter = _type_lookup(cls, "__delattr__")
-    if deleter is object.__delattr__ or deleter is type.__delattr__:
+    if deleter is object.__delattr__ or deleter is type.__delattr__ or _is_generic(deleter):
         generic_delete(interp, obj, name)
     elif type(deleter) is _SLOT:
         interp.native(delattr, (obj, name), {})

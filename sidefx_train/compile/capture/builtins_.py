@@ -6,7 +6,10 @@ arguments need nothing special, a substitute calls the builtin natively through 
 
 from __future__ import annotations
 
+import _abc
+import abc
 import builtins
+import functools
 import sys
 import types
 from collections.abc import Callable
@@ -55,6 +58,8 @@ def keeps_callables(fn: Any) -> bool:
             return issubclass(owner, substitutes.CONTAINERS)
         return isinstance(owner, substitutes.CONTAINERS) and fn.__name__ != "sort"
     if type(fn) in (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType):
+        if fn.__name__ == "__get__":
+            return True
         return issubclass(fn.__objclass__, substitutes.CONTAINERS) and fn.__name__ != "sort"
     return isinstance(fn, type) and issubclass(fn, (BaseException, *substitutes.CONTAINERS))
 
@@ -185,6 +190,14 @@ def _object_str(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, An
     return formatting.to_repr(interp, args[0])
 
 
+def _call_self(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.call(args[0], args[1:], kwargs)
+
+
+for _cls in (types.FunctionType, types.MethodType, functools.partial):
+    _TABLE[id(vars(_cls)["__call__"])] = _call_self
+
+
 @_plain(vars(property)["__get__"])
 def _property_get(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     prop = args[0] if args else None
@@ -310,6 +323,21 @@ def _type_instancecheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict
     if kwargs or len(args) != 2 or not isinstance(args[0], type):
         return interp.native(vars(type)["__instancecheck__"], args, kwargs)
     return _default_instance(interp, args[1], _shown_type(interp, args[1]), args[0])
+
+
+@_plain(_abc._abc_instancecheck)
+def _abc_instancecheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Through the Python method: typing looks at the module that its caller belongs to.
+    cls, obj = args
+    seen = _shown_type(interp, obj)
+    if seen is type(obj):
+        return interp.native(abc.ABCMeta.__instancecheck__, (cls, obj), {})
+    return interp.native(abc.ABCMeta.__subclasscheck__, (cls, seen), {})
+
+
+@_plain(_abc._abc_subclasscheck)
+def _abc_subclasscheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.native(abc.ABCMeta.__subclasscheck__, args, kwargs)
 
 
 @_plain(issubclass)

@@ -26,7 +26,10 @@ def raise_varargs(interp: Interpreter, frame: Frame, instr: Instruction) -> None
     error = exceptions.as_exception(interp, frame.pop())
     if cause is not ABSENT:
         if isinstance(cause, type) and issubclass(cause, BaseException):
-            cause = interp.call(cause, (), {})
+            kind, cause = cause, interp.call(cause, (), {})
+            if not isinstance(cause, BaseException):
+                shown = interp.type_of(cause)
+                raise TypeError(f"calling {kind!r} should have returned an instance of BaseException, not {shown!r}")
         elif cause is not None and not isinstance(cause, BaseException):
             raise TypeError("exception causes must derive from BaseException")
         error.__cause__ = cause

@@ -88,4 +88,6 @@ class Unsupported(BaseException):
         self.code = code
         self.reason = reason
         self.location = location
+        self.defer: str | None = None
+        """Name of a class whose calls can be replayed after the graph instead: the capture is worth another try."""
         super().__init__(f"[{code}] {CODES[code][0]}: {reason}")

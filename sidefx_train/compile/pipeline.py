@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,10 +45,12 @@ class Learned:
     Attributes:
         symbolic: labels of numbers that change from call to call.
         moving: labels of objects that are replaced from call to call.
+        whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
     """
 
     symbolic: frozenset[str] = frozenset()
     moving: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -137,18 +139,18 @@ def capture(
         outcome = _capture_once(fn, args, kwargs, name, learned)
         if isinstance(outcome, Captured):
             return outcome
-        learned = Learned(learned.symbolic | outcome, learned.moving)
-    raise CaptureFailed("SFX204", "numbers kept turning out to change", None, None)
+        learned = outcome
+    raise CaptureFailed("SFX204", "every attempt taught something new about the step", None, None)
 
 
 def _capture_once(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, learned: Learned
-) -> Captured | frozenset[str]:
+) -> Captured | Learned:
     began = time.perf_counter()
     state_check = compat.global_state_guard()
     grad_mode = torch.is_grad_enabled()
     tracer = GraphTracer()
-    world = TraceWorld(tracer, learned.symbolic, learned.moving)
+    world = TraceWorld(tracer, learned.symbolic, learned.moving, learned.whole)
     try:
         with tracer.active():
             heap = world.heap
@@ -162,11 +164,13 @@ def _capture_once(
             check_nothing_left(world.context, effects)
             counters = _counters(world, effects)
             if counters:
-                return counters
+                return replace(learned, symbolic=learned.symbolic | counters)
             guards = _all_guards(world)
             residual = plan(world, name, guards, effects, returned, len(args), tuple(kwargs))
             traced = tracer.finish(list(residual.outputs))
     except Unsupported as stop:
+        if stop.defer is not None and stop.defer not in learned.whole:
+            return replace(learned, whole=learned.whole | {stop.defer})
         raise CaptureFailed(stop.code, stop.reason, stop.location, _stop_guard(world, args, kwargs)) from stop
     except Exception as error:
         if world.last_error is None or world.last_error[0] is not error:

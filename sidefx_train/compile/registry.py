@@ -19,6 +19,12 @@ INTERCEPTORS: dict[Any, Interceptor] = {}
 METHOD_INTERCEPTORS: list[tuple[type, str, Interceptor]] = []
 """By base class and method name: applies to overrides in subclasses too."""
 
+AttributeHook = Callable[[Any, Any, str], Any]
+"""``(world, obj, name) -> value or ABSENT``."""
+
+ATTRIBUTE_HOOKS: list[tuple[type, str, AttributeHook]] = []
+"""First look at attribute loads from instances of ``nn.Module`` subclasses, by base class and name."""
+
 SYMBOLIC_FLOATS: list[tuple[type, str]] = []
 """Attributes below which every float is an input of the graph, never a constant (an optimizer's param_groups)."""
 
@@ -45,3 +51,18 @@ def intercept_method(base: type, name: str) -> Callable[[Interceptor], Intercept
         return handler
 
     return register
+
+
+LATE: list[Callable[[], bool]] = []
+"""Plug-ins for libraries that the user may not have imported yet; each says whether it is done."""
+
+
+def late(plug: Callable[[], bool]) -> Callable[[], bool]:
+    """Registers a plug-in that is tried at the start of every capture until it says it is done."""
+    LATE.append(plug)
+    return plug
+
+
+def plug_late() -> None:
+    """Tries the late plug-ins that are still waiting."""
+    LATE[:] = [plug for plug in LATE if not plug()]

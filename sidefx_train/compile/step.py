@@ -10,6 +10,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -214,9 +215,9 @@ class CompiledStep:
         guard, value = found
         label = guard.source.label
         if guard.kind == "equal" and type(guard.value) in (int, float) and type(value) is type(guard.value):
-            self._learned = Learned(self._learned.symbolic | {label}, self._learned.moving)
+            self._learned = replace(self._learned, symbolic=self._learned.symbolic | {label})
         elif guard.kind == "is" and isinstance(value, torch.Tensor) and isinstance(guard.value, torch.Tensor):
-            self._learned = Learned(self._learned.symbolic, self._learned.moving | {label})
+            self._learned = replace(self._learned, moving=self._learned.moving | {label})
         old = guard.describe() if guard.kind in ("number", "absent", "no_item") else _short(guard.value)
         return label, old, _short(value), guard.location
 

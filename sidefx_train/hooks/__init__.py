@@ -2,3 +2,4 @@
 
 from sidefx_train.hooks import capture as capture
 from sidefx_train.hooks import nan_checks as nan_checks
+from sidefx_train.hooks import metrics as metrics

@@ -28,6 +28,13 @@ class Later:
         self.kwargs = kwargs or {}
 
 
+class CallResult(Later):
+    """What a deferred call will return."""
+
+    def __init__(self) -> None:
+        super().__init__(repr, ())
+
+
 @dataclass
 class TensorMoment:
     """A tensor as it was at one point of the trace: a later in-place change must not show."""
@@ -47,12 +54,14 @@ class DeferredCall:
         args: its arguments, containers copied as they were when the call was made.
         kwargs: likewise.
         location: the user's line.
+        result: stands for the returned value in the rest of the step, if that goes on to use it.
     """
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     location: Location | None
+    result: CallResult | None = None
 
     def describe(self) -> str:
         name = getattr(self.fn, "__qualname__", None) or getattr(self.fn, "__name__", repr(self.fn))

@@ -24,6 +24,7 @@ from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.later import (
     NUMBERS,
+    CallResult,
     DeferredCall,
     Later,
     TensorMoment,
@@ -51,6 +52,8 @@ class TraceWorld:
 
     Attributes:
         heap: the shadows.
+        whole: names of classes whose methods are not captured but replayed whole after the graph.
+        running: objects of such kinds whose method is being interpreted.
         deferred: calls to replay after the graph, in order.
         context: context variables that the step sets and resets.
         freed: autograd nodes whose graph a backward pass has freed.
@@ -59,7 +62,15 @@ class TraceWorld:
         pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
     """
 
-    def __init__(self, tracer: GraphTracer, symbolic: frozenset[str], moving: frozenset[str]) -> None:
+    def __init__(
+        self,
+        tracer: GraphTracer,
+        symbolic: frozenset[str] = frozenset(),
+        moving: frozenset[str] = frozenset(),
+        whole: frozenset[str] = frozenset(),
+    ) -> None:
+        self.whole = whole
+        self.running: set[int] = set()
         self.tracer = tracer
         self.heap = Heap(tracer, self.locate, self._written_names, symbolic, moving)
         self.interp = Interpreter(self, policy.Policy())
@@ -75,8 +86,12 @@ class TraceWorld:
         self.new_classes: dict[int, type] = {}
         self._class_spaces: dict[type, Any] = {}
         self._methods: dict[str, list[tuple[type, registry.Interceptor]]] = {}
+        registry.plug_late()
         for base, name, handler in registry.METHOD_INTERCEPTORS:
             self._methods.setdefault(name, []).append((base, handler))
+        self._attribute_hooks: dict[str, list[tuple[type, registry.AttributeHook]]] = {}
+        for base, name, hook in registry.ATTRIBUTE_HOOKS:
+            self._attribute_hooks.setdefault(name, []).append((base, hook))
 
     def locate(self) -> Location | None:
         return self.interp.location() if self.interp.current_frame is not None else None
@@ -275,6 +290,8 @@ class TraceWorld:
         return value
 
     def override_getattr(self, obj: Any, name: str) -> Any:
+        if isinstance(obj, Later):
+            self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
         if type(obj) is compat.FakeTensor:
             if name == "data":
                 with torch.no_grad():
@@ -283,6 +300,11 @@ class TraceWorld:
                 self.heap.read_grad(obj)
             return ABSENT
         if isinstance(obj, torch.nn.Module):
+            for base, hook in self._attribute_hooks.get(name, ()):
+                if isinstance(obj, base):
+                    value = hook(self, obj, name)
+                    if value is not ABSENT:
+                        return value
             return natives.module_getattr(self, obj, name)
         return ABSENT
 
@@ -506,6 +528,12 @@ class TraceWorld:
         """Replays a call after the graph, with its arguments as they are now."""
         frozen = tuple(self.freeze(value) for value in args)
         self.deferred.append(DeferredCall(fn, frozen, self.freeze(kwargs), self.locate()))
+
+    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
+        """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
+        self.defer(fn, args, kwargs)
+        result = self.deferred[-1].result = CallResult()
+        return result
 
     def freeze(self, value: Any) -> Any:
         """A copy of containers, and tensors as they are at this moment."""

@@ -70,11 +70,11 @@ def plan(
         for index, (item, real) in enumerate(zip(world.tracer.inputs, world.tracer.real_inputs, strict=True))
     ]
     rebuilder = Rebuilder(world, writer)
+    for call in effects.calls:
+        rebuilder.deferred(call)
     changes: list[str] = []
     for effect in effects.changes:
         changes += _effect(writer, rebuilder, effect)
-    for call in effects.calls:
-        changes.append(rebuilder.call(call.fn, call.args, call.kwargs) + f"  # {call.location}")
     result = rebuilder.expression(returned)
     tests += writer.fetched
     epilogue = [*rebuilder.lines, *changes, f"return {result}"]

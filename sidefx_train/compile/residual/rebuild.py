@@ -12,8 +12,8 @@ from torch import fx
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.effects import TraceKey
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
-from sidefx_train.compile.heap.later import NUMBERS, Later, TensorMoment
-from sidefx_train.compile.heap.records import PLAIN_TYPES, TensorRecord
+from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment
+from sidefx_train.compile.heap.records import PLAIN_TYPES
 from sidefx_train.compile.residual.autograd import freed
 from sidefx_train.compile.residual.writer import Writer
 
@@ -72,6 +72,15 @@ class Rebuilder:
         parts = [self.expression(value) for value in args]
         parts += [f"{name}={self.expression(value)}" for name, value in kwargs.items()]
         return f"{self._callable(fn)}({', '.join(parts)})"
+
+    def deferred(self, call: DeferredCall) -> None:
+        """A deferred call as a statement, in its turn."""
+        code = self.call(call.fn, call.args, call.kwargs)
+        if call.result is not None:
+            name = self._made[id(call.result)] = self.writer.fresh("r")
+            self._keep.append(call.result)
+            code = f"{name} = {code}"
+        self.lines.append(f"{code}  # {call.location}")
 
     def _callable(self, fn: Any) -> str:
         record = self.world.heap.record_of(getattr(fn, "__self__", None))
@@ -221,7 +230,3 @@ class Rebuilder:
         space = self.writer.constant(value.__globals__, "namespace")
         made = f"{maker}({code}, {space}, {value.__name__!r}, {defaults}, ({', '.join(cells)},))"
         return self._remember(value, made)
-
-
-def is_tensor_record(record: Any) -> bool:
-    return isinstance(record, TensorRecord)

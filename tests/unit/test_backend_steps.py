@@ -201,3 +201,52 @@ def test_sources_can_be_read() -> None:
     assert "torch.ops.aten.addmm" in executable.sources["graph"]
     assert executable.sources["inductor"]
     assert set(executable.seconds) >= {"functionalize", "lower"}
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3, padding=1)
+        self.n = nn.BatchNorm2d(8)
+        self.b = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("seen", torch.zeros(2, 8, 6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.n(self.a(x)))
+        self.seen.copy_(y.detach()[:2])
+        return self.head(F.relu(self.b(y)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_convolutions_keep_the_layouts_that_leave(backend: str) -> None:
+    def pair() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = Convolutional()
+        opt = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9, fused=True)
+        init_state(opt)
+        return model, opt
+
+    def body(model: Any, opt: Any, batch: tuple[torch.Tensor, ...]) -> Any:
+        activation = model.a(batch[0])
+        loss = loss_of(model, batch) + activation.square().mean()
+        loss.backward()
+        gradient = model.b.weight.grad.clone()
+        opt.step()
+        opt.zero_grad()
+        return loss.detach(), activation.detach(), gradient
+
+    model, opt = pair()
+    reference, reference_opt = pair()
+    data = [(torch.randn(4, 3, 6, 6), torch.randint(0, 3, (4,))) for _ in range(3)]
+    step = trace_step(model, opt, loss_of, data[0], body=body)
+    executable = build(step.traced, CompileConfig(backend=backend))
+    for batch in data:
+        got = executable.run(step.args(batch))
+        expected = body(reference, reference_opt, batch)
+        for g, e in zip(got, expected, strict=True):
+            assert g.stride() == e.stride()
+            torch.testing.assert_close(g, e, atol=1e-5, rtol=1e-4)
+        for mine, theirs in zip(tensors(model, opt), tensors(reference, reference_opt), strict=True):
+            assert mine.stride() == theirs.stride()
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)

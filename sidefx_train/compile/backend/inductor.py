@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
@@ -31,6 +32,7 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         "alignment_asserts": False,
         "scalar_asserts": False,
         "cpp.min_chunk_size": _SERIAL_BELOW,
+        "cpp.use_two_step_variance_threshold": 2**40,  # Welford's update divides once per element
     }
     if graph is not None:
         chosen["cpp_wrapper"] = _one_cpp_call(graph.module)
@@ -61,7 +63,9 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
         decompositions = compat.inductor_decompositions()
     seconds["import"] = time.perf_counter() - start
     start = time.perf_counter()
-    graph = functionalize(traced, decompositions=decompositions, tensor_scalars=True)
+    graph = functionalize(
+        traced, decompositions=decompositions, tensor_scalars=True, channels_last=torch.backends.mkldnn.is_available()
+    )
     seconds["functionalize"] = time.perf_counter() - start
     start = time.perf_counter()
     readable = graph.module.print_readable(print_output=False)

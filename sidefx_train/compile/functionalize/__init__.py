@@ -29,13 +29,19 @@ __all__ = ["functionalize"]
 
 
 def functionalize(
-    traced: TracedGraph, *, decompositions: Any = None, tensor_scalars: bool, keep_fused: bool = True
+    traced: TracedGraph,
+    *,
+    decompositions: Any = None,
+    tensor_scalars: bool,
+    keep_fused: bool = True,
+    channels_last: bool = False,
 ) -> FunctionalGraph:
     """Removes in-place operations and views of written inputs.
 
     Args:
         decompositions: operator -> decomposition, applied on the way.
         tensor_scalars: changing numbers become 0-dim tensors of one packed block (Inductor), or stay Python numbers.
+        channels_last: run convolutions on channels-last images.
         keep_fused: leave fused optimizer calls whole where they can run behind the graph.
 
     Raises:
@@ -49,7 +55,8 @@ def functionalize(
     tail = find_tail(graph, aliases) if keep_fused else Tail()
     hazards = find_hazards(graph, aliases)
     waiting = held_back(graph, aliases, hazards.unchecked)
-    options = RetraceOptions(decompositions, tensor_scalars, frozenset(tail.nodes), frozenset(waiting))
+    skip, defer = frozenset(tail.nodes), frozenset(waiting)
+    options = RetraceOptions(decompositions, tensor_scalars, skip, defer, channels_last)
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
     result = layout.assemble(retraced, hazards.checks, not hazards.unchecked)

@@ -16,7 +16,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import TracedGraph, is_scalar
-from sidefx_train.compile.functionalize import rnn
+from sidefx_train.compile.functionalize import layouts, rnn
 from sidefx_train.compile.functionalize.fused import fused_update
 from sidefx_train.compile.functionalize.scalar_ops import (
     TensorScalar,
@@ -41,12 +41,14 @@ class RetraceOptions:
         tensor_scalars: numbers become slots of one float64 block; otherwise symbolic placeholders.
         skip: nodes that are not run (the tail).
         defer: placeholders whose new value is returned instead of copied.
+        channels_last: run convolutions on channels-last images.
     """
 
     decompositions: Any
     tensor_scalars: bool
     skip: frozenset[fx.Node]
     defer: frozenset[fx.Node]
+    channels_last: bool = False
 
 
 @dataclass
@@ -237,7 +239,7 @@ class Retracer:
     def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fused_update(node):
             return fused_update(node.target, args, kwargs)
-        rule = _REWRITES.get(target)
+        rule = _REWRITES.get(target) or (_CHANNELS_LAST.get(target) if self.options.channels_last else None)
         if rule is not None:
             return rule(*args, **kwargs)
         if not isinstance(target, compat.OpOverload):
@@ -260,16 +262,18 @@ class Retracer:
     def _finish(self, wanted: Iterable[fx.Node]) -> Retraced:
         outputs: list[Any] = []
         results: dict[fx.Node, int] = {}
-        layouts: dict[fx.Node, tuple[Any, Any, Any]] = {}
+        shapes: dict[fx.Node, tuple[Any, Any, Any]] = {}
         for node in wanted:
             value = self.env[node]
             if isinstance(value, TensorScalar):
                 value = value.value
+            elif self.options.channels_last and isinstance(value, torch.Tensor):
+                value = layouts.like_captured(value, node.meta.get("val"))
             plain = compat.from_functional(value)
             results[node] = len(outputs)
             outputs.append(plain)
             if isinstance(plain, torch.Tensor):
-                layouts[node] = (tuple(plain.shape), tuple(plain.stride()), plain.storage_offset())
+                shapes[node] = (tuple(plain.shape), tuple(plain.stride()), plain.storage_offset())
         mutated: list[int] = []
         final: dict[int, int] = {}
         metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {}
@@ -298,7 +302,7 @@ class Retracer:
             nodes = [self._output_node(value) for value in outputs]
         self.tracer.graph.output(tuple(nodes))
         module = fx.GraphModule(self.tracer.root, self.tracer.graph)
-        return Retraced(module, self.feeds, self.packed, results, final, mutated, metadata, layouts)
+        return Retraced(module, self.feeds, self.packed, results, final, mutated, metadata, shapes)
 
     def _output_node(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) or is_scalar(value):
@@ -334,6 +338,10 @@ def _native_batch_norm(
     return out, saved_mean, saved_rstd
 
 
+_CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
+    aten.convolution.default: layouts.convolution,
+    aten.convolution_backward.default: layouts.convolution_backward,
+}
 _REWRITES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _native_batch_norm,
     aten.mkldnn_rnn_layer.default: rnn.forward,

@@ -1,0 +1,48 @@
+"""Channels-last convolutions.
+
+oneDNN's convolutions run fastest on channels-last images. A captured graph carries the user's layout in every node, so
+asking for another one at each convolution would copy back and forth; instead the images are turned once, where they
+first meet a convolution, and the operations between convolutions follow. What leaves the graph is turned back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def turned(image: torch.Tensor) -> torch.Tensor:
+    """``image`` in channels-last layout."""
+    if image.dim() != 4 or image.is_contiguous(memory_format=torch.channels_last):
+        return image
+    return aten.clone.default(image, memory_format=torch.channels_last)
+
+
+def _applies(image: torch.Tensor, transposed: bool) -> bool:
+    return image.dim() == 4 and image.device.type == "cpu" and image.dtype == torch.float32 and not transposed
+
+
+def convolution(image: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    """``aten.convolution`` on a channels-last image."""
+    if _applies(image, rest[3]):
+        image = turned(image)
+    return aten.convolution.default(image, weight, bias, *rest)
+
+
+def convolution_backward(grad: Any, image: Any, weight: Any, *rest: Any) -> Any:
+    """``aten.convolution_backward`` on channels-last tensors."""
+    if _applies(image, rest[4]):
+        grad, image = turned(grad), turned(image)
+    return aten.convolution_backward.default(grad, image, weight, *rest)
+
+
+def like_captured(value: torch.Tensor, captured: Any) -> torch.Tensor:
+    """``value`` in the layout that the captured graph gave it, where that was contiguous."""
+    if not isinstance(captured, torch.Tensor) or value.dim() < 2 or value.shape != captured.shape:
+        return value
+    if value.stride() != captured.stride() and captured.is_contiguous() and not value.is_contiguous():
+        return aten.clone.default(value, memory_format=torch.contiguous_format)
+    return value

@@ -168,7 +168,8 @@ def fit(name: str, text: torch.Tensor, args: argparse.Namespace, compiler: SideF
     model = CharGPT(steps=args.steps)
     recorder = Recorder()
     trainer = L.Trainer(
-        max_steps=args.steps,
+        max_epochs=1,
+        limit_train_batches=args.steps,
         callbacks=[recorder, RichProgressBar(refresh_rate=25), *([compiler] if compiler else [])],
         logger=False,
         enable_checkpointing=False,

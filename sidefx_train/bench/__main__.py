@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     plan = Plan(
         args.suite, choose(args.suite, args.only), args.rounds, args.threads, args.seconds, args.timeout, args.verbose
     )
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("benchmark", total=plan.processes)
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
         runs = measure(plan, tell)
     rows = summarize(plan, runs)
-    console.print(show.tables(rows, GOALS))
+    console.print(show.tables(rows, GOALS, console.width))
     if args.json is not None:
         show.write_json(args.json, plan, rows, runs)
         console.print(f"figures: {args.json}")
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         show.plot(args.plot, rows)
         console.print(f"plot: {args.plot}")
     if args.wandb:
-        console.print(f"W&B run: {show.log_to_wandb(rows)}")
+        console.print(f"W&B run: {show.log_to_wandb(Path('runs/bench'), rows)}")
     wrong = [f"{row.workload}:{row.contender}" for row in rows if row.status == "ok" and not row.correct]
     if wrong:
         console.print(f"results differ from eager's: {', '.join(wrong)}", style="red")

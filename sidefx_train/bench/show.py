@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,24 +17,33 @@ from rich.text import Text
 from sidefx_train.bench.rounds import REFERENCE, Plan, Run
 from sidefx_train.bench.summary import Row
 
+COLUMNS = ("step ms", "best ms", "x eager", "min..max", "goal", "first s", "warm s", "MiB", "graphs", "right")
+ONLY_WIDE = ("best ms", "min..max", "MiB")
+WIDE = 125
 
-def tables(rows: Sequence[Row], goals: dict[str, float]) -> RenderableType:
-    """The main table, and one of dispatch times where there are any."""
-    main = Table(title="step time; x = eager's step / contender's step, median of same-round pairs", title_style="bold")
+
+def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> RenderableType:
+    """The main table, and one of dispatch times where there are any; fewer columns below ``WIDE`` characters."""
+    columns = [name for name in COLUMNS if width >= WIDE or name not in ONLY_WIDE]
+    main = Table(title="x = eager's step / contender's step, median of same-round pairs", box=box.SIMPLE_HEAD)
     for name in ("workload", "contender"):
         main.add_column(name, no_wrap=True)
-    for name in ("step ms", "best ms", "x eager", "min..max", "goal", "first s", "warm s", "MiB", "graphs", "right"):
+    for name in columns:
         main.add_column(name, justify="right", no_wrap=True)
-    last = None
-    for row in rows:
-        main.add_row(row.workload if row.workload != last else "", row.contender, *_cells(row, goals))
-        last = row.workload
-        if row.contender == [r.contender for r in rows if r.workload == row.workload][-1]:
-            main.add_section()
+    for index, row in enumerate(rows):
+        first = index == 0 or rows[index - 1].workload != row.workload
+        last = index + 1 == len(rows) or rows[index + 1].workload != row.workload
+        cells = _cells(row, goals)
+        main.add_row(
+            row.workload if first else "",
+            row.contender,
+            *(cells.get(name, Text()) for name in columns),
+            end_section=last,
+        )
     parts: list[RenderableType] = [main]
     measured = [row for row in rows if row.dispatch_s]
     if measured:
-        dispatch = Table(title="dispatch: microseconds of a captured step outside its graph", title_style="bold")
+        dispatch = Table(title="dispatch, microseconds", box=box.SIMPLE_HEAD)
         keys = list(measured[0].dispatch_s)
         dispatch.add_column("workload")
         for key in keys:
@@ -44,25 +54,25 @@ def tables(rows: Sequence[Row], goals: dict[str, float]) -> RenderableType:
     return Group(*parts)
 
 
-def _cells(row: Row, goals: dict[str, float]) -> list[Text]:
+def _cells(row: Row, goals: dict[str, float]) -> dict[str, Text]:
     if row.status != "ok":
-        return [Text(row.status, style="red"), *[Text("")] * 8, Text(row.note[:60])]
+        return {"step ms": Text(row.status, style="red"), "right": Text(row.note[:40])}
     goal = goals.get(row.workload) if row.contender == "sidefx" else None
     reached = goal is None or row.ratio >= goal
     right = "reference" if row.contender == REFERENCE else "yes" if row.correct else f"NO {row.parameter_error:.0e}"
     notes = "" if not row.fallbacks else f" ({row.fallbacks} eager)"
-    return [
-        Text(f"{row.step_s * 1e3:.3f}"),
-        Text(f"{row.step_min_s * 1e3:.3f}"),
-        Text(_number(row.ratio, ".2f"), style="" if goal is None else "green" if reached else "red"),
-        Text(f"{_number(row.ratio_low, '.2f')}..{_number(row.ratio_high, '.2f')}"),
-        Text("" if goal is None else f"{goal:.2f}"),
-        Text(_number(row.first_cold_s, ".2f")),
-        Text(_number(row.first_warm_s, ".2f")),
-        Text(_number(row.memory_mb, ".0f")),
-        Text("-" if row.graphs is None else f"{row.graphs}{notes}"),
-        Text(right, style="red" if right.startswith("NO") else ""),
-    ]
+    return {
+        "step ms": Text(f"{row.step_s * 1e3:.3f}"),
+        "best ms": Text(f"{row.step_min_s * 1e3:.3f}"),
+        "x eager": Text(_number(row.ratio, ".2f"), style="" if goal is None else "green" if reached else "red"),
+        "min..max": Text(f"{_number(row.ratio_low, '.2f')}..{_number(row.ratio_high, '.2f')}"),
+        "goal": Text("" if goal is None else f"{goal:.2f}"),
+        "first s": Text(_number(row.first_cold_s, ".2f")),
+        "warm s": Text(_number(row.first_warm_s, ".2f")),
+        "MiB": Text(_number(row.memory_mb, ".0f")),
+        "graphs": Text("-" if row.graphs is None else f"{row.graphs}{notes}"),
+        "right": Text(right, style="red" if right.startswith("NO") else ""),
+    }
 
 
 def _number(value: float, spec: str) -> str:
@@ -110,22 +120,25 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks([p + width * (len(contenders) - 1) / 2 for p in range(len(workloads))], workloads, rotation=20)
     axes.set_ylabel("speed-up over eager")
-    axes.legend(fontsize=8)
+    if contenders:
+        axes.legend(fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
-def log_to_wandb(rows: Sequence[Row]) -> str:
-    """Writes an offline W&B run; returns where."""
+def log_to_wandb(folder: Path, rows: Sequence[Row]) -> str:
+    """Writes an offline W&B run below ``folder``; returns where."""
     import wandb
 
-    run: Any = wandb.init(project="sidefx-train-bench", mode="offline", settings=wandb.Settings(silent=True))
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(silent=True)
+    run: Any = wandb.init(project="sidefx-train-bench", mode="offline", dir=folder, settings=settings)
     columns = ["workload", "contender", "step_s", "ratio", "first_cold_s", "first_warm_s", "memory_mb", "correct"]
     table = [[row.to_dict()[column] for column in columns] for row in rows]
     run.log({"bench": wandb.Table(columns=columns, data=table)})
     run.log({f"{row.workload}/{row.contender}/ratio": row.ratio for row in rows if row.status == "ok"})
-    folder = str(run.dir)
+    where = str(Path(run.dir).parent)
     run.finish()
-    return folder
+    return where

@@ -1,0 +1,64 @@
+"""The examples run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def load(monkeypatch, tmp_path):
+    """Imports an example as ``python examples/name.py`` would, in an empty folder."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+    def load_example(name: str):
+        spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load_example
+
+
+def test_plain_loop(load, capsys):
+    losses = load("plain_loop").main(steps=60, backend="eager")
+    assert losses[-1] < losses[0] - 0.1, f"the loss went from {losses[0]} to {losses[-1]}"
+    assert "60 steps" in capsys.readouterr().out, "the counter is not right"
+
+
+def test_fit(load):
+    result = load("fit").main(epochs=2, progress=False)
+    assert result.metrics["val_accuracy"] > 0.7, result.metrics
+    assert result.report.fallback_count == 0, str(result.report)
+
+
+def test_quickstart(load, capsys, tmp_path):
+    assert load("quickstart").main(["--steps", "12", "--rows", "2", "--backend", "eager", "--cpu"]) == 0, "exit status"
+    shown = capsys.readouterr().out
+    assert "speed-up" in shown and "recaptures" in shown, shown
+    page = (tmp_path / "runs/quickstart/report.html").read_text()
+    assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", ""), "the page is not on its own"
+
+
+def test_quickstart_fits_agree(load):
+    """Same losses and the same Python counter, one graph, nothing eager."""
+    quickstart = load("quickstart")
+    from argparse import Namespace
+
+    from sidefx_train import SideFXCompile
+
+    text, args = quickstart.corpus(20_000), Namespace(steps=8, rows=2, cpu=True)
+    eager = quickstart.fit("eager", text, args, None)
+    compiler = SideFXCompile(backend="eager", fullgraph=True, on_failure="raise")
+    ours = quickstart.fit("captured", text, args, compiler)
+    assert eager.losses == ours.losses, "the losses differ"
+    assert eager.model.characters_seen == ours.model.characters_seen == 8 * 2 * quickstart.LENGTH, "the counter differs"
+    assert (ours.report.graph_count, ours.report.fallback_count) == (1, 0), str(ours.report)

@@ -1,0 +1,83 @@
+"""The benchmark's arithmetic, its command line, and one real process."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from rich.console import Console
+
+from sidefx_train.bench import show, workloads
+from sidefx_train.bench.__main__ import choose, main
+from sidefx_train.bench.contenders import CONTENDERS, REFERENCE
+from sidefx_train.bench.rounds import Plan, order
+from sidefx_train.bench.summary import summarize
+
+
+def run(contender: str, index: int, step: float, **values):
+    fixed = {"status": "ok", "step_min_s": step, "first_s": 5.0 - index, "memory_mb": 100.0}
+    errors = {"loss_error": 0.0, "parameter_error": 0.0}
+    return {"workload": "mlp_tiny", "contender": contender, "round": index, "step_s": step, **fixed, **errors, **values}
+
+
+PLAN = Plan("core", {"mlp_tiny": ["eager", "sidefx"]}, rounds=3)
+
+
+def test_ratios_are_of_the_same_round():
+    runs = [run("eager", i, s) for i, s in enumerate((1.0, 2.0, 4.0))]
+    runs += [run("sidefx", i, s, graphs=1) for i, s in enumerate((0.5, 0.5, 1.0))]
+    eager, ours = summarize(PLAN, runs)
+    assert eager.ratio == 1.0, eager
+    assert (ours.ratio, ours.ratio_low, ours.ratio_high) == (4.0, 2.0, 4.0), ours
+    assert (ours.first_cold_s, ours.first_warm_s) == (5.0, 3.5), ours
+    assert ours.correct and ours.graphs == 1, ours
+
+
+def test_wrong_results_and_failures_show():
+    runs = [run("eager", 0, 1.0), run("sidefx", 0, 0.5, loss_error=math.inf)]
+    _, ours = summarize(PLAN, runs)
+    assert not ours.correct, ours
+    failed = {"workload": "mlp_tiny", "contender": "sidefx", "round": 0, "status": "failed", "note": "no compiler"}
+    rows = summarize(PLAN, [run("eager", 0, 1.0), failed])
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))
+    console.print(show.tables(rows, workloads.GOALS))
+    assert "no compiler" in console.export_text(), "the reason of a failure is not shown"
+    json.dumps([row.to_dict() for row in rows], allow_nan=False)
+
+
+def test_order_rotates_and_starts_with_the_reference():
+    names = ["eager", "a", "b", "c"]
+    orders = [order(names, index) for index in range(4)]
+    assert orders[0][0] == REFERENCE, orders
+    assert all(sorted(o) == sorted(names) for o in orders), orders
+    assert len({tuple(o) for o in orders}) == 4, orders
+
+
+def test_choose():
+    assert choose("core", "mlp_tiny:sidefx") == {"mlp_tiny": ["eager", "sidefx"]}, "a pair"
+    assert choose("core", "lstm") == {"lstm": list(CONTENDERS)}, "a workload"
+    assert set(choose("core", "sidefx")) == set(workloads.CORE), "a contender"
+    with pytest.raises(SystemExit, match="nonsense"):
+        choose("core", "nonsense")
+
+
+def test_every_workload_has_a_goal_and_trains():
+    assert set(workloads.GOALS) == set(workloads.CORE), "goals"
+    for name in ("mlp_tiny", "lstm"):
+        workload = workloads.build("core", name)
+        loss = workload.loss(workload.model, workload.batches[0])
+        again = workloads.build("core", name)
+        assert torch.equal(loss, again.loss(again.model, again.batches[0])), f"{name} is not the same twice"
+
+
+def test_one_process(tmp_path):
+    out = tmp_path / "bench.json"
+    plot = tmp_path / "bench.png"
+    arguments = ["--only", "mlp_tiny:eager", "--rounds", "1", "--seconds", "0.05", "--threads", "1"]
+    assert main([*arguments, "--json", str(out), "--plot", str(plot)]) == 0, "exit status"
+    figures = json.loads(out.read_text())
+    (row,) = figures["summary"]
+    assert row["status"] == "ok" and row["ratio"] == 1.0 and row["correct"], row
+    assert plot.stat().st_size > 1000, "no plot"

@@ -1,0 +1,77 @@
+"""``StepReport``: counting, printing, JSON."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from sidefx_train.errors import Location
+from sidefx_train.report import GuardRecord, StepReport
+
+HERE = Location("train.py", 12, "step")
+
+
+def filled() -> StepReport:
+    report = StepReport(name="train_step")
+    report.record_capture(
+        nodes={"capture": 30},
+        seconds={"capture": 0.25, "lower": 1.0},
+        inputs={"static": 4, "tensor": 2},
+        effects=["sets stats['n']", "sets stats['n']"],
+        guards=[GuardRecord("model.training", "equal", HERE)],
+        sources={"residual": "one"},
+    )
+    report.record_capture(
+        trigger="model.training changed",
+        graphs=2,
+        guards=[GuardRecord("model.training", "equal", HERE)],
+        sources={"residual": "two"},
+    )
+    for _ in range(3):
+        report.record_break("SFX101", "if loss > 1", HERE)
+    report.record_fallback("SFX101", "if loss > 1", HERE, count=2)
+    report.record_fallback("SFX101", "if loss > 1", HERE)
+    report.record_recapture("model.training", True, False, HERE, 0.5)
+    return report
+
+
+def test_equal_records_are_counted():
+    report = filled()
+    assert [(b.code, b.count) for b in report.breaks] == [("SFX101", 3)], report.breaks
+    assert report.fallback_count == 3 and len(report.fallbacks) == 1, report.fallbacks
+    assert report.effects == ["sets stats['n']"] and len(report.guards) == 1, "effects and guards are listed once"
+    assert report.graph_count == 3 and report.capture_seconds == 1.25, str(report)
+
+
+def test_sources_of_later_captures_do_not_hide_earlier_ones():
+    assert filled().sources() == {"residual": "one", "residual#1": "two"}, filled().sources()
+
+
+def test_printed_report_says_it_all():
+    text = str(filled())
+    for part in ("train_step", "3 graphs", "SFX101", "data-dependent branch", "train.py:12 in step", "stats['n']"):
+        assert part in text, f"{part!r} is not in:\n{text}"
+    assert "\x1b" not in text, "print(report) has colour codes"
+
+
+def test_markup_in_users_text_is_text():
+    report = StepReport()
+    report.record_fallback("SFX103", "calls x[bold]y[/bold]", None)
+    assert "x[bold]y[/bold]" in str(report), str(report)
+
+
+def test_long_tables_are_cut_but_complete_as_data():
+    report = StepReport()
+    report.record_capture(guards=[GuardRecord(f"value_{i}", "equal") for i in range(50)])
+    assert "38 more" in str(report) and "value_49" not in str(report), str(report)
+    assert len(report.to_dict()["guards"]) == 50, "to_dict is cut"
+
+
+def test_json_and_rich():
+    data = json.loads(json.dumps(filled().to_dict()))
+    assert data["breaks"][0]["location"] == {"file": "train.py", "line": 12, "function": "step"}, data["breaks"]
+    assert (data["graph_count"], data["fallback_count"], data["sources"]) == (3, 3, ["residual", "residual#1"]), data
+    console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))
+    console.print(filled())
+    assert "train_step" in console.export_text(), "rich prints the report itself"

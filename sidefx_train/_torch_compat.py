@@ -235,6 +235,7 @@ def storage_replaced(value: torch.Tensor) -> bool:
 
 set_grad_enabled = torch._C._set_grad_enabled
 autocast_enabled = torch._C._is_any_autocast_enabled
+increment_version = torch._C._increment_version
 
 
 def tensor_data_ptr_address() -> int | None:

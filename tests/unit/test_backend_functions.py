@@ -25,7 +25,9 @@ def flat(out: Any) -> list[Any]:
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
-def agree(fn: Callable[..., Any], args: list[Any], backend: Any, again: list[list[Any]] = [], exact: bool = True) -> Any:
+def agree(
+    fn: Callable[..., Any], args: list[Any], backend: Any, again: list[list[Any]] = [], exact: bool = True
+) -> Any:
     """Runs ``fn`` eagerly and compiled on equal arguments; compares outputs and what became of the arguments."""
     executable = build(trace_fn(fn, clones(args)), CompileConfig(backend=backend))
     for values in [args, *again]:
@@ -45,7 +47,6 @@ def agree(fn: Callable[..., Any], args: list[Any], backend: Any, again: list[lis
             else:
                 assert g == pytest.approx(e, rel=1e-6)
     return executable
-
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -182,7 +183,13 @@ def test_failure_leaves_everything_as_it_was(backend: str) -> None:
         table.index_add_(0, where * 1, x)
         return loss
 
-    args = [torch.randn(4, 3), torch.zeros(()), torch.tensor([0, 1, 2, -100]), torch.randn(6, 3), torch.tensor([0, 1, 2, 5])]
+    args = [
+        torch.randn(4, 3),
+        torch.zeros(()),
+        torch.tensor([0, 1, 2, -100]),
+        torch.randn(6, 3),
+        torch.tensor([0, 1, 2, 5]),
+    ]
     executable = agree(fn, args, backend, exact=False)
     assert executable.atomic
     for bad_label, bad_row in ((3, 5), (1, 6), (-1, 0)):

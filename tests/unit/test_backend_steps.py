@@ -250,3 +250,14 @@ def test_convolutions_keep_the_layouts_that_leave(backend: str) -> None:
         for mine, theirs in zip(tensors(model, opt), tensors(reference, reference_opt), strict=True):
             assert mine.stride() == theirs.stride()
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_a_graph_kept_from_before_the_step_raises(backend: str) -> None:
+    model, opt = make("adamw_fused")
+    data = batches(2)
+    executable = build(trace_step(model, opt, loss_of, data[0]).traced, CompileConfig(backend=backend))
+    kept = loss_of(model, data[1])
+    executable.run(trace_step(model, opt, loss_of, data[0]).args(data[0]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()

@@ -34,6 +34,7 @@ class Source:
             "operator": operator,
             "get_num_threads": torch.get_num_threads,
             "set_num_threads": torch.set_num_threads,
+            "increment_version": compat.increment_version,
             "grad_enabled": torch.is_grad_enabled,
             "set_grad": compat.set_grad_enabled,
             "autocast_enabled": compat.autocast_enabled,
@@ -144,6 +145,7 @@ def generate(
         tail(graph, source)
     else:
         default_tail(graph, source)
+    _bump_versions(graph, source)
     _return(graph, source)
     return source.compile(), source.text()
 
@@ -166,6 +168,16 @@ def default_tail(graph: FunctionalGraph, source: Source) -> None:
         args = [argument_text(a, source) for a in call.args]
         args += [f"{k}={argument_text(v, source)}" for k, v in call.kwargs.items()]
         source(f"{name}({', '.join(args)})  # {call.op}")
+
+
+def _bump_versions(graph: FunctionalGraph, source: Source) -> None:
+    """Tells autograd of the writes it did not see, so that a graph kept from before raises instead of being wrong."""
+    written = {f"a{i}": None for i in graph.mutated}
+    for call in graph.tail:
+        if call.op._schema.name.startswith("aten::_fused"):
+            written |= {str(name): None for name in call.args[0]}
+    if written:
+        source(f"increment_version({tuple_text(list(written))})")
 
 
 def _return(graph: FunctionalGraph, source: Source) -> None:

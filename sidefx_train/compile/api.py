@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import sidefx_train.hooks
 import sidefx_train.optim  # noqa: F401 - both plug themselves into the compiler
@@ -12,10 +12,6 @@ from sidefx_train.config import Backend, CompileConfig
 from sidefx_train.report import StepReport
 
 
-@overload
-def compile_step(fn: Callable[..., Any], **options: Any) -> CompiledStep: ...
-@overload
-def compile_step(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], CompiledStep]: ...
 def compile_step(
     fn: Callable[..., Any] | None = None,
     *,

@@ -263,7 +263,7 @@ def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
 
 def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
     """Generated code that is true while a capture would stop at the same place."""
-    guards = [guard for guard in world.heap.guards.values()]
+    guards = list(world.heap.guards.values())
     if first_failure(tuple(guards), args, kwargs) is not None:
         return None
     writer = Writer()

@@ -154,8 +154,8 @@ class CompiledStep:
             found = entry.why(args, kwargs)
             what = f"{found[0].describe()}, found {found[1]!r}" if found else "the global state differs"
             self._drop(entry)
-            stop = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
-            return self._eager(stop, args, kwargs)
+            unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
+            return self._eager(unstable, args, kwargs)
         if entry.fresh:
             entry.fresh = False
             self._report.replays += 1

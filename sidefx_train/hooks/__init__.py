@@ -1,5 +1,5 @@
 """Hooks and backward passes during a capture; importing this package plugs them in."""
 
 from sidefx_train.hooks import capture as capture
-from sidefx_train.hooks import nan_checks as nan_checks
 from sidefx_train.hooks import metrics as metrics
+from sidefx_train.hooks import nan_checks as nan_checks

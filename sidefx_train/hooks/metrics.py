@@ -1,8 +1,8 @@
 """torchmetrics during a capture: in the graph where possible, replayed whole after it where not.
 
-A metric that looks at the values it is given (``MeanMetric`` checks for NaN, curve metrics sort and select) cannot be in
-a graph. Its ``forward``, ``update``, ``compute`` and ``reset`` are then replayed after the graph on the step's real
-tensors, in the step's order: the state and the results are eager's, at eager's speed.
+A metric that branches on the values it is given (curve metrics select, some check their inputs) cannot be in a graph.
+Its ``forward``, ``update``, ``compute`` and ``reset`` are then replayed after the graph on the step's real tensors, in
+the step's order: the state and the results are eager's, at eager's speed.
 """
 
 from __future__ import annotations

@@ -101,9 +101,8 @@ def _make_state(optimizer: Optimizer, group: dict[str, Any], params: list[Tensor
     return made
 
 
-FUSED_UPDATES = tuple(
-    getattr(torch, name) for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_") if hasattr(torch, name)
-)
+_FUSED_NAMES = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+FUSED_UPDATES = tuple(getattr(torch, name) for name in _FUSED_NAMES if hasattr(torch, name))
 
 
 def _fused_update(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -695,3 +695,21 @@ def test_metric_that_is_called():
         made.watch = (made.metric.tp.clone(), made.metric.update_count)
 
     parity(make, between=between, captures=2)
+
+
+def test_print_of_an_object_the_step_has_changed():
+    """What is printed shows the object as the step left it before the print."""
+
+    class Meter:
+        def __init__(self):
+            self.n = 0
+
+        def __repr__(self):
+            return f"Meter({self.n})"
+
+    def body(self, loss, x):
+        self.meter.n += x.shape[0]
+        print(self.meter, "after", self.calls)
+        self.calls += 1
+
+    check(body, fields=lambda: {"meter": Meter(), "calls": 0})

@@ -63,7 +63,7 @@ LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "criti
 
 RNG_FUNCTIONS = frozenset({"manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "fork_rng"})
 
-VALUE_METHODS = frozenset({"numpy", "tolist", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
+VALUE_METHODS = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
 """Tensor methods that ask for contents or addresses, which exist only when the graph runs."""
 
 
@@ -81,9 +81,9 @@ def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
     if name in INLINED_FUNCTIONS:
         return True
     if any(module == prefix or module.startswith(prefix + ".") for prefix in NATIVE_PYTHON):
-        return module in ("torch.autograd.grad_mode", "torch.autograd.function") or first == ("self",) and (
+        return module in ("torch.autograd.grad_mode", "torch.autograd.function") or (first == ("self",) and (
             module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends"))
-        )
+        ))
     return not (module.startswith("torch.optim.") and name.startswith(NATIVE_UPDATES))
 
 
@@ -100,7 +100,9 @@ def is_torch_callable(fn: Any) -> bool:
     if isinstance(owner, type):
         return owner.__module__.startswith("torch")
     cls = getattr(fn, "__objclass__", None)
-    return cls is not None and (cls.__module__.startswith("torch") or issubclass(torch.Tensor, cls) and cls is not object)
+    return cls is not None and (
+        cls.__module__.startswith("torch") or (issubclass(torch.Tensor, cls) and cls is not object)
+    )
 
 
 def is_pure(fn: Any) -> bool:
@@ -121,7 +123,7 @@ def is_pure(fn: Any) -> bool:
     if module == "builtins" and getattr(fn, "__name__", "") in IMPURE_BUILTINS:
         return False
     if isinstance(module, str):
-        return module in PURE_MODULES or module.partition(".")[0] in PURE_MODULES and "random" not in module
+        return module in PURE_MODULES or (module.partition(".")[0] in PURE_MODULES and "random" not in module)
     return _pure_type(type(fn))
 
 

@@ -37,6 +37,9 @@ class World(Protocol):
     def new_cell(self, cell: types.CellType) -> None:
         """Told of each cell that the interpreter creates."""
 
+    def new_function(self, fn: types.FunctionType) -> None:
+        """Told of each function that the interpreted program makes."""
+
     def type_of(self, obj: Any) -> type:
         """The class the user's program must see (``torch.Tensor`` for a fake tensor, ``int`` for a symbolic int)."""
 
@@ -120,6 +123,9 @@ class DirectWorld:
             cell.cell_contents = value
 
     def new_cell(self, cell: types.CellType) -> None:
+        return None
+
+    def new_function(self, fn: types.FunctionType) -> None:
         return None
 
     def type_of(self, obj: Any) -> type:

@@ -219,7 +219,7 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         return value.data_ptr() == guard.value.fetch(args, kwargs).data_ptr(), value
     condition: NumberCondition = guard.value
     names = {name: source.fetch(args, kwargs) for name, source in condition.names}
-    held = bool(eval(condition.code, {"math": __import__("math")}, names))  # noqa: S307 - our own generated code
+    held = bool(eval(condition.code, {"math": __import__("math")}, names))
     return not held, ", ".join(f"{source.label} = {names[name]!r}" for name, source in condition.names)
 
 

@@ -107,7 +107,7 @@ class NumberCondition:
     def __str__(self) -> str:
         text = self.code
         for name, source in self.names:
-            text = re.sub(rf"\b{name}\b", lambda _, label=source.label: label, text)
+            text = re.sub(rf"\b{name}\b", source.label.replace("\\", r"\\"), text)
         return text
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from sidefx_train.compile import registry
+from sidefx_train.compile.artifacts import InputKind
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
@@ -56,7 +57,15 @@ BY_IDENTITY: tuple[type, ...] = (
 BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, slice, np.generic)
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
-IMMUTABLE_C: tuple[type, ...] = (re.Pattern, re.Match, datetime.date, datetime.time, datetime.timedelta, np.dtype, np.ufunc)
+IMMUTABLE_C: tuple[type, ...] = (
+    re.Pattern,
+    re.Match,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    np.dtype,
+    np.ufunc,
+)
 """C classes whose instances never change."""
 
 PASSED_THROUGH: tuple[type, ...] = (
@@ -223,9 +232,8 @@ class Heap:
         return record.shadow
 
     def _same(self, record: Record, source: Source) -> None:
-        if record.base.kind == "const" and not isinstance(record, TensorRecord):
-            self.guard("is", source, record.real)
-        elif isinstance(record, TensorRecord) and record.kind == "static":
+        by_identity = record.kind == "static" if isinstance(record, TensorRecord) else record.base.kind == "const"
+        if by_identity:
             self.guard("is", source, record.real)
         else:
             self.guard("same", source, record.source)
@@ -280,7 +288,7 @@ class Heap:
         if static:
             self.guard("is", source, real)
         self.guard("tensor", source, TensorFacts.of(real))
-        kind = "static" if static else "tensor"
+        kind: InputKind = "static" if static else "tensor"
         fake = self.tracer.add_tensor(real, kind, source.label)
         record = TensorRecord(self, real, fake, self.sources.const(real, source.label) if static else source, kind)
         self._register(record)
@@ -420,7 +428,7 @@ _LIBRARIES = {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fab
 def is_library(module: str) -> bool:
     """True if a module belongs to the standard library or an installed package."""
     root = module.partition(".")[0]
-    if root in _STANDARD and root != "__main__" or root in _LIBRARIES:
+    if (root in _STANDARD and root != "__main__") or root in _LIBRARIES:
         return root != "__main__"
     found = sys.modules.get(module) or sys.modules.get(root)
     file = getattr(found, "__file__", None) or ""

@@ -20,7 +20,7 @@ class Later:
     It may be stored, returned or passed to a deferred call; nothing can be computed from it during the capture.
     """
 
-    __slots__ = ("fn", "args", "kwargs")
+    __slots__ = ("args", "fn", "kwargs")
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         self.fn = fn

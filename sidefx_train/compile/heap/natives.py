@@ -17,14 +17,12 @@ from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRe
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
-OPERATORS: dict[str, Callable[..., Any]] = {
-    name: getattr(operator, name)
-    for name in (
-        "getitem setitem delitem contains add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor "
-        "iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor "
-        "lt le eq ne gt ge neg pos invert is_ is_not"
-    ).split()
-}
+_OPERATOR_NAMES = (
+    "getitem setitem delitem contains add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor "
+    "iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor "
+    "lt le eq ne gt ge neg pos invert is_ is_not"
+)
+OPERATORS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _OPERATOR_NAMES.split()}
 ARITHMETIC = frozenset(id(fn) for name, fn in OPERATORS.items() if name not in ("getitem", "setitem", "delitem"))
 
 # --- nn.Module ---------------------------------------------------------------------------------------------------

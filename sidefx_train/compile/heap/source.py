@@ -24,7 +24,7 @@ Kind = Literal[
 class Source:
     """One step of a path. Made by :class:`SourceTable` only, so equal paths are the same object."""
 
-    __slots__ = ("kind", "parent", "key", "label")
+    __slots__ = ("key", "kind", "label", "parent")
 
     def __init__(self, kind: Kind, parent: Source | None, key: Any, label: str) -> None:
         self.kind = kind

@@ -40,6 +40,7 @@ from sidefx_train.compile.heap.records import (
     SetRecord,
     TensorRecord,
     is_definition,
+    is_plain,
 )
 from sidefx_train.errors import Location, Unsupported
 
@@ -84,6 +85,7 @@ class TraceWorld:
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}
+        self.new_functions: dict[int, types.FunctionType] = {}
         self._class_spaces: dict[type, Any] = {}
         self._methods: dict[str, list[tuple[type, registry.Interceptor]]] = {}
         registry.plug_late()
@@ -123,6 +125,9 @@ class TraceWorld:
 
     def new_cell(self, cell: types.CellType) -> None:
         self.new_cells[id(cell)] = cell
+
+    def new_function(self, fn: types.FunctionType) -> None:
+        self.new_functions[id(fn)] = fn
 
     def load_cell(self, cell: types.CellType) -> Any:
         if id(cell) in self.new_cells:
@@ -199,19 +204,19 @@ class TraceWorld:
             if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
                 return value
             return self.heap.namespace(space).get(name)
-        record = self.heap.record_of(obj)
-        if isinstance(record, InstanceRecord):
-            return self.heap.instance_attr(record, name)
-        if record is not None and record.instance is not None:
-            return self.heap.instance_attr(record.instance, name)
-        if isinstance(record, TensorRecord):
-            return self._tensor_attr(record, name)
+        owner = self.heap.record_of(obj)
+        if isinstance(owner, InstanceRecord):
+            return self.heap.instance_attr(owner, name)
+        if owner is not None and owner.instance is not None:
+            return self.heap.instance_attr(owner.instance, name)
+        if isinstance(owner, TensorRecord):
+            return self._tensor_attr(owner, name)
         try:
             space = object.__getattribute__(obj, "__dict__")
         except AttributeError:
             return ABSENT
-        if record is not None and name in space:
-            return self.heap.shadow(space[name], self.heap.sources.attr(record.base, name), name)
+        if owner is not None and name in space:
+            return self.heap.shadow(space[name], self.heap.sources.attr(owner.base, name), name)
         return space.get(name, ABSENT)
 
     def _tensor_attr(self, record: TensorRecord, name: str) -> Any:
@@ -281,6 +286,14 @@ class TraceWorld:
         if name == "__class__":
             return self.type_of(obj)
         value = getattr(obj, name)
+        if isinstance(obj, types.FunctionType) and name in ("__defaults__", "__kwdefaults__"):
+            values = value.values() if isinstance(value, dict) else value or ()
+            if id(obj) in self.new_functions or all(is_plain(item) for item in values):
+                return value
+            held = self.heap.sources.const(obj, obj.__qualname__)
+            shadow = self.heap.shadow(value, self.heap.sources.slot(held, name))
+            self.touch(shadow, deep=False)
+            return shadow
         if record is not None and record.shadow is record.real and not is_definition(value):
             if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
                 return value
@@ -409,7 +422,7 @@ class TraceWorld:
 
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cls = type(fn)
-        if isinstance(fn, type) or cls in _HASHABLE and isinstance(getattr(fn, "__self__", None), _NO_OWNER):
+        if isinstance(fn, type) or (cls in _HASHABLE and isinstance(getattr(fn, "__self__", None), _NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:
                 answer = handler(self, args, kwargs)
@@ -478,7 +491,7 @@ class TraceWorld:
                 self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
         elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
-        if fn is object.__new__ or fn is object.__init__:
+        if fn in (object.__new__, object.__init__):
             return self.guarded(fn, args, kwargs)
         for value in args:
             self.touch(value)
@@ -556,7 +569,7 @@ def first_line(error: BaseException) -> str:
 _NUMBER_TYPES: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, Later: str}
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
-_DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__", "__repr__"})
+_DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
 _READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
 _TRACED = frozenset({compat.FakeTensor, *NUMBERS})
 _TEXT: dict[str, Callable[..., Any]] = {

@@ -71,13 +71,19 @@ def plan(
     ]
     rebuilder = Rebuilder(world, writer)
     for call in effects.calls:
-        rebuilder.deferred(call)
+        if call.result is not None:
+            rebuilder.deferred(call)
     changes: list[str] = []
     for effect in effects.changes:
         changes += _effect(writer, rebuilder, effect)
     result = rebuilder.expression(returned)
+    # Calls whose result nothing uses (print, log) come last: what they look at has the step's values by then.
+    built = len(rebuilder.lines)
+    for call in effects.calls:
+        if call.result is None:
+            rebuilder.deferred(call)
     tests += writer.fetched
-    epilogue = [*rebuilder.lines, *changes, f"return {result}"]
+    epilogue = [*rebuilder.lines[:built], *changes, *rebuilder.lines[built:], f"return {result}"]
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
     return Residual(source, guard_source, writer.names, tuple(rebuilder.outputs))

@@ -147,7 +147,7 @@ class Rebuilder:
             return self._remember(
                 value, f"{maker}({self.expression(value.__func__)}, {self.expression(value.__self__)})"
             )
-        if isinstance(value, types.FunctionType) and value.__closure__:
+        if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
             return self._function(value)
         if isinstance(value, PASSED_THROUGH):
             return self.writer.constant(value)
@@ -228,5 +228,6 @@ class Rebuilder:
         defaults = self.expression(value.__defaults__) if value.__defaults__ else "None"
         code = self.writer.constant(value.__code__, "code")
         space = self.writer.constant(value.__globals__, "namespace")
-        made = f"{maker}({code}, {space}, {value.__name__!r}, {defaults}, ({', '.join(cells)},))"
+        closure = f"({', '.join(cells)},)" if cells else "None"
+        made = f"{maker}({code}, {space}, {value.__name__!r}, {defaults}, {closure})"
         return self._remember(value, made)

@@ -90,5 +90,5 @@ class Writer:
 def compile_function(name: str, source: str, names: dict[str, Any], file: str) -> Any:
     """Compiles generated source; it is in ``linecache``, so that tracebacks show it."""
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    exec(compile(source, file, "exec"), names)  # noqa: S102 - this is the code generator
+    exec(compile(source, file, "exec"), names)
     return names[name]

@@ -105,6 +105,7 @@ def make_function(interp: Interpreter, frame: Frame, instr: Instruction) -> None
     kwdefaults = frame.pop() if flags & 2 else None
     defaults = frame.pop() if flags & 1 else None
     made = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
+    interp.world.new_function(made)
     made.__qualname__ = code.co_qualname
     if kwdefaults:
         made.__kwdefaults__ = kwdefaults
@@ -120,7 +121,12 @@ def _annotations(pairs: Any) -> dict[str, Any]:
 def make_plain_function(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     """3.13: a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds what else there is."""
     code = frame.pop()
-    frame.push(_Pending(code) if code.co_freevars else types.FunctionType(code, frame.globals, code.co_name))
+    if code.co_freevars:
+        frame.push(_Pending(code))
+        return
+    made = types.FunctionType(code, frame.globals, code.co_name)
+    interp.world.new_function(made)
+    frame.push(made)
     if not code.co_freevars:
         frame.stack[-1].__qualname__ = code.co_qualname
 
@@ -140,6 +146,7 @@ def set_function_attribute(interp: Interpreter, frame: Frame, instr: Instruction
         if instr.arg == 8:
             attributes = function.attributes
             function = types.FunctionType(function.code, frame.globals, function.code.co_name, None, value)
+            interp.world.new_function(function)
             function.__qualname__ = function.__code__.co_qualname
             for flag, item in attributes:
                 _set_attribute(function, flag, item)

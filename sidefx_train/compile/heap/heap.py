@@ -285,12 +285,13 @@ class Heap:
             and not source.from_arguments
             and (self._below(source, self._static_roots) or isinstance(real, torch.nn.Parameter))
         )
+        place = self.sources.const(real, source.label) if static else source
         if static:
             self.guard("is", source, real)
-        self.guard("tensor", source, TensorFacts.of(real))
+        self.guard("tensor", place, TensorFacts.of(real))
         kind: InputKind = "static" if static else "tensor"
         fake = self.tracer.add_tensor(real, kind, source.label)
-        record = TensorRecord(self, real, fake, self.sources.const(real, source.label) if static else source, kind)
+        record = TensorRecord(self, real, fake, place, kind)
         self._register(record)
         if real.is_leaf:
             record.grad = UNREAD

@@ -299,7 +299,8 @@ def register_linear_lowering() -> None:
 
     def lower(x: Any, weight: Any, bias: Any) -> Any:
         x, weight = (ir.ExternKernel.realize_input(t) for t in (x, weight))
-        inputs, constants = [x, weight], ["none", [-1], ""]
+        inputs: list[Any] = [x, weight]
+        constants: list[Any] = ["none", [-1], ""]
         if bias is None:
             constants.insert(0, None)
         else:

@@ -55,7 +55,9 @@ def test_step_counters_are_host_numbers() -> None:
 
 def test_nothing_is_written_but_inputs_at_the_end() -> None:
     for tensor_scalars in (False, True):
-        graph = functionalize(step(lambda p: torch.optim.Adam(p, foreach=True), clip=1.0), tensor_scalars=tensor_scalars)
+        graph = functionalize(
+            step(lambda p: torch.optim.Adam(p, foreach=True), clip=1.0), tensor_scalars=tensor_scalars
+        )
         check_functional(graph)
         kinds = [bool(written_args(n)) for n in graph.module.graph.nodes if n.op == "call_function"]
         assert kinds == sorted(kinds), "updates of inputs come last"

@@ -95,7 +95,8 @@ static PyObject* adam(PyObject*, PyObject* const* a, Py_ssize_t count) {
     auto run = [&](const Span& s) {
         const int64_t i = s.tensor, n = s.end - s.start;
         float* top = amsgrad ? vmax[i] + s.start : nullptr;
-#define SPAN(D, A) adam_span<D, A>(p[i] + s.start, g[i] + s.start, m[i] + s.start, v[i] + s.start, top, n, numbers[i], sign)
+#define SPAN(D, A) \
+        adam_span<D, A>(p[i] + s.start, g[i] + s.start, m[i] + s.start, v[i] + s.start, top, n, numbers[i], sign)
         if (decoupled) { if (amsgrad) SPAN(true, true); else SPAN(true, false); }
         else { if (amsgrad) SPAN(false, true); else SPAN(false, false); }
 #undef SPAN

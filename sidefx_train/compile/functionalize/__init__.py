@@ -11,16 +11,18 @@ check       invariants of the result
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import fx
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import FunctionalGraph, Name, Output, TailCall, TracedGraph
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead
 from sidefx_train.compile.functionalize.check import check_functional
 from sidefx_train.compile.functionalize.hazards import find_hazards, held_back
-from sidefx_train.compile.functionalize.plan import refuse_unsupported
+from sidefx_train.compile.functionalize.plan import refuse_unsupported, view_layout
 from sidefx_train.compile.functionalize.retrace import Retraced, RetraceOptions, Retracer
 from sidefx_train.compile.functionalize.scalars import ScalarPlan, is_scalar_node, plan_scalars, render_number
 from sidefx_train.compile.functionalize.tail import Tail, find_tail
@@ -122,8 +124,7 @@ class _Assembler:
         names = set(retraced.packed) | {f for f in retraced.feeds if f.startswith("s")}
         names |= {str(o.value) for o in outputs if o.kind == "number"}
         names |= {str(n) for c in calls for n in _names((c.args, tuple(c.kwargs.values())))}
-        late_text = "\n".join(late_lines)
-        names |= {s for s in self.plan.host.lines if f"{s} " in late_text or late_text.find(s) >= 0}
+        names |= set(re.findall(r"\bs\d+\b", "\n".join(late_lines)))
         return FunctionalGraph(
             module=retraced.module,
             inputs=self.traced.inputs,
@@ -154,8 +155,6 @@ class _Assembler:
         return Output("result", Name(f"r{self.retraced.results[out]}"))
 
     def _view_of_input(self, out: fx.Node, source: int) -> Output:
-        from sidefx_train.compile.functionalize.plan import view_layout
-
         layout = view_layout(out, self.traced.inputs[source], self.retraced.layouts.get(out))
         return Output("view", Name(f"a{source}"), layout)
 
@@ -167,8 +166,6 @@ class _Assembler:
         if node.target is torch.ops.aten._local_scalar_dense.default:
             text = f"{self._tensor(node.args[0])}.item()"
         elif node in self.plan.late:
-            from sidefx_train import _torch_compat as compat
-
             operands = {a: self._number(a, late) for a in node.all_input_nodes}
             rendered = render_number(node, operands, compat.host_functions())
             if rendered is None:

@@ -27,7 +27,12 @@ _TRAINING_FLAG = 5
 def node_args(value: Any) -> list[fx.Node]:
     """Nodes inside nested arguments, in order."""
     found: list[fx.Node] = []
-    fx.map_arg(value, lambda n: found.append(n) or n)
+
+    def keep(node: fx.Node) -> fx.Node:
+        found.append(node)
+        return node
+
+    fx.map_arg(value, keep)
     return found
 
 

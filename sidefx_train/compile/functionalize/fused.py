@@ -47,8 +47,8 @@ def _adam(
     exp_avg_sqs: Tensors,
     max_exp_avg_sqs: Tensors,
     state_steps: Tensors,
-    decoupled: bool,
     *,
+    decoupled: bool,
     lr: Any,
     beta1: Any,
     beta2: Any,
@@ -124,7 +124,7 @@ def fused_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     params, grads = given.pop("self"), given.pop("grads")
     if name in ("_fused_adam_", "_fused_adamw_"):
         lists = [given.pop(k) for k in ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps")]
-        _adam(params, grads, *lists, name == "_fused_adamw_", **given)
+        _adam(params, grads, *lists, decoupled=name == "_fused_adamw_", **given)
     elif name == "_fused_sgd_":
         _sgd(params, grads, given.pop("momentum_buffer_list"), **given)
     else:

@@ -85,6 +85,11 @@ class HostProgram:
         return [f"{name} = {expr}" for name, (expr, _) in self.lines.items() if name in needed]
 
 
+def _may_count(tensor: torch.Tensor) -> bool:
+    """True for a tensor whose value the host may follow: 0-dim, on CPU, of a plain number type."""
+    return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in _COUNTER_DTYPES
+
+
 @dataclass
 class ScalarPlan:
     """Where each number of a graph is computed.
@@ -111,9 +116,8 @@ class _Planner:
         for i, (node, given) in enumerate(zip(placeholders, inputs, strict=True)):
             if given.kind == "scalar":
                 self.host.names[node] = f"a{i}"
-            elif given.example.dim() == 0 and given.example.device.type == "cpu":
-                if given.example.dtype in _COUNTER_DTYPES:
-                    self.counters[node] = self._define(f"a{i}.item()", ())
+            elif _may_count(given.example):
+                self.counters[node] = self._define(f"a{i}.item()", ())
         self.position = {node: i for i, node in enumerate(placeholders)}
         for node in graph.nodes:
             if node.op == "call_function":

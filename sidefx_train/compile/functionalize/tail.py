@@ -77,7 +77,7 @@ def find_tail(graph: fx.Graph, aliases: Aliases) -> Tail:
 
 
 def gradients_of(node: fx.Node) -> list[fx.Node]:
-    """Gradient arguments of a fused update (its schema says they are written; without a gradient scale they are not)."""
+    """Gradient arguments of a fused update: its schema says they are written, without a gradient scale they are not."""
     if not is_fused_update(node):
         return []
     return list(node.args[1] if len(node.args) > 1 else node.kwargs["grads"])  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """torchmetrics' running means and sums without their branch on data.
 
-``MeanMetric`` and ``SumMetric`` ask whether a value is NaN before they add it, and drop it if so. A graph cannot branch,
-so a captured step adds zero with weight zero instead, which is the same sum, and warns after the graph where eager
-would have warned.
+``MeanMetric`` and ``SumMetric`` ask whether a value is NaN before they add it, and drop it if so. A graph cannot
+branch, so a captured step adds zero with weight zero instead, which is the same sum, and warns after the graph where
+eager would have warned.
 """
 
 from __future__ import annotations

@@ -113,6 +113,7 @@ class FunctionalGraph:
         tail: operations run after the graph on the real inputs and on results.
         outputs: how each user output is made.
         checks: conditions on index inputs, checked before anything runs.
+        report: result that says an index computed by the step was out of range (then nothing may be committed).
         covered: True if nothing but the checked operations can raise for bad values.
         notes: choices worth reporting.
     """
@@ -129,6 +130,7 @@ class FunctionalGraph:
     tail: tuple[TailCall, ...] = ()
     outputs: tuple[Output, ...] = ()
     checks: tuple[IndexCheck, ...] = ()
+    report: str | None = None
     covered: bool = True
     notes: tuple[str, ...] = ()
 

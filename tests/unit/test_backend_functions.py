@@ -220,6 +220,21 @@ def test_random_numbers_and_a_failure(backend: str) -> None:
     assert torch.equal(executable.run([torch.ones(64), torch.tensor([1, 2])])[0], expected[[1, 2]])
 
 
+def test_bad_index_in_a_parallel_kernel_raises() -> None:
+    """Generated code that raised inside a parallel region would end the process."""
+
+    def fn(seen: torch.Tensor, x: torch.Tensor, i: torch.Tensor) -> Any:
+        seen.add_(1)
+        return x[i + 1] * 2
+
+    args = [torch.zeros(3), torch.randn(1000, 64), torch.randint(0, 999, (2000,))]
+    executable = agree(fn, args, "inductor")
+    args[2][1500] = 999
+    with pytest.raises(IndexError):
+        executable.run(list(args))
+    assert torch.equal(args[0], torch.zeros(3))
+
+
 def test_inputs_that_share_memory_are_refused_when_written() -> None:
     base = torch.randn(4, 4)
 

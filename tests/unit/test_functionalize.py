@@ -97,10 +97,13 @@ def test_updates_wait_for_what_cannot_be_checked_first() -> None:
 
     args = [torch.zeros(()), torch.zeros(()), torch.randn(4), torch.tensor([0, 2])]
     traced = trace_fn(fn, args)
-    graph = functionalize(traced, tensor_scalars=True)
-    assert not graph.covered
+    graph = functionalize(traced, tensor_scalars=False)
+    assert not graph.covered and graph.report is None
     assert [position for position, _ in graph.deferred_copies] == [0]
     assert graph.mutated == (1,)
+    reporting = functionalize(traced, tensor_scalars=True)
+    assert reporting.covered and reporting.report is not None
+    assert [position for position, _ in reporting.deferred_copies] == [0, 1]
     aliases = Aliases(traced.module.graph)
     hazards = find_hazards(traced.module.graph, aliases)
     assert len(hazards.unchecked) == 1

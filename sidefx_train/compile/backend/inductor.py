@@ -38,7 +38,7 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         chosen["cpp_wrapper"] = _one_cpp_call(graph.module)
         if graph.covered:
             chosen["assert_indirect_indexing"] = False
-        if is_tiny(graph.module):
+        if is_tiny(graph.module) or not graph.covered:  # an error inside a parallel region ends the process
             chosen["cpp.threads"] = 1
     return compat.known_inductor_options(chosen)
 

@@ -129,15 +129,17 @@ def generate(
     results = [f"r{i}" for i in range(len(_graph_outputs(graph)))]
     target = f"{tuple_text(results)} = " if results else ""
     feeds = ", ".join(graph.feeds)
-    if uses_rng and not graph.covered:
+    if uses_rng and not (graph.covered and graph.report is None):
         source("random_state = torch.get_rng_state()")
         source("try:")
         source(f"    {target}graph([{feeds}])")
+        _stop_on_report(graph, source, "    ")
         source("except BaseException:")
         source("    torch.set_rng_state(random_state)")
         source("    raise")
     else:
         source(f"{target}graph([{feeds}])")
+        _stop_on_report(graph, source, "")
     _write_back(graph, source)
     for line in graph.late:
         source(line)
@@ -148,6 +150,12 @@ def generate(
     _bump_versions(graph, source)
     _return(graph, source)
     return source.compile(), source.text()
+
+
+def _stop_on_report(graph: FunctionalGraph, source: Source, indent: str) -> None:
+    if graph.report is not None:
+        source(f"{indent}if {graph.report}.item():")
+        source(f"{indent}    raise IndexError('an index computed in the step is out of range')")
 
 
 def _graph_outputs(graph: FunctionalGraph) -> list[Any]:

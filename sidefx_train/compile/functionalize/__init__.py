@@ -56,12 +56,16 @@ def functionalize(
     plan = plan_scalars(graph, traced.inputs, aliases)
     tail = find_tail(graph, aliases) if keep_fused else Tail()
     hazards = find_hazards(graph, aliases)
-    waiting = held_back(graph, aliases, hazards.unchecked)
+    guarded = hazards.uses if tensor_scalars else {}
+    left = tuple(node for node in hazards.unchecked if node not in guarded)
+    waiting = held_back(graph, aliases, left)
+    if guarded:
+        waiting = {n for n in graph.nodes if n.op == "placeholder"}
     skip, defer = frozenset(tail.nodes), frozenset(waiting)
-    options = RetraceOptions(decompositions, tensor_scalars, skip, defer, channels_last)
+    options = RetraceOptions(decompositions, tensor_scalars, skip, defer, channels_last, guarded)
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
-    result = layout.assemble(retraced, hazards.checks, not hazards.unchecked)
+    result = layout.assemble(retraced, hazards.checks, not left)
     check_functional(result)
     return result
 
@@ -138,6 +142,7 @@ class _Assembler:
             tail=calls,
             outputs=outputs,
             checks=tuple(checks),
+            report=None if retraced.report is None else f"r{retraced.report}",
             covered=covered,
             notes=(f"fused update taken apart: {self.tail.reason}",) if self.tail.reason else (),
         )

@@ -2,8 +2,10 @@
 
 A class label out of range raises in the loss, and by then batch norm has updated its statistics: eager leaves them
 updated, so must the eager re-run of a failed step, and so the compiled step may not have touched anything. Indices that
-come straight from an input are checked before the graph runs. For what cannot be checked first, updates that do not
-depend on the raising operation are held back until the graph is through.
+come straight from an input are checked before the graph runs. Indices that the step computes are checked by the graph
+itself, which clamps them and reports (generated code may not raise inside a parallel region: the process would end);
+then every update waits for the report. For what is left, updates that do not depend on the raising operation are held
+back until the graph is through.
 """
 
 from __future__ import annotations
@@ -50,16 +52,28 @@ _MOVES = frozenset(
 
 
 @dataclass(frozen=True)
+class IndexUse:
+    """An index tensor computed by the step: its values must lie in ``[low, high)`` or equal ``ignore``."""
+
+    index: fx.Node
+    low: int
+    high: int
+    ignore: int | None
+
+
+@dataclass(frozen=True)
 class Hazards:
     """What can raise.
 
     Attributes:
         checks: conditions the runner checks first.
         unchecked: nodes that may still raise.
+        uses: for an unchecked node all of whose reasons to raise are indices, those indices.
     """
 
     checks: tuple[IndexCheck, ...]
     unchecked: tuple[fx.Node, ...]
+    uses: dict[fx.Node, tuple[IndexUse, ...]]
 
 
 def _size(value: object, dim: int) -> int | None:
@@ -121,7 +135,9 @@ def find_hazards(graph: fx.Graph, aliases: Aliases) -> Hazards:
     placeholders = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
     checks: dict[IndexCheck, None] = {}
-    unchecked: list[fx.Node] = []
+    unchecked: dict[fx.Node, None] = {}
+    uses: dict[fx.Node, list[IndexUse]] = {}
+    unknown: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
             continue
@@ -129,17 +145,24 @@ def find_hazards(graph: fx.Graph, aliases: Aliases) -> Hazards:
         found = _indices_in_place(node, name)
         if found is None:
             if any(name.startswith(word) for word in _RAISES) or name in ("index", "index_put", "index_put_"):
-                unchecked.append(node)
+                unchecked[node] = None
+                unknown.add(node)
             continue
         for index, size, ignore, negative in found:
             if _safe_by_construction(index, size):
                 continue
             source = _source_of(index, size, ignore)
+            low = -size if negative and size is not None else 0
             if size is None or source is None or source not in placeholders or source in written:
-                unchecked.append(node)
+                unchecked[node] = None
+                if size is None or size == 0 or index.meta["val"].device.type != "cpu":
+                    unknown.add(node)
+                else:
+                    uses.setdefault(node, []).append(IndexUse(index, low, size, ignore))
             elif source.meta["val"].device.type == "cpu":
-                checks[IndexCheck(placeholders[source], -size if negative else 0, size, ignore)] = None
-    return Hazards(tuple(checks), tuple(unchecked))
+                checks[IndexCheck(placeholders[source], low, size, ignore)] = None
+    known = {node: tuple(found) for node, found in uses.items() if node not in unknown}
+    return Hazards(tuple(checks), tuple(unchecked), known)
 
 
 def _indices_in_place(node: fx.Node, name: str) -> list[tuple[fx.Node, int | None, int | None, bool]] | None:

@@ -7,7 +7,7 @@ symbolic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import TracedGraph, is_scalar
 from sidefx_train.compile.functionalize import layouts, rnn
 from sidefx_train.compile.functionalize.fused import fused_update
+from sidefx_train.compile.functionalize.hazards import IndexUse
 from sidefx_train.compile.functionalize.scalar_ops import (
     TensorScalar,
     call_foreach,
@@ -42,6 +43,7 @@ class RetraceOptions:
         skip: nodes that are not run (the tail).
         defer: placeholders whose new value is returned instead of copied.
         channels_last: run convolutions on channels-last images.
+        guarded: indices to clamp and report on, by the node that uses them.
     """
 
     decompositions: Any
@@ -49,6 +51,7 @@ class RetraceOptions:
     skip: frozenset[fx.Node]
     defer: frozenset[fx.Node]
     channels_last: bool = False
+    guarded: Mapping[fx.Node, tuple[IndexUse, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,6 +66,8 @@ class Retraced:
         final: output position of the new value of a held-back input.
         mutated: input positions that the graph writes.
         metadata: input position -> new (size, stride, offset).
+        layouts: (size, stride, offset) of the results.
+        report: output position of the flag that says an index was out of range.
     """
 
     module: fx.GraphModule
@@ -73,6 +78,7 @@ class Retraced:
     mutated: list[int]
     metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]]
     layouts: dict[fx.Node, tuple[Any, Any, Any]] = field(default_factory=dict)
+    report: int | None = None
 
 
 class Retracer:
@@ -87,6 +93,7 @@ class Retracer:
         self.feeds: list[str] = []
         self.packed: list[str] = []
         self.fakes: dict[fx.Node, torch.Tensor] = {}
+        self.flags: list[torch.Tensor] = []
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
 
     def run(self, wanted: Iterable[fx.Node]) -> Retraced:
@@ -193,9 +200,21 @@ class Retracer:
             return
         if is_scalar_node(node) and not self._needed_in_graph(node):
             return
-        args = fx.map_arg(node.args, self._value)
-        kwargs = fx.map_arg(node.kwargs, self._value)
+        safe = {use.index: self._clamped(use) for use in self.options.guarded.get(node, ())}
+        args = fx.map_arg(node.args, lambda n: safe[n] if n in safe else self._value(n))
+        kwargs = fx.map_arg(node.kwargs, lambda n: safe[n] if n in safe else self._value(n))
         self.env[node] = self._call(node, node.target, args, dict(kwargs))
+
+    def _clamped(self, use: IndexUse) -> torch.Tensor:
+        """An index that cannot raise; whether it would have is reported."""
+        index = self._value(use.index)
+        bad = (index < use.low) | (index >= use.high)
+        clamped = index.clamp(use.low, use.high - 1)
+        if use.ignore is not None:
+            bad = bad & (index != use.ignore)
+            clamped = torch.where(index == use.ignore, index, clamped)
+        self.flags.append(bad.any())
+        return clamped
 
     def _needed_in_graph(self, node: fx.Node) -> bool:
         """False for numbers that only the host needs."""
@@ -274,6 +293,10 @@ class Retracer:
             outputs.append(plain)
             if isinstance(plain, torch.Tensor):
                 shapes[node] = (tuple(plain.shape), tuple(plain.stride()), plain.storage_offset())
+        report = None
+        if self.flags:
+            report = len(outputs)
+            outputs.append(compat.from_functional(torch.stack(self.flags).any()))
         mutated: list[int] = []
         final: dict[int, int] = {}
         metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {}
@@ -302,7 +325,7 @@ class Retracer:
             nodes = [self._output_node(value) for value in outputs]
         self.tracer.graph.output(tuple(nodes))
         module = fx.GraphModule(self.tracer.root, self.tracer.graph)
-        return Retraced(module, self.feeds, self.packed, results, final, mutated, metadata, shapes)
+        return Retraced(module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report)
 
     def _output_node(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) or is_scalar(value):

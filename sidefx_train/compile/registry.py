@@ -25,6 +25,10 @@ AttributeHook = Callable[[Any, Any, str], Any]
 ATTRIBUTE_HOOKS: list[tuple[type, str, AttributeHook]] = []
 """First look at attribute loads from instances of ``nn.Module`` subclasses, by base class and name."""
 
+COUNTERS: dict[tuple[type, str], int] = {}
+"""Class attributes that only number objects made by the class: the capture counts from a start of its own, and nothing
+is guarded or written back. An object numbered so must not leave the step in a dict keyed by its number."""
+
 SYMBOLIC_FLOATS: list[tuple[type, str]] = []
 """Attributes below which every float is an input of the graph, never a constant (an optimizer's param_groups)."""
 

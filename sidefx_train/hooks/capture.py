@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
 
+registry.COUNTERS[torch.utils.hooks.RemovableHandle, "next_id"] = 1 << 40
+
+
 @registry.intercept(torch.Tensor.backward)
 def _tensor_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     keep = _argument(args, kwargs, 2, "retain_graph"), _argument(args, kwargs, 3, "create_graph")

@@ -61,6 +61,16 @@ IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "compile", "breakp
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
 
+DEFERRED_METHODS: dict[str, frozenset[str]] = {
+    "wandb": frozenset({"log"}),
+    "mlflow": frozenset({"log_metric", "log_metrics", "log_param", "log_params"}),
+    "tqdm": frozenset({"set_description", "set_description_str", "set_postfix", "set_postfix_str", "update", "write"}),
+    "rich": frozenset({"update", "advance", "print", "log"}),
+    "torch.utils.tensorboard": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
+    "tensorboardX": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
+}
+"""Calls by package and name that only show or record what they are given."""
+
 RNG_FUNCTIONS = frozenset({"manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "fork_rng"})
 
 VALUE_METHODS = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
@@ -140,7 +150,14 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
         return True
     if args and isinstance(args[0], logging.Logger):
         return getattr(fn, "__name__", "") in LOGGING_METHODS or isinstance(fn, functools._lru_cache_wrapper)
-    return getattr(fn, "__module__", None) == "logging" and getattr(fn, "__name__", "") in LOGGING_METHODS
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__name__", "")
+    if module == "logging" and name in LOGGING_METHODS:
+        return True
+    return isinstance(module, str) and any(
+        module == package or module.startswith(package + ".")
+        for package, names in DEFERRED_METHODS.items()
+        if name in names
+    )
 
 
 def describe(fn: Any) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.later import DeferredCall
 from sidefx_train.compile.heap.natives import slots_of
@@ -126,9 +127,20 @@ def collect(world: TraceWorld) -> SideEffects:
                 continue
             changes.append(Effect("del_item" if value is ABSENT else "set_item", space.source, name, value))
     for (cls, name), value in world.class_writes.items():
+        if (cls, name) in registry.COUNTERS:
+            continue
         if world.class_snapshot.get((cls, name), ABSENT) is not value:
             changes.append(Effect("set_class_attr", heap.sources.const(cls, cls.__qualname__), name, value))
+    for change in changes:
+        if change.kind == "set_item" and type(change.key) is int and change.key in _numbered(world):
+            heap.refuse("SFX111", f"leaves a hook registered in {change.target.label}; register it before the step")
     return SideEffects(changes, list(world.deferred))
+
+
+def _numbered(world: TraceWorld) -> range:
+    """Numbers that the capture gave to objects of counting classes."""
+    starts = list(registry.COUNTERS.values())
+    return range(min(starts), max(starts) + (1 << 30)) if starts else range(0)
 
 
 def _instance(record: InstanceRecord) -> list[Effect]:

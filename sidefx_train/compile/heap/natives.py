@@ -106,7 +106,8 @@ def dict_operator(world: TraceWorld, record: DictRecord, name: str, args: tuple[
             return None
         if name == "delitem":
             record.fill()
-            return ABSENT
+            del shadow[key]
+            return None
         if record.bring(key):
             return dict.__getitem__(shadow, key)
         if isinstance(shadow, defaultdict) and shadow.default_factory is not None:

@@ -175,6 +175,8 @@ class TraceWorld:
     def _class_entry(self, cls: type, name: str) -> Any:
         if (cls, name) in self.class_writes:
             return self.class_writes[cls, name]
+        if (cls, name) in registry.COUNTERS:
+            return registry.COUNTERS[cls, name]
         space = type.__getattribute__(cls, "__dict__")
         if name not in space:
             return ABSENT
@@ -445,6 +447,8 @@ class TraceWorld:
                     return self.interp.call(inner, args, kwargs)
         if fn is int or fn is float or fn is bool:
             return natives.convert_number(self, fn, args)
+        if isinstance(getattr(fn, "__self__", None), str) and contains_later([*args, *kwargs.values()]):
+            return Later(fn, tuple(self.freeze(value) for value in args), self.freeze(kwargs))
         if policy.is_deferred(fn, args):
             self.defer(fn, args, kwargs)
             return None
@@ -498,8 +502,6 @@ class TraceWorld:
         for value in kwargs.values():
             self.touch(value)
         if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
-            if isinstance(getattr(fn, "__self__", None), str) and contains_later(args):
-                return Later(fn, tuple(self.freeze(value) for value in args), self.freeze(kwargs))
             substitute = natives.number_function(self, fn, args)
             if substitute is not ABSENT:
                 return substitute

@@ -1,0 +1,299 @@
+"""Steps as people write them: each against eager, bitwise, captured whole."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sidefx_train
+from sidefx_train.errors import SideFXWarning
+from tests.parity.harness import Program, batches, mlp, parity
+
+
+def momentum_sgd(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def check(body, optimizer=momentum_sgd, **options):
+    """Parity of ``body(model, optimizer) -> step`` over the harness's batches."""
+
+    def make() -> Program:
+        model = mlp()
+        made = optimizer(model.parameters())
+        return Program(body(model, made), batches((4, 6), classes=3), ([*model.parameters()], made))
+
+    return parity(make, **options)
+
+
+def train(model, optimizer, x, y):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def test_autocast_clip_and_formatted_prints():
+    def body(model, optimizer):
+        def step(x, y):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            print(f"loss {loss.item():.4f}", loss.item(), "lr", optimizer.param_groups[0]["lr"])
+            print("%.3f" % loss.item(), "{:.2f}".format(loss.item()), str(loss.detach()))
+            return {"loss": loss.detach(), "rows": x.shape[0], "nested": [(loss.detach(),)]}
+
+        return step
+
+    check(body, captures=2)  # gradients are absent at the first call only
+
+
+def test_bound_method_with_accumulation_and_running_total():
+    class Trainer:
+        def __init__(self, model, optimizer):
+            self.model, self.optimizer = model, optimizer
+            self.count, self.total = 0, 0.0
+
+        def step(self, x, y):
+            loss = F.cross_entropy(self.model(x), y) / 2
+            loss.backward()
+            self.count += 1
+            if self.count % 2 == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.total += loss.item()
+            self.last = {"loss": loss.item(), "count": self.count}
+            return self.count, self.total, self.last
+
+    check(lambda model, optimizer: Trainer(model, optimizer).step, captures=2)
+
+
+def test_partial_with_keyword_arguments():
+    def body(model, optimizer):
+        def step(model, x, y, *, scale=1.0, **extra):
+            loss = F.cross_entropy(model(x), **{"target": y}) * scale
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach(), extra
+
+        return functools.partial(step, model, scale=2.0, tag="kept")
+
+    check(body)
+
+
+def test_functional_gradients_and_manual_update(caplog):
+    log = logging.getLogger("everyday")
+
+    def body(model, optimizer):
+        def step(x, y):
+            named = dict(model.named_parameters())
+            decay = sum(p.pow(2).sum() for name, p in named.items() if name.endswith("weight"))
+            loss = F.cross_entropy(model(x), y) + 1e-3 * decay
+            grads = torch.autograd.grad(loss, list(named.values()))
+            with torch.no_grad():
+                for p, g in zip(named.values(), grads, strict=True):
+                    p -= 0.1 * g
+            log.warning("loss %s", loss.detach())
+            warnings.warn("a warning of the step", stacklevel=1)
+            return [g.norm() for g in grads], max(enumerate([3, 1, 2]), key=lambda pair: pair[1])
+
+        return step
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        check(body, steps=5)
+    texts = [record.getMessage() for record in caplog.records if record.name == "everyday"]
+    assert len(texts) == 10, f"{len(texts)} log records, 5 eager and 5 captured were made"
+    assert texts[:5] == texts[5:], "log records differ from eager's"
+
+
+def test_moving_average_of_the_state_dict():
+    def body(model, optimizer):
+        average = {name: value.clone() for name, value in model.state_dict().items()}
+
+        def step(x, y):
+            loss = train(model, optimizer, x, y)
+            with torch.no_grad():
+                for name, value in model.state_dict().items():
+                    average[name].mul_(0.9).add_(value, alpha=0.1)
+            return loss, {name: value.sum() for name, value in average.items()}
+
+        return step
+
+    check(body)
+
+
+def test_hook_registered_and_removed_in_the_step():
+    def body(model, optimizer):
+        def step(x, y):
+            seen = []
+            handle = model[0].register_forward_hook(lambda module, args, out: seen.append(out.detach().mean()))
+            loss = F.cross_entropy(model(x), y)
+            handle.remove()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return seen
+
+        return step
+
+    check(body)
+
+
+def test_hook_left_registered_is_refused_with_a_reason():
+    model = mlp()
+
+    def step(x):
+        model[0].register_forward_hook(lambda module, args, out: None)
+        return model(x).detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    with pytest.warns(SideFXWarning, match="SFX111"):
+        compiled(torch.ones(2, 6))
+    assert len(model[0]._forward_hooks) == 1, "the step must have run once, eagerly"
+
+
+def test_random_numbers_of_every_kind():
+    def body(model, optimizer):
+        def step(x, y):
+            order = torch.randperm(4)
+            x, y = x[order], y[order]
+            x = (x + 0.1 * torch.randn_like(x)) * torch.bernoulli(torch.full_like(x, 0.5))
+            loss = F.cross_entropy(F.dropout(model(x), 0.1), y, label_smoothing=0.1) * torch.rand(())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    check(body, torch.optim.Adam)
+
+
+MORE_OPTIMIZERS = {
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "rprop": torch.optim.Rprop,
+    "amsgrad_foreach": lambda p: torch.optim.Adam(p, amsgrad=True, foreach=True),
+    "nesterov_foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "tensor_lr": lambda p: torch.optim.AdamW(p, maximize=True, lr=torch.tensor(0.01)),
+}
+
+
+@pytest.mark.parametrize("name", MORE_OPTIMIZERS)
+def test_more_optimizers(name):
+    check(lambda model, optimizer: functools.partial(train, model, optimizer), MORE_OPTIMIZERS[name])
+
+
+def test_closure():
+    def body(model, optimizer):
+        def step(x, y):
+            def closure():
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure).detach()
+
+        return step
+
+    check(body)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.factor = 2
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * ctx.factor + x * 0
+
+
+def test_autograd_function():
+    def body(model, optimizer):
+        def step(x, y):
+            loss = F.cross_entropy(Doubled.apply(model(x)), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    check(body)
+
+
+def test_python_numbers_out_of_tensors():
+    def body(model, optimizer):
+        def step(x, y):
+            loss = train(model, optimizer, x, y)
+            accuracy = (model(x).argmax(-1) == y).float().mean()
+            return loss.item(), accuracy.item(), float(accuracy), int(accuracy * 100)
+
+        return step
+
+    check(body)
+
+
+def test_clock_in_the_step_runs_eagerly_and_says_why():
+    import time
+
+    def body(model, optimizer):
+        def step(x, y):
+            time.time()
+            return train(model, optimizer, x, y)
+
+        return step
+
+    with pytest.warns(SideFXWarning, match=r"SFX103.*time\.time"):
+        report = check(body, whole=False, captures=None)
+    assert report.fallback_count == report.calls, "every call must be counted as run eagerly"
+
+
+def test_mutable_default_argument():
+    def body(model, optimizer):
+        def step(x, y, seen=[]):  # noqa: B006 - the point of the test
+            seen.append(x.shape[0])
+            return train(model, optimizer, x, y), len(seen)
+
+        return step
+
+    check(body, captures=None, steps=4)
+
+
+def test_function_made_in_the_step_escapes():
+    def body(model, optimizer):
+        made = []
+
+        def step(x, y):
+            loss = train(model, optimizer, x, y)
+            made.append(lambda scale=2: loss * scale)
+            return [fn() for fn in made[-1:]]
+
+        step.made = made
+        return step
+
+    def make() -> Program:
+        model = mlp()
+        step = body(model, momentum_sgd(model.parameters()))
+        return Program(step, batches((4, 6), classes=3), ([*model.parameters()],))
+
+    parity(make, captures=None, steps=4)

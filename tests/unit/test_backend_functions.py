@@ -106,6 +106,23 @@ def test_late_numbers(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_are_those_of_the_moment_they_were_read(backend: str) -> None:
+    def fn(x: torch.Tensor, n: torch.Tensor) -> Any:
+        before = x.item()
+        count = n.item()
+        x.add_(1)
+        y = x * 2
+        middle = y.item()
+        y.mul_(3)
+        n.mul_(2)
+        return before, middle, x.item(), y, count, n.item()
+
+    args = [torch.tensor([2.0]), torch.tensor([3])]
+    executable = agree(fn, args, backend, [[torch.tensor([5.5]), torch.tensor([7])]], exact=False)
+    assert isinstance(executable.run(clones(args))[4], int)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_number_of_the_graph_feeds_a_tensor(backend: str) -> None:
     def fn(x: torch.Tensor) -> Any:
         norm = x.norm().item()

@@ -102,7 +102,7 @@ class _Assembler:
             if node in self.plan.host.names:
                 return []
             if node.target is torch.ops.aten._local_scalar_dense.default:
-                return self._needs(node.args[0])  # type: ignore[arg-type]
+                return [node]
             if node in self.plan.late:
                 return [n for a in node.all_input_nodes for n in self._needs(a)]
             return [node]
@@ -169,7 +169,9 @@ class _Assembler:
         if node in self.late_names:
             return self.late_names[node]
         if node.target is torch.ops.aten._local_scalar_dense.default:
-            text = f"{self._tensor(node.args[0])}.item()"
+            text = f"r{self.retraced.results[node]}"
+            if node in self.retraced.layouts:
+                text = f"int({text}.item())" if isinstance(node.meta["val"], (int, torch.SymInt)) else f"{text}.item()"
         elif node in self.plan.late:
             operands = {a: self._number(a, late) for a in node.all_input_nodes}
             rendered = render_number(node, operands, compat.host_functions())

@@ -199,6 +199,9 @@ class Retracer:
         if node in self.env:
             return
         if is_scalar_node(node) and not self._needed_in_graph(node):
+            if node.target is aten._local_scalar_dense.default and node in self.plan.late:
+                # What the tensor holds now: a later in-place operation does not change the number.
+                self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
             return
         safe = {use.index: self._clamped(use) for use in self.options.guarded.get(node, ())}
         args = fx.map_arg(node.args, lambda n: safe[n] if n in safe else self._value(n))

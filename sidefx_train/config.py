@@ -22,10 +22,10 @@ class CompileConfig:
         backend: ``"inductor"``, ``"eager"`` (runs the captured aten graph op by op: the oracle),
             ``"aot_eager"`` (the functionalized graph op by op), or ``(gm, example_inputs) -> callable``.
         fullgraph: raise :class:`~sidefx_train.errors.GraphBreakError` where a step cannot be captured whole.
-        dynamic: ``None`` decides by what changes, ``True``/``False`` force symbolic/exact sizes.
-        cuda_graphs: ``"auto"``, ``"on"`` or ``"off"``.
+        dynamic: ``None`` and ``False``: sizes are exact, a new size is captured anew. ``True`` is not in this version.
+        cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
-        verify: number of first replays compared against eager on copies (0: none).
+        verify: number of first replays compared with the captured graph run op by op (0: none).
         on_failure: ``"eager"`` runs the step eagerly and says why, ``"raise"`` raises.
         recapture_limit: captures kept for one step before it runs eagerly.
     """
@@ -51,6 +51,10 @@ class CompileConfig:
             raise ValueError(f"rng={self.rng!r}: expected 'fast' or 'eager'")
         if self.on_failure not in ("eager", "raise"):
             raise ValueError(f"on_failure={self.on_failure!r}: expected 'eager' or 'raise'")
+        if self.dynamic:
+            raise NotImplementedError("dynamic=True: sizes are exact in this version; a new size is captured anew")
+        if self.cuda_graphs == "on":
+            raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
         if self.verify < 0:
             raise ValueError(f"verify={self.verify}: expected a count of steps, 0 or more")
         if self.recapture_limit < 1:

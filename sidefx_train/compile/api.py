@@ -30,10 +30,11 @@ def compile_step(
         backend: ``"inductor"``, ``"eager"`` (the captured aten graph op by op), ``"aot_eager"``, or a callable
             ``(gm, example_inputs) -> callable``.
         fullgraph: raise ``GraphBreakError`` where the step cannot be captured whole.
-        dynamic: ``None`` decides by what changes, ``True``/``False`` force symbolic/exact sizes.
-        cuda_graphs: ``"auto"``, ``"on"`` or ``"off"``.
+        dynamic: ``None`` and ``False``: sizes are exact, a new size is captured anew. ``True`` is not in this version.
+        cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
-        verify: number of first replays compared with eager.
+        verify: number of first replays compared with the captured graph run op by op, whose results are returned; a
+            graph that differs is not used again.
         on_failure: ``"eager"`` runs a step that cannot be captured eagerly and says why, ``"raise"`` raises.
 
     Returns:
@@ -42,6 +43,7 @@ def compile_step(
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: an option has a value that does not exist.
+        NotImplementedError: an option asks for what this version does not have.
     """
     config = CompileConfig(
         backend=backend,

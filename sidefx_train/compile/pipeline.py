@@ -22,6 +22,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend import build
+from sidefx_train.compile.backend.verify import verified
 from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.guards.codegen import failing, number_conditions, tensor_check, write_guards
@@ -186,7 +187,12 @@ def _capture_once(
 
 
 def compile_captured(
-    captured: Captured, config: CompileConfig, failed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    captured: Captured,
+    config: CompileConfig,
+    failed: Callable[..., Any],
+    differs: Callable[[str], None],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Entry:
     """Compiles the graph, commits state made early, and binds the generated function.
 
@@ -194,6 +200,7 @@ def compile_captured(
         captured: the capture.
         config: options.
         failed: ``failed(error, args, kwargs)``, called by the generated code when the graph raises.
+        differs: told in words what differs, where ``config.verify`` finds the compiled graph wrong.
         args: the call the capture was made with, for the snapshot that tensor guards compare with.
         kwargs: likewise.
 
@@ -201,6 +208,9 @@ def compile_captured(
         BackendError: the backend failed; the world is as it was.
     """
     executable = build(captured.traced, config)
+    if config.verify:
+        comparable = not (captured.traced.uses_rng and config.rng == "fast" and config.backend_name == "inductor")
+        executable = verified(executable, captured.traced, config.verify, comparable, differs)
     for commit, _ in captured.commits:
         commit()
     bindings = {

@@ -25,6 +25,7 @@ from sidefx_train.errors import (
     Location,
     RecaptureLimitError,
     SideFXWarning,
+    VerificationError,
 )
 from sidefx_train.report import GuardRecord, StepReport
 
@@ -166,7 +167,7 @@ class CompiledStep:
         try:
             captured = pipeline.capture(self._fn, args, kwargs, self._name, self._learned)
             self._learned = captured.learned
-            entry = pipeline.compile_captured(captured, self.config, self._failed, args, kwargs)
+            entry = pipeline.compile_captured(captured, self.config, self._failed, self._differs, args, kwargs)
         except (CaptureFailed, KeyboardInterrupt):
             raise
         except BackendError as error:
@@ -263,6 +264,8 @@ class CompiledStep:
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The captured graph raised and changed nothing: the step itself says what eager says."""
+        if isinstance(error, VerificationError):
+            raise error
         for entry in [entry for entry in self._entries if entry.fresh]:
             entry.fresh = False
             for _, undo in entry.captured.commits:
@@ -277,6 +280,13 @@ class CompiledStep:
         if not self._first_run:
             self._hits -= 1  # the caller is about to count a replay
         return result
+
+    def _differs(self, what: str) -> None:
+        """``verify`` found a difference: the captured graph is run op by op from now on."""
+        if self.config.on_failure == "raise":
+            raise VerificationError("SFX205", what)
+        self._report.record_break("SFX205", what)
+        self._warn(CaptureFailed("SFX205", what, None, None), ("SFX205", what))
 
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)

@@ -173,8 +173,11 @@ class SideFXCompile(pl_package.Callback):
         self._restore.append(lambda: setattr(owner, name, old) if had else delattr(owner, name))
 
     def _remove(self) -> None:
+        """Puts everything back; the report stays, the captured step and what it holds of the model go."""
         while self._restore:
             self._restore.pop()()
+        if self._compiled is not None:
+            self._native, self._compiled = self._compiled.report(), None
 
 
 def _inside_training_step(trainer: Any, module: Any, call: Callable[[], Any]) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torchmetrics
@@ -387,6 +390,18 @@ def test_nothing_of_the_users_is_changed(tmp_path):
     assert type(fitted.trainer.optimizers[0]) is torch.optim.AdamW, "the optimizer was replaced"
     assert "run" not in vars(loops.automatic_optimization), "the loop's method was not put back"
     assert module._current_fx_name is None, "the hook's name was left behind"
+
+
+def test_the_callback_does_not_keep_the_model(tmp_path):
+    """After the fit the report is there, the model can go."""
+    callback = sidefx_train.SideFXCompile(backend="eager")
+    fitted = fit(Classifier, tmp_path, callback=callback, rows=EVEN)
+    model = weakref.ref(fitted.module)
+    callback.log = callback.log_dict = None  # Lightning gives every callback the model's methods
+    del fitted
+    gc.collect()
+    assert model() is None, "something holds the model after the fit"
+    assert callback.report.replays == 12, str(callback.report)
 
 
 def test_exception_puts_everything_back(tmp_path):

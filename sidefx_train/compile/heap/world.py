@@ -46,6 +46,7 @@ from sidefx_train.errors import Location, Unsupported
 
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property, types.GetSetDescriptorType)
 _BUILTINS = vars(builtins)
+_BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 
 class TraceWorld:
@@ -483,7 +484,7 @@ class TraceWorld:
                 if isinstance(owner, (dict, set)):
                     args = tuple(natives.concrete(value) for value in args)
             self._refuse_unshadowed(fn, args)
-            if not policy.is_pure(fn) and not (isinstance(fn, type) and fn.__new__ is object.__new__):
+            if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE):
                 self._refuse_call(fn)
         elif getattr(fn, "__name__", "") in _READS_VALUE:
             owner = getattr(fn, "__self__", None)
@@ -495,7 +496,7 @@ class TraceWorld:
                 self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
         elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
-        if fn in (object.__new__, object.__init__):
+        if id(fn) in _BARE:
             return self.guarded(fn, args, kwargs)
         for value in args:
             self.touch(value)

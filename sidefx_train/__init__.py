@@ -1,8 +1,8 @@
 """Whole training steps as one graph, with every Python side effect kept.
 
-    Trainer(callbacks=[SideFXCompile()]).fit(model, data)   # Lightning
-    sidefx_train.fit(model, data)                           # plain training loop
-    step = sidefx_train.compile(train_step); step(batch)    # any function
+Trainer(callbacks=[SideFXCompile()]).fit(model, data)   # Lightning
+sidefx_train.fit(model, data)                           # plain training loop
+step = sidefx_train.compile(train_step); step(batch)    # any function
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class Executable:
 
     Attributes:
         run: ``run(args) -> outputs``. ``args`` is a fresh list, one real value per :class:`GraphInput`, in order; it
-            may be cleared. Inputs are mutated in place as eager would have; outputs come in the traced graph's order, with
-            eager's aliasing of inputs.
+            may be cleared. Inputs are mutated in place as eager would have; outputs come in the traced graph's order,
+            with eager's aliasing of inputs.
         atomic: True if an exception from ``run`` leaves every input as it was before the call.
         sources: generated code by name, for ``report.sources()``.
         seconds: wall time by stage (``functionalize``, ``lower``...).

@@ -25,10 +25,11 @@ from sidefx_train.compile.backend import build
 from sidefx_train.compile.backend.verify import verified
 from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
-from sidefx_train.compile.guards.codegen import failing, number_conditions, tensor_check, write_guards
+from sidefx_train.compile.guards.codegen import failing, number_conditions, storage_of, tensor_check, write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.heap.effects import SideEffects, collect
 from sidefx_train.compile.heap.opaque import check_nothing_left
+from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.world import TraceWorld, first_line
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
@@ -224,9 +225,7 @@ def compile_captured(
     return Entry(replay, fetch, captured.guards, captured, executable)
 
 
-def first_failure(
-    guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Guard, Any] | None:
+def first_failure(guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
     """The first guard that fails, with the value found."""
     for guard in guards:
         missed, found = failing(guard, args, kwargs)
@@ -244,6 +243,20 @@ def _all_guards(world: TraceWorld) -> list[Guard]:
         world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
     guards = list(world.heap.guards.values())
     guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
+    return guards + _separate_tensors(world)
+
+
+def _separate_tensors(world: TraceWorld) -> list[Guard]:
+    """Tensors fetched at every call must not come to share memory with one that the step writes."""
+    fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
+    written = [record for record in fetched if record.shadow._version != record.entry_version]
+    guards: list[Guard] = []
+    for record in written:
+        for other in fetched:
+            if other is record or (other in written and id(other) < id(record)):
+                continue
+            if storage_of(record.real) != storage_of(other.real):
+                guards.append(Guard("distinct", record.source, other.source))
     return guards
 
 

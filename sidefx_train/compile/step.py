@@ -204,9 +204,7 @@ class CompiledStep:
             notes=executable.notes,
         )
 
-    def _learn(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[str, str, str, Location | None] | None:
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, str, Location | None] | None:
         """Why the newest entry missed; numbers and objects that change are treated as such from now on."""
         if not self._entries:
             return None
@@ -258,9 +256,7 @@ class CompiledStep:
             return
         self._warned.add(key)
         where = f"{stop.location}: " if stop.location else ""
-        warnings.warn(
-            f"{self._name} ran eagerly: [{stop.code}] {where}{stop.reason}", SideFXWarning, stacklevel=4
-        )
+        warnings.warn(f"{self._name} ran eagerly: [{stop.code}] {where}{stop.reason}", SideFXWarning, stacklevel=4)
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The captured graph raised and changed nothing: the step itself says what eager says."""

@@ -297,3 +297,69 @@ def test_function_made_in_the_step_escapes():
         return Program(step, batches((4, 6), classes=3), ([*model.parameters()],))
 
     parity(make, captures=None, steps=4)
+
+
+class Point:
+    """Hash and equality read attributes: C containers run them on whatever they are given."""
+
+    kind = "class default"
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __hash__(self):
+        return hash(self.kind)
+
+    def __eq__(self, other):
+        return self.kind == other.kind
+
+
+def test_keys_that_hash_and_compare_in_python():
+    def body(model, optimizer):
+        points = [Point("a"), Point("b")]
+        scores = {points[0]: 1, points[1]: 2}
+
+        def step(x, y):
+            train(model, optimizer, x, y)
+            return scores[Point("b")], points.index(Point("b")), Point("a") in {points[0]}, len({*points})
+
+        return step
+
+    check(body, captures=1)
+
+
+def test_copies_of_outside_objects_made_in_the_step():
+    import copy
+
+    class Settings:
+        def __init__(self):
+            self.scale, self.parts = 2.0, [1, 2]
+
+    def body(model, optimizer):
+        settings = Settings()
+
+        def step(x, y):
+            mine = copy.copy(settings)
+            deep = copy.deepcopy(settings)
+            mine.scale = 3.0
+            deep.parts.append(3)
+            return train(model, optimizer, x, y) * mine.scale, settings.scale, settings.parts, deep.parts
+
+        return step
+
+    check(body, captures=1)
+
+
+def test_arguments_that_come_to_share_memory():
+    """A step that writes one argument while it reads another, called with separate tensors and then with one."""
+
+    def step(x, y):
+        x.add_(1)
+        return (y * 2).sum() + x.sum()
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    shared, twin = torch.ones(6), torch.ones(6)
+    for make in (lambda t: (t[:3].clone(), t[3:].clone()), lambda t: (t, t), lambda t: (t[:3], t[:3])):
+        for _ in range(2):
+            assert torch.equal(step(*make(shared)), compiled(*make(twin))), "results differ"
+            assert torch.equal(shared, twin), "the shared memory differs"

@@ -91,9 +91,9 @@ def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
     if name in INLINED_FUNCTIONS:
         return True
     if any(module == prefix or module.startswith(prefix + ".") for prefix in NATIVE_PYTHON):
-        return module in ("torch.autograd.grad_mode", "torch.autograd.function") or (first == ("self",) and (
-            module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends"))
-        ))
+        return module in ("torch.autograd.grad_mode", "torch.autograd.function") or (
+            first == ("self",) and (module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends")))
+        )
     return not (module.startswith("torch.optim.") and name.startswith(NATIVE_UPDATES))
 
 

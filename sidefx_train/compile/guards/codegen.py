@@ -118,7 +118,8 @@ def _empty_cell(writer: Writer, guard: Guard) -> str:
 
 
 def _distinct(writer: Writer, guard: Guard) -> str:
-    return f"{writer.value(guard.source)}.data_ptr() == {writer.value(guard.value)}.data_ptr()"
+    storage = writer.constant(storage_of, "storage_of")
+    return f"{storage}({writer.value(guard.source)}) == {storage}({writer.value(guard.value)})"
 
 
 def _number(writer: Writer, guard: Guard) -> str:
@@ -127,6 +128,11 @@ def _number(writer: Writer, guard: Guard) -> str:
     for name, source in condition.names:
         code = re.sub(rf"\b{name}\b", writer.value(source), code)
     return f"not ({code})"
+
+
+def storage_of(tensor: Any) -> int:
+    """Address of the memory under a tensor, whatever part of it the tensor shows."""
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def cell_is_set(cell: Any) -> bool:
@@ -154,9 +160,7 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
 # --- symbolic conditions -----------------------------------------------------------------------------------------
 
 
-def number_conditions(
-    expressions: list[Any], sources: dict[str, Source]
-) -> tuple[list[NumberCondition], list[Any]]:
+def number_conditions(expressions: list[Any], sources: dict[str, Source]) -> tuple[list[NumberCondition], list[Any]]:
     """Turns recorded sympy conditions into Python source.
 
     Args:
@@ -216,7 +220,7 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if guard.kind == "empty_cell":
         return cell_is_set(value), value
     if guard.kind == "distinct":
-        return value.data_ptr() == guard.value.fetch(args, kwargs).data_ptr(), value
+        return storage_of(value) == storage_of(guard.value.fetch(args, kwargs)), value
     condition: NumberCondition = guard.value
     names = {name: source.fetch(args, kwargs) for name, source in condition.names}
     held = bool(eval(condition.code, {"math": __import__("math")}, names))

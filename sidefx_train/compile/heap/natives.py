@@ -99,6 +99,7 @@ def dict_operator(world: TraceWorld, record: DictRecord, name: str, args: tuple[
         return record.bring(key) if _hashable(key) else ABSENT
     if name in ("getitem", "setitem", "delitem"):
         key = concrete(args[1])
+        world.touch(key, deep=False)
         if not _hashable(key):
             return ABSENT
         if name == "setitem":

@@ -34,6 +34,7 @@ from sidefx_train.compile.heap.later import (
 )
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
+    PLAIN_TYPES,
     DictRecord,
     InstanceRecord,
     ListRecord,
@@ -46,6 +47,7 @@ from sidefx_train.errors import Location, Unsupported
 
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property, types.GetSetDescriptorType)
 _BUILTINS = vars(builtins)
+_COMPARES: dict[type, bool] = {}
 _BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 
@@ -408,17 +410,19 @@ class TraceWorld:
             if isinstance(record, (ListRecord, DictRecord, SetRecord)):
                 if not record.filled:
                     record.fill()
+            elif isinstance(record, InstanceRecord) and compares_in_python(type(value)):
+                record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
             else:
                 return
         if not deep:
             return
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple, set)):
             for item in value:
-                if isinstance(item, (list, tuple, dict, set)):
+                if type(item) not in PLAIN_TYPES:
                     self.touch(item)
         elif isinstance(value, dict):
             for item in dict.values(value):
-                if isinstance(item, (list, tuple, dict, set)):
+                if type(item) not in PLAIN_TYPES:
                     self.touch(item)
 
     # --- calls ---------------------------------------------------------------------------------------------------
@@ -483,6 +487,7 @@ class TraceWorld:
                     return self.guarded(fn, args, kwargs)
                 if isinstance(owner, (dict, set)):
                     args = tuple(natives.concrete(value) for value in args)
+            self._fill_owner(fn, args)
             self._refuse_unshadowed(fn, args)
             if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE):
                 self._refuse_call(fn)
@@ -510,6 +515,15 @@ class TraceWorld:
                 if isinstance(value, Later):
                     self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
         return self.guarded(fn, args, kwargs)
+
+    def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
+        """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
+        owner = getattr(fn, "__self__", None)
+        if owner is None and isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
+            owner = args[0]
+        record = self.heap.record_of(owner)
+        if isinstance(record, InstanceRecord) and fn.__name__ not in _READS_NOTHING:
+            record.fill()
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
         """C code must not get hold of an outside object that has no shadow and could be changed."""
@@ -563,6 +577,16 @@ class TraceWorld:
         return value
 
 
+def compares_in_python(cls: type) -> bool:
+    """True if hashing or comparing an instance runs Python code that reads its attributes."""
+    known = _COMPARES.get(cls)
+    if known is None:
+        methods = (getattr(cls, name, None) for name in ("__hash__", "__eq__", "__lt__"))
+        known = any(isinstance(method, types.FunctionType) for method in methods)
+        known = _COMPARES[cls] = known and not issubclass(cls, torch.nn.Module)
+    return known
+
+
 def first_line(error: BaseException) -> str:
     """An error's first line that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -573,6 +597,9 @@ _NUMBER_TYPES: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, tor
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 _DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
+_READS_NOTHING = frozenset(
+    {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
+)
 _READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
 _TRACED = frozenset({compat.FakeTensor, *NUMBERS})
 _TEXT: dict[str, Callable[..., Any]] = {

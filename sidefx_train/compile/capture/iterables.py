@@ -231,11 +231,12 @@ def _list_sort(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any
 def _list_find(fn: Any) -> Substitute:
     def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner, *rest = args
-        if kwargs or len(rest) != 1 or all(is_static(type(item)) for item in (*owner, *rest)):
+        items = iteration.to_list(interp, owner)
+        if kwargs or len(rest) != 1 or all(is_static(type(item)) for item in (*items, *rest)):
             return interp.native(fn, args, kwargs)
         if fn.__name__ == "count":
-            return sum(operators.equal(interp, item, rest[0]) for item in owner)
-        for index, item in enumerate(owner):
+            return sum(operators.equal(interp, item, rest[0]) for item in items)
+        for index, item in enumerate(items):
             if operators.equal(interp, item, rest[0]):
                 if fn.__name__ == "index":
                     return index

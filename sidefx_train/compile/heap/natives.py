@@ -159,9 +159,8 @@ def container_method(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: 
         if name == "append" and len(args) == 1:
             fn(args[0])
             return None
-        if name == "extend" and len(args) == 1 and isinstance(args[0], (list, tuple)):
-            world.touch(args[0])
-            fn(args[0])
+        if name == "extend" and len(args) == 1:
+            fn(world.interp.iterate(args[0]))
             return None
         return ABSENT
     if isinstance(record, SetRecord):

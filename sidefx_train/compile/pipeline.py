@@ -214,15 +214,27 @@ def compile_captured(
         executable = verified(executable, captured.traced, config.verify, comparable, differs)
     for commit, _ in captured.commits:
         commit()
+    replay = bind(captured, executable.run, failed, args, kwargs)
+    fetch = bind(captured, executable.run, failed, args, kwargs, measuring=True)
+    return Entry(replay, fetch, captured.guards, captured, executable)
+
+
+def bind(
+    captured: Captured,
+    run: Callable[[list[Any]], Any],
+    failed: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    measuring: bool = False,
+) -> Any:
+    """The generated function over ``run``; guards and prologue alone if ``measuring``."""
     bindings = {
-        "run": executable.run,
+        "run": run,
         "failed": failed,
         "check_tensors": tensor_check(list(captured.guards), lambda source: source.fetch(args, kwargs)),
         "check_state": captured.state_check.check,
     }
-    replay = link(captured.residual, captured.name, bindings)
-    fetch = link(captured.residual, captured.name, bindings, measuring=True)
-    return Entry(replay, fetch, captured.guards, captured, executable)
+    return link(captured.residual, captured.name, bindings, measuring)
 
 
 def first_failure(guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:

@@ -108,20 +108,20 @@ class CompiledStep:
         """Times what a replay costs besides the graph, in seconds per call, with this call's arguments.
 
         Returns:
-            ``"guards"``: guards and prologue; empty if no entry fits the arguments.
-
-        Nothing is run and nothing is changed.
+            ``"guards"``: guards and prologue. ``"dispatch"``: those and the epilogue, with the graph's outputs standing
+            still; absent for a step whose epilogue changes something, since nothing is run or changed here. Empty if no
+            entry fits the arguments.
         """
         for entry in self._entries:
             if entry.fetch(args, kwargs) is MISS:
                 continue
-            rounds = []
-            for _ in range(15):
-                began = time.perf_counter()
-                for _ in range(200):
-                    entry.fetch(args, kwargs)
-                rounds.append((time.perf_counter() - began) / 200)
-            return {"guards": statistics.median(rounds)}
+            found = {"guards": _seconds_per_call(entry.fetch, args, kwargs)}
+            effects = entry.captured.effects
+            if not effects.changes and not effects.calls:
+                still = [torch.zeros(()) for _ in entry.captured.residual.outputs]
+                replay = pipeline.bind(entry.captured, lambda inputs: still, self._failed, args, kwargs)
+                found["dispatch"] = _seconds_per_call(replay, args, kwargs)
+            return found
         return {}
 
     # --- the slow path -------------------------------------------------------------------------------------------
@@ -287,6 +287,16 @@ class CompiledStep:
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)
         self._replays = [e.replay for e in self._entries]
+
+
+def _seconds_per_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    rounds = []
+    for _ in range(15):
+        began = time.perf_counter()
+        for _ in range(200):
+            fn(args, kwargs)
+        rounds.append((time.perf_counter() - began) / 200)
+    return statistics.median(rounds)
 
 
 def _name_of(fn: Any) -> str:

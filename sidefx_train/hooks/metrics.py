@@ -7,6 +7,7 @@ the step's order: the state and the results are eager's, at eager's speed.
 
 from __future__ import annotations
 
+import copy
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ def _stub(name: str) -> Any:
     def method(metric: Any, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError(f"the stand-in of Metric.{name} was called outside a capture")
 
-    method.__name__ = name
+    method.__name__, method.__qualname__ = name, f"Metric.{name}"
 
     @registry.intercept(method)
     def call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,4 +63,13 @@ def register() -> bool:
 
     for name in METHODS:
         registry.ATTRIBUTE_HOOKS.append((metric, name, load))
+    from lightning_utilities.core.imports import RequirementCache
+
+    registry.METHOD_INTERCEPTORS.append((RequirementCache, "__bool__", _is_installed))
     return True
+
+
+def _is_installed(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether a package is installed does not change while a program runs: asked once, of a copy."""
+    record = world.heap.record_of(args[0])
+    return ABSENT if record is None else bool(copy.copy(record.real))

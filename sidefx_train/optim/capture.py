@@ -51,8 +51,8 @@ def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: di
     missing = [p for p in map(world.heap.record_of, params) if isinstance(p, TensorRecord) and _lacks(state_record, p)]
     if not missing:
         return ABSENT
-    group_record = world.heap.dict_record(group)
-    made = _make_state(record.real, group_record.real if group_record is not None else dict(group), missing)
+    made, flags = _first_step(record.real, _real_group(world, group), missing)
+    _settle_flags(world, record, flags)
     if not made:
         return ABSENT
     merged = defaultdict(dict, state_record.real)
@@ -72,6 +72,23 @@ def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: di
     return ABSENT
 
 
+def _real_group(world: TraceWorld, group: Any) -> dict[str, Any]:
+    """The real group behind a shadow of one."""
+    record = world.heap.dict_record(group)
+    return dict(record.real if record is not None else group)
+
+
+def _settle_flags(world: TraceWorld, record: InstanceRecord, flags: dict[str, bool]) -> None:
+    """Flags that the first step clears (checks made once) are cleared before the first run instead."""
+    optimizer = record.real
+    before = {name: vars(optimizer)[name] for name in flags}
+    for name, value in flags.items():
+        world.heap.guard("is", world.heap.sources.attr(record.base, name), value)
+        vars(record.shadow)[name] = record.snapshot[name] = value
+    if flags:
+        world.pending_state.append((lambda: vars(optimizer).update(flags), lambda: vars(optimizer).update(before)))
+
+
 def _lacks(state: DictRecord, param: TensorRecord) -> bool:
     param.heap.read_grad(param.shadow)
     if param.shadow.grad is None or param.shadow in state.shadow or param.shadow in state.missing:
@@ -79,8 +96,10 @@ def _lacks(state: DictRecord, param: TensorRecord) -> bool:
     return not state.real.get(param.real)
 
 
-def _make_state(optimizer: Optimizer, group: dict[str, Any], params: list[TensorRecord]) -> dict[Any, dict[str, Any]]:
-    """The state that the first step would create, keyed by the real parameters; empty where there is none."""
+def _first_step(
+    optimizer: Optimizer, group: dict[str, Any], params: list[TensorRecord]
+) -> tuple[dict[Any, dict[str, Any]], dict[str, bool]]:
+    """What the first step would leave in the optimizer: state keyed by the real parameters, and flags it clears."""
     init = type(optimizer)._init_group
     lists: list[list[Any]] = [[] for _ in range(len(inspect.signature(init).parameters) - 2)]
     with compat.real_world(), torch.no_grad():
@@ -98,7 +117,12 @@ def _make_state(optimizer: Optimizer, group: dict[str, Any], params: list[Tensor
             # The first step sets the buffer to the gradient: the same as one update of a buffer of zeros.
             for real in twins.values():
                 made[real] = {"momentum_buffer": torch.zeros_like(real, memory_format=torch.preserve_format)}
-    return made
+        flags = {
+            name: value
+            for name, value in vars(standin).items()
+            if type(value) is bool and vars(optimizer).get(name, value) is not value
+        }
+    return made, flags
 
 
 _FUSED_NAMES = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")

@@ -36,7 +36,7 @@ def test_files_named_in_the_architecture_exist():
 def test_readme_lists_the_options_of_compile():
     from sidefx_train.compile.api import compile_step
 
-    options = set(inspect.signature(compile_step).parameters) - {"fn", "cuda_graphs"}
+    options = set(inspect.signature(compile_step).parameters) - {"fn"}
     listed = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
     assert listed == options, f"README lists {sorted(listed)}, compile takes {sorted(options)}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import statistics
+import sys
 import time
 import traceback
 import types
@@ -28,6 +29,8 @@ from sidefx_train.errors import (
     VerificationError,
 )
 from sidefx_train.report import GuardRecord, StepReport
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class CompiledStep:
@@ -256,7 +259,8 @@ class CompiledStep:
             return
         self._warned.add(key)
         where = f"{stop.location}: " if stop.location else ""
-        warnings.warn(f"{self._name} ran eagerly: [{stop.code}] {where}{stop.reason}", SideFXWarning, stacklevel=4)
+        text = f"{self._name} ran eagerly: [{stop.code}] {where}{stop.reason}"
+        warnings.warn(text, SideFXWarning, stacklevel=_callers_level())
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The captured graph raised and changed nothing: the step itself says what eager says."""
@@ -287,6 +291,14 @@ class CompiledStep:
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)
         self._replays = [e.replay for e in self._entries]
+
+
+def _callers_level() -> int:
+    """``stacklevel`` of the user's call for a warning issued by the calling function."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<sidefx_train")):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _seconds_per_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

@@ -313,3 +313,22 @@ def test_decorator_forms():
 
     assert plain.__name__ == "plain" and plain.__wrapped__.__doc__ == "doc", "a CompiledStep keeps its function's name"
     assert torch.equal(optioned(torch.zeros(2)), torch.ones(2)), "decorated with options"
+
+
+def test_warning_points_at_the_call():
+    """The warning's own place is the user's call, in the slow path and after a graph that failed."""
+    import time
+
+    model = mlp()
+
+    def step(x, y, clock):
+        if clock:
+            time.time()
+        return F.cross_entropy(model(x), y).detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    x, y = torch.randn(3, 6), torch.tensor([0, 1, 2])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled(x, y, True)
+    assert [w.filename for w in caught if w.category is SideFXWarning] == [__file__], [str(w) for w in caught]

@@ -27,11 +27,12 @@ from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.guards.codegen import failing, number_conditions, storage_of, tensor_check, write_guards
 from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
 from sidefx_train.compile.heap.opaque import check_nothing_left
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.heap.source import Source
-from sidefx_train.compile.heap.world import TraceWorld, first_line
+from sidefx_train.compile.heap.world import TraceWorld
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
 from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.config import CompileConfig

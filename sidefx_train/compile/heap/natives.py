@@ -15,6 +15,7 @@ from sidefx_train.compile.heap.later import NUMBERS
 from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, SetRecord
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.heap.calling import CallingWorld
     from sidefx_train.compile.heap.world import TraceWorld
 
 _OPERATOR_NAMES = (
@@ -91,7 +92,7 @@ def module_delattr(world: TraceWorld, obj: Any, name: str) -> bool:
 # --- containers --------------------------------------------------------------------------------------------------
 
 
-def dict_operator(world: TraceWorld, record: DictRecord, name: str, args: tuple[Any, ...]) -> Any:
+def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tuple[Any, ...]) -> Any:
     """Subscript and containment of a shadow dict: only the entry in question is read."""
     shadow = record.shadow
     if name == "contains":
@@ -142,7 +143,7 @@ def _hashable(key: Any) -> bool:
     return True
 
 
-def container_method(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Methods of outside containers that need not read the whole: append, get, setdefault, add, len."""
     name = fn.__name__
     if name == "len" and fn is len and len(args) == 1:
@@ -189,7 +190,7 @@ def container_method(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: 
 # --- symbolic numbers --------------------------------------------------------------------------------------------
 
 
-def number_function(world: TraceWorld, fn: Any, args: tuple[Any, ...]) -> Any:
+def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
     if not any(isinstance(value, (*NUMBERS, torch.Tensor)) for value in args):
         return ABSENT
@@ -199,7 +200,7 @@ def number_function(world: TraceWorld, fn: Any, args: tuple[Any, ...]) -> Any:
     return ABSENT
 
 
-def convert_number(world: TraceWorld, kind: type, args: tuple[Any, ...]) -> Any:
+def convert_number(world: CallingWorld, kind: type, args: tuple[Any, ...]) -> Any:
     """``int(x)``, ``float(x)`` and ``bool(x)`` of tensors and symbolic numbers."""
     if len(args) != 1:
         return ABSENT

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import builtins
-import contextvars
 import functools
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -20,38 +18,30 @@ from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import natives, opaque
-from sidefx_train.compile.heap.constants import constant_value
+from sidefx_train.compile.heap.calling import CallingWorld
 from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.later import (
     NUMBERS,
-    CallResult,
     DeferredCall,
     Later,
-    TensorMoment,
     contains_later,
     join_text,
     percent,
 )
 from sidefx_train.compile.heap.records import (
-    CONTAINERS,
-    PLAIN_TYPES,
     DictRecord,
     InstanceRecord,
-    ListRecord,
-    SetRecord,
     TensorRecord,
     is_definition,
     is_plain,
 )
-from sidefx_train.errors import Location, Unsupported
+from sidefx_train.errors import Location
 
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property, types.GetSetDescriptorType)
 _BUILTINS = vars(builtins)
-_COMPARES: dict[type, bool] = {}
-_BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 
-class TraceWorld:
+class TraceWorld(CallingWorld):
     """Implements :class:`~sidefx_train.compile.capture.world.World` over a :class:`Heap`.
 
     Attributes:
@@ -97,9 +87,6 @@ class TraceWorld:
         self._attribute_hooks: dict[str, list[tuple[type, registry.AttributeHook]]] = {}
         for base, name, hook in registry.ATTRIBUTE_HOOKS:
             self._attribute_hooks.setdefault(name, []).append((base, hook))
-
-    def locate(self) -> Location | None:
-        return self.interp.location() if self.interp.current_frame is not None else None
 
     def _written_names(self) -> frozenset[str]:
         frame = self.interp.current_frame
@@ -388,219 +375,9 @@ class TraceWorld:
             return Later(join_text, (self.freeze(tuple(args[0])),))
         return Later(_TEXT[name], tuple(self.freeze(value) for value in args))
 
-    def truth(self, value: Any) -> Any:
-        record = self.heap.record_of(value)
-        if isinstance(record, DictRecord):
-            length = record.length()
-            if length is not None:
-                return length > 0
-        if isinstance(value, Later):
-            self.heap.refuse("SFX106", "branches on a value that is known only after the step")
-        if type(value) is compat.FakeTensor:
-            known = constant_value(self.tracer, value)
-            if known is not None:
-                return bool(known)
-        self.touch(value)
-        return self.guarded(bool, (value,), {})
-
-    def touch(self, value: Any, deep: bool = True) -> None:
-        """C code is about to read a container: bring its contents in, nested ones too if ``deep``."""
-        record = self.heap.by_shadow.get(id(value))
-        if record is not None and record.shadow is value:
-            if isinstance(record, (ListRecord, DictRecord, SetRecord)):
-                if not record.filled:
-                    record.fill()
-            elif isinstance(record, InstanceRecord) and compares_in_python(type(value)):
-                record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
-            else:
-                return
-        if not deep:
-            return
-        if isinstance(value, (list, tuple, set)):
-            for item in value:
-                if type(item) not in PLAIN_TYPES:
-                    self.touch(item)
-        elif isinstance(value, dict):
-            for item in dict.values(value):
-                if type(item) not in PLAIN_TYPES:
-                    self.touch(item)
-
-    # --- calls ---------------------------------------------------------------------------------------------------
-
-    def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        cls = type(fn)
-        if isinstance(fn, type) or (cls in _HASHABLE and isinstance(getattr(fn, "__self__", None), _NO_OWNER)):
-            handler = registry.INTERCEPTORS.get(fn)
-            if handler is not None:
-                answer = handler(self, args, kwargs)
-                if answer is not ABSENT:
-                    return answer
-        if cls is types.FunctionType:
-            handlers = self._methods.get(fn.__name__)
-            if handlers and args:
-                for base, handler in handlers:
-                    if isinstance(args[0], base):
-                        answer = handler(self, args, kwargs)
-                        if answer is not ABSENT:
-                            return answer
-            if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
-                return None
-            file = fn.__code__.co_filename
-            if file.endswith(_DISABLERS) and file.startswith(_TORCH_DIR):
-                inner = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "__wrapped__", None)
-                if inner is not None:
-                    return self.interp.call(inner, args, kwargs)
-        if fn is int or fn is float or fn is bool:
-            return natives.convert_number(self, fn, args)
-        if isinstance(getattr(fn, "__self__", None), str) and contains_later([*args, *kwargs.values()]):
-            return Later(fn, tuple(self.freeze(value) for value in args), self.freeze(kwargs))
-        if policy.is_deferred(fn, args):
-            self.defer(fn, args, kwargs)
-            return None
-        if cls is weakref.ReferenceType:
-            record = self.heap.record_of(fn)
-            if record is not None:
-                return self.heap.shadow(fn(), self.heap.sources.call(record.base))
-            return ABSENT
-        if isinstance(getattr(fn, "__self__", None), contextvars.ContextVar):
-            return self.context.call(fn.__name__, fn.__self__, args)
-        if cls is types.MethodDescriptorType and args and isinstance(args[0], contextvars.ContextVar):
-            return self.context.call(fn.__name__, args[0], args[1:])
-        if isinstance(getattr(fn, "__self__", None), opaque.LOCKS):
-            return opaque.lock_method(fn.__name__)
-        if cls is types.MethodDescriptorType and args and isinstance(args[0], opaque.LOCKS):
-            return opaque.lock_method(fn.__name__)
-        if cls is functools._lru_cache_wrapper:
-            return self.interp.call(fn.__wrapped__, args, kwargs)
-        if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
-            return natives.container_method(self, fn, args, kwargs)
-        return ABSENT
-
-    def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        torch_call = policy.is_torch_callable(fn)
-        if not torch_call:
-            owner = getattr(fn, "__self__", None)
-            if type(owner) in CONTAINERS or self.heap.record_of(owner) is not None:
-                self.touch(owner, deep=fn.__name__ in _DEEP_METHODS)
-                if fn.__name__ in _STORING_METHODS:
-                    args = tuple(natives.concrete(value) for value in args) if type(owner) is set else args
-                    return self.guarded(fn, args, kwargs)
-                if isinstance(owner, (dict, set)):
-                    args = tuple(natives.concrete(value) for value in args)
-            self._fill_owner(fn, args)
-            self._refuse_unshadowed(fn, args)
-            if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE):
-                self._refuse_call(fn)
-        elif getattr(fn, "__name__", "") in _READS_VALUE:
-            owner = getattr(fn, "__self__", None)
-            owner = owner if isinstance(owner, torch.Tensor) else args[0] if args else None
-            known = constant_value(self.tracer, owner) if isinstance(owner, torch.Tensor) else None
-            if known is not None:
-                return getattr(known, fn.__name__)()
-            if fn.__name__ == "tolist":
-                self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
-        elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
-            self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
-        if id(fn) in _BARE:
-            return self.guarded(fn, args, kwargs)
-        for value in args:
-            self.touch(value)
-        for value in kwargs.values():
-            self.touch(value)
-        if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
-            substitute = natives.number_function(self, fn, args)
-            if substitute is not ABSENT:
-                return substitute
-            for value in args:
-                if isinstance(value, Later):
-                    self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
-        return self.guarded(fn, args, kwargs)
-
-    def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
-        """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
-        owner = getattr(fn, "__self__", None)
-        if owner is None and isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
-            owner = args[0]
-        record = self.heap.record_of(owner)
-        if isinstance(record, InstanceRecord) and fn.__name__ not in _READS_NOTHING:
-            record.fill()
-
-    def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
-        """C code must not get hold of an outside object that has no shadow and could be changed."""
-        for value in (getattr(fn, "__self__", None), *args):
-            record = self.heap.by_shadow.get(id(value))
-            if record is not None and record.shadow is value and record.unshadowed:
-                kind = type(value).__qualname__
-                self.heap.refuse("SFX104", f"{policy.describe(fn)} gets {record.source.label}, a {kind}")
-
-    def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs C code; torch's complaints about values it cannot know stop the capture."""
-        try:
-            return fn(*args, **kwargs)
-        except compat.data_dependent_errors() as error:
-            raise Unsupported("SFX101", first_line(error), self.locate()) from error
-        except compat.unsupported_fake_errors() as error:
-            raise Unsupported("SFX102", first_line(error), self.locate()) from error
-        except Exception as error:
-            self.last_error = (error, fn, self.locate())
-            raise
-
-    def _refuse_call(self, fn: Any) -> None:
-        owner = getattr(fn, "__self__", None)
-        if isinstance(owner, torch.Generator):
-            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}")
-        self.heap.refuse("SFX103", f"calls {policy.describe(fn)}, which may have effects outside the step")
-
-    def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
-        return reenter
-
-    def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Replays a call after the graph, with its arguments as they are now."""
-        frozen = tuple(self.freeze(value) for value in args)
-        self.deferred.append(DeferredCall(fn, frozen, self.freeze(kwargs), self.locate()))
-
-    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
-        """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
-        self.defer(fn, args, kwargs)
-        result = self.deferred[-1].result = CallResult()
-        return result
-
-    def freeze(self, value: Any) -> Any:
-        """A copy of containers, and tensors as they are at this moment."""
-        if isinstance(value, torch.Tensor) and self.tracer.has_node(value):
-            return TensorMoment(value, self.tracer.node_of(value), value._version, self.tracer.last_node())
-        if type(value) in (list, tuple, set, dict):
-            self.touch(value)
-            if type(value) is dict:
-                return {key: self.freeze(item) for key, item in value.items()}
-            return type(value)(self.freeze(item) for item in value)
-        return value
-
-
-def compares_in_python(cls: type) -> bool:
-    """True if hashing or comparing an instance runs Python code that reads its attributes."""
-    known = _COMPARES.get(cls)
-    if known is None:
-        methods = (getattr(cls, name, None) for name in ("__hash__", "__eq__", "__lt__"))
-        known = any(isinstance(method, types.FunctionType) for method in methods)
-        known = _COMPARES[cls] = known and not issubclass(cls, torch.nn.Module)
-    return known
-
-
-def first_line(error: BaseException) -> str:
-    """An error's first line that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
 
 _NUMBER_TYPES: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, Later: str}
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
-_STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
-_DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
-_READS_NOTHING = frozenset(
-    {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
-)
-_READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
 _TRACED = frozenset({compat.FakeTensor, *NUMBERS})
 _TEXT: dict[str, Callable[..., Any]] = {
     "format": format,
@@ -609,7 +386,3 @@ _TEXT: dict[str, Callable[..., Any]] = {
     "ascii": ascii,
     "build_string": join_text,
 }
-_HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_NO_OWNER = (type(None), types.ModuleType, type)
-_DISABLERS = ("_compile.py", "eval_frame.py")
-_TORCH_DIR = torch.__path__[0]

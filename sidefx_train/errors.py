@@ -6,6 +6,7 @@ codes; a test holds the two together.
 
 from __future__ import annotations
 
+import linecache
 from dataclasses import dataclass
 
 CODES: dict[str, tuple[str, str]] = {
@@ -57,7 +58,9 @@ class SideFXError(RuntimeError):
         self.reason = reason
         self.location = location
         title, advice = CODES[code]
-        where = f"{location}\n  " if location else ""
+        line = linecache.getline(location.file, location.line).strip() if location else ""
+        shown = f"\n    {line}" if line else ""
+        where = f"{location}{shown}\n  " if location else ""
         super().__init__(f"[{code}] {title}: {where}{reason}\n  What to do: {advice}")
 
 

@@ -69,7 +69,13 @@ class CallingWorld:
             if known is not None:
                 return bool(known)
         self.touch(value)
-        return self.guarded(bool, (value,), {})
+        try:
+            return self.guarded(bool, (value,), {})
+        except Unsupported as stop:
+            if stop.code != "SFX101":
+                raise
+            reason = "branches on a tensor's value, which exists only when the graph runs"
+            raise Unsupported("SFX101", reason, stop.location) from stop
 
     def touch(self, value: Any, deep: bool = True) -> None:
         """C code is about to read a container: bring its contents in, nested ones too if ``deep``."""

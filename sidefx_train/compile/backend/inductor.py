@@ -11,6 +11,7 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.backend.functional import example_inputs
+from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.native import start_build
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.runner import generate
@@ -59,6 +60,7 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     start_build()
+    keep_freed_memory()
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()
     seconds["import"] = time.perf_counter() - start
@@ -90,6 +92,7 @@ def _lower(graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, n
     compat.register_linear_lowering()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
     chosen = options(config, graph)
+    threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
 
     def compile_with(settings: dict[str, Any]) -> tuple[Any, str]:
         said: list[str] = []
@@ -99,7 +102,7 @@ def _lower(graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, n
                 example_inputs(graph),
                 static,
                 traced.fake_mode,
-                [lambda module: said.append(choose_products(module))],
+                [lambda module: said.append(choose_products(module, threads))],
             )
         notes.extend(said)
         return done

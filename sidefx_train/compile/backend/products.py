@@ -1,7 +1,8 @@
 """Which library computes each matrix product, chosen by measuring it on this machine.
 
 ``torch.mm`` goes to MKL, which on some CPUs leaves half the machine unused; oneDNN computes the same product from the
-same plain operands. Each shape and operand layout is timed once; results are kept on disk.
+same plain operands. Each shape and operand layout is timed once per number of threads, as the two divide a product
+among threads differently; results are kept on disk.
 """
 
 from __future__ import annotations
@@ -70,33 +71,34 @@ def _operand(val: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(val.shape, val.stride(), dtype=val.dtype).uniform_(-1, 1)
 
 
-def _seconds(function: Callable[[], Any], flops: float) -> float:
-    """Shortest of a few runs in this thread's own time, which other processes do not stretch."""
-    function()
-    runs = max(1, int(5e7 / flops))
-    best = float("inf")
-    for _ in range(4):
-        start = time.thread_time()
-        for _ in range(runs):
+def _seconds(functions: dict[str, Callable[[], Any]], flops: float, clock: Callable[[], float]) -> dict[str, float]:
+    """Shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them."""
+    runs = max(1, int(3e7 / flops))
+    best = dict.fromkeys(functions, float("inf"))
+    for _ in range(6):
+        for name, function in functions.items():
             function()
-        best = min(best, (time.thread_time() - start) / runs)
+            start = clock()
+            for _ in range(runs):
+                function()
+            best[name] = min(best[name], (clock() - start) / runs)
     return best
 
 
-def _measure(a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
+def _measure(a: torch.Tensor, b: torch.Tensor, threads: int) -> dict[str, float]:
     flops = 2.0 * a.shape[0] * a.shape[1] * b.shape[1]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # waiting for other threads would be measured too, and depends on what else runs
+    # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         with compat.outside_tracing(), torch.no_grad():
             x, y = _operand(a), _operand(b)
             out = torch.empty(a.shape[0], b.shape[1])
-            return {
-                "mkl": _seconds(lambda: torch.mm(x, y, out=out), flops),
-                "onednn": _seconds(lambda: _linear(x, y.t(), None), flops),
-            }
+            candidates = {"mkl": lambda: torch.mm(x, y, out=out), "onednn": lambda: _linear(x, y.t(), None)}
+            return _seconds(candidates, flops, clock)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
@@ -118,8 +120,8 @@ def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     return a, b, bias  # type: ignore[return-value]
 
 
-def choose_products(module: fx.GraphModule) -> str:
-    """Rewrites products that oneDNN computes faster; returns a note for the report."""
+def choose_products(module: fx.GraphModule, threads: int) -> str:
+    """Rewrites products that oneDNN computes faster with ``threads`` threads; returns a note for the report."""
     if not torch.backends.mkldnn.is_available():
         return ""
     known = timings()
@@ -134,11 +136,11 @@ def choose_products(module: fx.GraphModule) -> str:
         total += 1
         if 2 * left.shape[0] * left.shape[1] * right.shape[1] < _SMALLEST:
             continue
-        key = f"{tuple(left.shape)} {left.stride()} {tuple(right.shape)} {right.stride()}"
+        key = f"{threads}: {tuple(left.shape)} {left.stride()} {tuple(right.shape)} {right.stride()}"
         if key not in known.known:
             if time.perf_counter() - start > _BUDGET:
                 continue
-            known.known[key] = _measure(left, right)
+            known.known[key] = _measure(left, right, threads)
             known.dirty = True
         if known.known[key]["onednn"] < 0.95 * known.known[key]["mkl"]:
             _use_onednn(module.graph, node, a, b, bias)

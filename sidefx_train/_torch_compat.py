@@ -375,3 +375,18 @@ def symbol_of_input(number: Any) -> Any:
 def hint_of(number: Any) -> Any:
     """The value that a symbolic number has during the capture; reading it adds no condition."""
     return number.node.hint
+
+
+# --- hooks -------------------------------------------------------------------------------------------------------
+
+
+def tensor_hooks(tensor: torch.Tensor) -> dict[int, Any]:
+    """A copy of a tensor's backward hooks."""
+    return dict(tensor._backward_hooks or {})
+
+
+def set_tensor_hooks(tensor: torch.Tensor, hooks: dict[int, Any]) -> None:
+    """Makes ``hooks`` the hooks of a tensor that has had some; their handles go on working."""
+    if tensor._backward_hooks is not None:
+        tensor._backward_hooks.clear()
+        tensor._backward_hooks.update(hooks)

@@ -11,7 +11,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts
-from sidefx_train.compile.heap.records import is_plain
+from sidefx_train.compile.heap.records import is_plain, is_set
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.writer import Writer
 
@@ -117,6 +117,10 @@ def _empty_cell(writer: Writer, guard: Guard) -> str:
     return f"{writer.constant(cell_is_set)}({writer.value(guard.source)})"
 
 
+def _unset_slot(writer: Writer, guard: Guard) -> str:
+    return f"{writer.constant(is_set)}({writer.value(guard.source)}, {guard.value!r})"
+
+
 def _distinct(writer: Writer, guard: Guard) -> str:
     storage = writer.constant(storage_of, "storage_of")
     return f"{storage}({writer.value(guard.source)}) == {storage}({writer.value(guard.value)})"
@@ -155,6 +159,7 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "no_item": _no_item,
     "same": _same,
     "empty_cell": _empty_cell,
+    "unset_slot": _unset_slot,
 }
 
 # --- symbolic conditions -----------------------------------------------------------------------------------------
@@ -219,6 +224,8 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         return facts != guard.value, facts
     if guard.kind == "empty_cell":
         return cell_is_set(value), value
+    if guard.kind == "unset_slot":
+        return is_set(value, guard.value), value
     if guard.kind == "distinct":
         return storage_of(value) == storage_of(guard.value.fetch(args, kwargs)), value
     condition: NumberCondition = guard.value

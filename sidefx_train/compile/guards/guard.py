@@ -21,6 +21,7 @@ GuardKind = Literal[
     "same",  # the same object as another source
     "tensor",  # metadata of a tensor
     "distinct",  # tensors that must not share storage
+    "unset_slot",  # no value in the slot `value` of an object
     "empty_cell",  # a closure cell without contents
     "number",  # a condition on symbolic numbers
 ]
@@ -58,6 +59,8 @@ class Guard:
             return f"{self.kind} of {label} are {value}"
         if self.kind in ("absent", "no_item"):
             return f"{label} has no {value}"
+        if self.kind == "unset_slot":
+            return f"{label}.{self.value} is not set"
         if self.kind == "same":
             return f"{label} is {self.value.label}"
         if self.kind == "tensor":

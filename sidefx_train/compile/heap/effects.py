@@ -5,6 +5,7 @@ Effects name their target by source and their values as values of the trace; the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,8 +13,9 @@ import torch
 
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap.later import DeferredCall
-from sidefx_train.compile.heap.natives import slots_of
+from sidefx_train.compile.heap.checkpoint import Checkpoint
+from sidefx_train.compile.heap.difference import Comparison
+from sidefx_train.compile.heap.later import DeferredCall, TraceKey
 from sidefx_train.compile.heap.records import (
     UNREAD,
     DictRecord,
@@ -21,6 +23,8 @@ from sidefx_train.compile.heap.records import (
     ListRecord,
     SetRecord,
     TensorRecord,
+    is_set,
+    slot_names,
 )
 from sidefx_train.compile.heap.source import Source
 
@@ -31,6 +35,7 @@ EffectKind = Literal[
     "set_attr",
     "del_attr",
     "set_slot",
+    "del_slot",
     "set_item",
     "del_item",
     "clear",
@@ -65,7 +70,7 @@ class Effect:
         label = self.target.label
         if self.kind in ("set_attr", "set_slot", "set_class_attr"):
             return f"sets {label}.{self.key}"
-        if self.kind == "del_attr":
+        if self.kind in ("del_attr", "del_slot"):
             return f"deletes {label}.{self.key}"
         if self.kind == "set_item":
             return f"sets {label}[{_text(self.key)}]"
@@ -86,21 +91,122 @@ class Effect:
 
 @dataclass
 class SideEffects:
-    """Everything a captured step leaves behind in Python.
+    """What a captured step has done to Python.
+
+    Two kinds: :func:`collect` gives those of a finished step, for the residual. :func:`observe` gives those up to a
+    point in the middle of one, which can be compared with others and be returned to.
 
     Attributes:
         changes: writes to outside objects.
         calls: deferred calls, in order.
+        checkpoint: contents of everything the step may still change; ``None`` for a finished step.
     """
 
     changes: list[Effect] = field(default_factory=list)
     calls: list[DeferredCall] = field(default_factory=list)
+    checkpoint: Checkpoint | None = None
 
     def describe(self) -> list[str]:
         return [change.describe() for change in self.changes] + [call.describe() for call in self.calls]
 
+    def clone(self) -> SideEffects:
+        """A copy with lists of its own. Neither shows what the step does after it was taken."""
+        point = None if self.checkpoint is None else self.checkpoint.clone()
+        return SideEffects(list(self.changes), list(self.calls), point)
+
+    def diff(self, other: SideEffects, same_tensor: Callable[[Any, Any], bool] | None = None) -> str:
+        """How ``other`` differs, one line for each difference; empty if the two leave the world alike.
+
+        Objects that both made are compared by their contents and by what refers to what, not by identity.
+
+        Args:
+            other: effects of the same capture, taken by :func:`observe`, for example after another branch.
+            same_tensor: says whether two fake tensors (or symbolic numbers) stand for the same value; identity if
+                ``None``.
+
+        Raises:
+            ValueError: one of the two was not taken by :func:`observe`.
+        """
+        return "\n".join(Comparison(self, other, same_tensor).lines())
+
+    def rollback(self) -> None:
+        """Takes back everything the step did after these effects were taken.
+
+        Shadows, objects made in the step, variables of running frames and suspended generators are as they were; what
+        was read in between stays guarded. Iterators of C classes that were advanced in between, and random numbers that
+        were drawn, are not taken back.
+
+        Raises:
+            ValueError: the effects were not taken by :func:`observe`.
+            Unsupported: a tensor was changed in place in between: the graph has recorded that.
+        """
+        self.point().rollback()
+
+    def made(self) -> list[Any]:
+        """Objects that the step made and something still refers to.
+
+        Raises:
+            ValueError: the effects were not taken by :func:`observe`.
+        """
+        return self.point().made()
+
+    def prune(self, live: Iterable[Any] = ()) -> int:
+        """Forgets objects made in the step that neither an effect nor ``live`` reaches.
+
+        Args:
+            live: values that are still needed: what the step returns, variables of frames that go on.
+
+        Returns:
+            How many objects were forgotten.
+
+        Raises:
+            ValueError: the effects were not taken by :func:`observe`.
+        """
+        return self.point().prune([*live, *self.values()])
+
+    def values(self) -> list[Any]:
+        """Values that the effects write, and arguments of the deferred calls."""
+        found: list[Any] = [change.key.value for change in self.changes if isinstance(change.key, TraceKey)]
+        found += [change.value for change in self.changes]
+        return [*found, *self.calls]
+
+    def point(self) -> Checkpoint:
+        """The checkpoint.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.checkpoint is None:
+            raise ValueError("these are the effects of a finished step; observe() takes ones that can be returned to")
+        return self.checkpoint
+
+
+def observe(world: TraceWorld, live: Iterable[Any] = ()) -> SideEffects:
+    """The effects so far, in the middle of a capture.
+
+    Args:
+        world: the world of the capture.
+        live: values of the trace to come back to as well, besides those of the frames being interpreted.
+    """
+    changes = _changes(world, finished=False)
+    return SideEffects(changes, list(world.deferred), Checkpoint(world, live))
+
 
 def collect(world: TraceWorld) -> SideEffects:
+    """The effects of a finished step.
+
+    Raises:
+        Unsupported: the step leaves something that cannot be written back.
+    """
+    changes = _changes(world, finished=True)
+    for change in changes:
+        if change.kind == "set_item" and type(change.key) is int and change.key in _numbered(world):
+            reason = f"leaves a hook registered in {change.target.label}; register it before the step"
+            world.heap.refuse("SFX111", reason)
+    return SideEffects(changes, list(world.deferred))
+
+
+def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
     """Compares every shadow with its snapshot."""
     changes: list[Effect] = []
     heap = world.heap
@@ -114,11 +220,11 @@ def collect(world: TraceWorld) -> SideEffects:
         elif isinstance(record, SetRecord):
             changes += _set(record)
         elif isinstance(record, TensorRecord):
-            changes += _tensor(record)
+            changes += _tensor(record, finished)
         if record.instance is not None:
             changes += _instance(record.instance)
     for cell in heap.cells.values():
-        if cell.value is not cell.snapshot:
+        if cell.value is not cell.initial:
             kind: EffectKind = "del_cell" if cell.value is ABSENT else "set_cell"
             changes.append(Effect(kind, cell.source, None, cell.value))
     for space in heap.namespaces.values():
@@ -131,10 +237,7 @@ def collect(world: TraceWorld) -> SideEffects:
             continue
         if world.class_snapshot.get((cls, name), ABSENT) is not value:
             changes.append(Effect("set_class_attr", heap.sources.const(cls, cls.__qualname__), name, value))
-    for change in changes:
-        if change.kind == "set_item" and type(change.key) is int and change.key in _numbered(world):
-            heap.refuse("SFX111", f"leaves a hook registered in {change.target.label}; register it before the step")
-    return SideEffects(changes, list(world.deferred))
+    return changes
 
 
 def _numbered(world: TraceWorld) -> range:
@@ -156,11 +259,12 @@ def _instance(record: InstanceRecord) -> list[Effect]:
         for name, value in now.items():  # written by C code, past the interpreter
             if name not in record.written and record.snapshot.get(name, ABSENT) is not value:
                 changes.append(Effect("set_attr", record.base, name, value))
-    for name in slots_of(record):
-        try:
-            value = object.__getattribute__(record.shadow, name)
-        except AttributeError:
+    for name in slot_names(type(record.real)):
+        if not is_set(record.shadow, name):
+            if name in record.written and is_set(record.real, name):
+                changes.append(Effect("del_slot", record.base, name))
             continue
+        value = object.__getattribute__(record.shadow, name)
         if record.snapshot.get(name, ABSENT) is not value:
             changes.append(Effect("set_slot", record.base, name, value))
     return changes
@@ -187,13 +291,6 @@ def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
     return changes
 
 
-class TraceKey:
-    """A dict key made in the trace, to be rebuilt like any value."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
 def _key(keys: dict[Any, Any], key: Any) -> Any:
     return TraceKey(key) if keys[key] is ABSENT else keys[key]
 
@@ -217,11 +314,11 @@ def _set(record: SetRecord) -> list[Effect]:
     return [Effect("clear", record.base), Effect("add", record.base, None, list(record.shadow))]
 
 
-def _tensor(record: TensorRecord) -> list[Effect]:
+def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
     if fake.requires_grad != record.requires_grad:
-        if fake.grad_fn is not None:
+        if finished and fake.grad_fn is not None:
             record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
         changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
     if fake.is_leaf and record.grad is not UNREAD and fake.grad is not record.grad:

@@ -35,6 +35,13 @@ class CallResult(Later):
         super().__init__(repr, ())
 
 
+class TraceKey:
+    """A dict key made in the trace, to be rebuilt like any value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 @dataclass
 class TensorMoment:
     """A tensor as it was at one point of the trace: a later in-place change must not show."""

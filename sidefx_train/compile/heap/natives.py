@@ -12,7 +12,7 @@ import torch
 
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.later import NUMBERS
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, SetRecord
+from sidefx_train.compile.heap.records import DictRecord, ListRecord, SetRecord
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
@@ -216,12 +216,3 @@ def convert_number(world: CallingWorld, kind: type, args: tuple[Any, ...]) -> An
     if kind is float:
         return torch.sym_float(value)
     return torch.sym_int(value)
-
-
-def slots_of(record: InstanceRecord) -> list[str]:
-    """Names of the ``__slots__`` entries of an instance's class."""
-    names: list[str] = []
-    for base in type(record.real).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        names.extend([slots] if isinstance(slots, str) else slots)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]

@@ -36,8 +36,31 @@ class Record:
         self.instance: InstanceRecord | None = None
         self.unshadowed = False
 
+    NOTES: tuple[str, ...] = ()
+    """Attributes that say what the step has read and written: part of a checkpoint."""
+
     def fill(self) -> None:
         """Brings the whole contents in, guarded: C code is about to read them."""
+
+    def save(self) -> dict[str, Any]:
+        """The notes as they are now; the shadow's contents are saved by the checkpoint."""
+        return {name: _copied(getattr(self, name)) if name in _COPIED else getattr(self, name) for name in self.NOTES}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Takes notes of :meth:`save` back."""
+        for name, value in saved.items():
+            setattr(self, name, _copied(value) if name in _COPIED else value)
+
+    def reset(self) -> None:
+        """Takes back what the step wrote since the object was first read."""
+
+
+def _copied(value: Any) -> Any:
+    return type(value)(value) if type(value) in (dict, list, set) else value
+
+
+_COPIED = frozenset({"snapshot", "missing", "written", "values", "attributes"})
+"""Notes that are containers of the record itself."""
 
 
 UNREAD: Any = type("Unread", (), {"__repr__": lambda self: "<gradient not read>"})()
@@ -50,6 +73,8 @@ OVERWRITTEN: Any = type("Overwritten", (), {"__repr__": lambda self: "<gradient 
 class TensorRecord(Record):
     """A tensor; its shadow is a fake tensor with a proxy."""
 
+    NOTES = ("grad", "attributes")
+
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, kind: str) -> None:
         super().__init__(heap, real, shadow, source)
         self.kind = kind
@@ -58,9 +83,19 @@ class TensorRecord(Record):
         self.requires_grad = real.requires_grad
         self.entry_version = shadow._version
 
+    def reset(self) -> None:
+        if self.shadow.is_leaf:
+            if self.grad is OVERWRITTEN:
+                self.grad = UNREAD
+            if self.shadow.requires_grad != self.requires_grad:
+                self.shadow.requires_grad_(self.requires_grad)
+            self.shadow.grad = None if self.grad is UNREAD else self.grad
+
 
 class InstanceRecord(Record):
     """An instance of a Python class; attributes come in one by one, when read."""
+
+    NOTES = ("snapshot", "missing", "written")
 
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
@@ -105,23 +140,55 @@ class InstanceRecord(Record):
         try:
             return object.__getattribute__(self.shadow, name)
         except AttributeError:
-            if name in self.written or name in self.snapshot:
+            if name in self.written or name in self.snapshot or name in self.missing:
                 raise
+        if not is_set(self.real, name):
+            self.missing.add(name)
+            self.heap.guard("unset_slot", self.base, name)
         value = object.__getattribute__(self.real, name)
         value = self.heap.shadow(value, self.heap.sources.slot(self.base, name), name)
         object.__setattr__(self.shadow, name, value)
         self.snapshot[name] = value
         return value
 
+    def set_slot(self, name: str, value: Any) -> None:
+        self.written[name] = None
+        object.__setattr__(self.shadow, name, value)
+
+    def delete_slot(self, name: str) -> None:
+        """Raises AttributeError as Python does if the slot is not set."""
+        if name not in self.written:
+            self.get_slot(name)
+        object.__delattr__(self.shadow, name)
+        self.written[name] = None
+
     def fill(self) -> None:
+        for name in slot_names(type(self.real)):
+            if name not in self.written and is_set(self.real, name):
+                self.get_slot(name)
         if self.has_dict:
             self.heap.guard("keys", self.heap.sources.slot(self.base, "__dict__"), tuple(self.space))
             for name in self.space:
                 self.get(name)
 
+    def reset(self) -> None:
+        self.written = {}
+        slots = slot_names(type(self.real))
+        if self.has_dict:
+            mine = object.__getattribute__(self.shadow, "__dict__")
+            mine.clear()
+            mine.update({name: value for name, value in self.snapshot.items() if name not in slots})
+        for name in slots:
+            if name in self.snapshot:
+                object.__setattr__(self.shadow, name, self.snapshot[name])
+            elif is_set(self.shadow, name):
+                object.__delattr__(self.shadow, name)
+
 
 class ListRecord(Record):
     """A list or deque. Until something reads it, the shadow holds only what the step appended."""
+
+    NOTES = ("filled", "snapshot")
 
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
@@ -141,6 +208,11 @@ class ListRecord(Record):
         self.snapshot = list(base.__iter__(self.shadow))
         base.extend(self.shadow, tail)
 
+    def reset(self) -> None:
+        base = list if isinstance(self.shadow, list) else deque
+        base.clear(self.shadow)
+        base.extend(self.shadow, self.snapshot)
+
     @property
     def appended(self) -> list[Any]:
         """What an unread list has gained."""
@@ -149,6 +221,8 @@ class ListRecord(Record):
 
 class DictRecord(Record):
     """A dict, OrderedDict or defaultdict; plain keys come in one by one until the whole is read."""
+
+    NOTES = ("filled", "snapshot", "missing")
 
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
@@ -204,6 +278,14 @@ class DictRecord(Record):
             _base(self.shadow).__setitem__(self.shadow, key, value)
         self.filled = True
 
+    def reset(self) -> None:
+        self.snapshot = {key: value for key, value in self.snapshot.items() if value is not ABSENT}
+        base = _base(self.shadow)
+        base.clear(self.shadow)
+        for key, value in self.snapshot.items():
+            base.__setitem__(self.shadow, key, value)
+        self.filled = False
+
     def length(self) -> int | None:
         """Length without reading the contents, where nothing was written yet."""
         if self.filled or any(key not in self.snapshot for key in self.shadow):
@@ -223,6 +305,8 @@ class DictRecord(Record):
 class SetRecord(Record):
     """A set. Until something reads it, the shadow holds only what the step added."""
 
+    NOTES = ("filled", "snapshot")
+
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
         self.filled = False
@@ -237,14 +321,20 @@ class SetRecord(Record):
         self.shadow |= inside
         self.snapshot = inside
 
+    def reset(self) -> None:
+        set.clear(self.shadow)
+        set.update(self.shadow, self.snapshot)
+
 
 class CellRecord(Record):
     """A closure cell that existed before the capture."""
 
+    NOTES = ("read", "initial", "value")
+
     def __init__(self, heap: Heap, real: types.CellType, source: Source) -> None:
         super().__init__(heap, real, real, source)
         self.read = False
-        self.snapshot: Any = ABSENT
+        self.initial: Any = ABSENT
         self.value: Any = ABSENT
 
     def get(self, name: str) -> Any:
@@ -256,16 +346,22 @@ class CellRecord(Record):
                 self.heap.guard("empty_cell", self.source, None)
                 return ABSENT
             value = self.heap.shadow(contents, self.heap.sources.cell(self.source), name)
-            self.value = self.snapshot = value
+            self.value = self.initial = value
         return self.value
 
     def set(self, value: Any) -> None:
         self.read = True
         self.value = value
 
+    def reset(self) -> None:
+        self.read = self.initial is not ABSENT
+        self.value = self.initial
+
 
 class NamespaceRecord(Record):
     """A module's globals: reads are guarded, writes are kept aside."""
+
+    NOTES = ("values", "snapshot")
 
     def __init__(self, heap: Heap, real: dict[str, Any], source: Source) -> None:
         super().__init__(heap, real, real, source)
@@ -288,6 +384,9 @@ class NamespaceRecord(Record):
 
     def set(self, name: str, value: Any) -> None:
         self.values[name] = value
+
+    def reset(self) -> None:
+        self.values = dict(self.snapshot)
 
 
 PLAIN_TYPES: set[type] = {int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)}
@@ -315,6 +414,26 @@ DEFINITIONS = (
 def is_definition(value: Any) -> bool:
     """True for what a module defines once: functions, classes, other modules."""
     return isinstance(value, DEFINITIONS)
+
+
+def slot_names(cls: type) -> list[str]:
+    """Names of the ``__slots__`` entries of a class and its bases, as attributes."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def is_set(value: Any, slot: str) -> bool:
+    """True if an attribute kept in a slot has a value."""
+    try:
+        object.__getattribute__(value, slot)
+    except AttributeError:
+        return False
+    return True
 
 
 def _base(container: Any) -> Any:

@@ -236,11 +236,15 @@ class TraceWorld(CallingWorld):
         if record is not None and record.instance is not None:
             record = record.instance
         if isinstance(record, InstanceRecord):
-            if record.has_dict:
+            kept_by = self.class_attr(type(obj), name)
+            if isinstance(kept_by, types.MemberDescriptorType):
+                record.set_slot(name, value)
+            elif isinstance(kept_by, types.GetSetDescriptorType):
+                self.heap.refuse("SFX111", f"sets {name} of {record.source.label}")
+            elif record.has_dict:
                 record.set(name, value)
             else:
-                object.__setattr__(obj, name, value)
-                record.written[name] = None
+                object.__setattr__(obj, name, value)  # raises with CPython's own words
         elif isinstance(record, TensorRecord):
             record.attributes[name] = value
             record.heap.refuse("SFX111", f"sets the attribute {name!r} of an outside tensor")
@@ -253,7 +257,11 @@ class TraceWorld(CallingWorld):
         record = self.heap.record_of(obj)
         if record is not None and record.instance is not None:
             record = record.instance
-        if isinstance(record, InstanceRecord) and record.has_dict:
+        if isinstance(record, InstanceRecord) and isinstance(
+            self.class_attr(type(obj), name), types.MemberDescriptorType
+        ):
+            record.delete_slot(name)
+        elif isinstance(record, InstanceRecord) and record.has_dict:
             if not record.delete(name):
                 raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
         elif record is not None or isinstance(obj, types.ModuleType):

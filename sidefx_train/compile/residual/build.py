@@ -9,7 +9,8 @@ from torch import fx
 
 from sidefx_train.compile.guards.codegen import write_guards
 from sidefx_train.compile.guards.guard import Guard
-from sidefx_train.compile.heap.effects import Effect, SideEffects, TraceKey
+from sidefx_train.compile.heap.effects import Effect, SideEffects
+from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
 from sidefx_train.compile.residual.writer import Writer, compile_function
@@ -138,6 +139,8 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return [f"{writer.space(target)}[{effect.key!r}] = {rebuilder.expression(value)}"]
     if effect.kind == "del_attr":
         return [f"del {writer.space(target)}[{effect.key!r}]"]
+    if effect.kind == "del_slot":
+        return [f"object.__delattr__({writer.value(target)}, {effect.key!r})"]
     if effect.kind == "set_slot":
         return [f"object.__setattr__({writer.value(target)}, {effect.key!r}, {rebuilder.expression(value)})"]
     if effect.kind == "set_class_attr":

@@ -10,9 +10,8 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap.effects import TraceKey
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
-from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment
+from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
 from sidefx_train.compile.heap.records import PLAIN_TYPES
 from sidefx_train.compile.residual.autograd import freed
 from sidefx_train.compile.residual.writer import Writer

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import Source
+from torch.autograd import forward_ad
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import (
@@ -24,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._device import DeviceContext
 
 # --- recording ---------------------------------------------------------------------------------------------------
 
@@ -128,9 +130,85 @@ def tensor_guards(tensors: list[torch.Tensor]) -> Any:
     return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
-def global_state_guard() -> Any:
-    """One C++ check of grad mode, autocast, determinism, default dtype and threads."""
-    return torch._C._dynamo.guards.GlobalStateGuard()
+class GlobalState:
+    """Torch's thread-wide state now: grad mode, autocast, determinism, default dtype and device, threads, modes."""
+
+    def __init__(self) -> None:
+        self._settings = torch._C._dynamo.guards.GlobalStateGuard()
+        self._devices = _default_devices()
+
+    def same_settings(self) -> bool:
+        """True if everything but modes is the same again."""
+        return bool(self._settings.check())
+
+    def check(self) -> bool:
+        """True if the state is the same again, and nothing of the caller's watches tensor operations."""
+        return (
+            self._settings.check()
+            and not torch._C._len_torch_dispatch_stack()
+            and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+            and (_default_devices() == self._devices if torch._C._len_torch_function_stack() else not self._devices)
+        )
+
+
+def _default_devices() -> tuple[Any, ...]:
+    """What stands on the stack of function modes: devices of ``torch.device`` contexts, and other modes."""
+    stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return tuple(mode.device if type(mode) is DeviceContext else mode for mode in stack)
+
+
+@contextmanager
+def restoring_state() -> Iterator[None]:
+    """Gives torch's thread-wide state back as it was, whatever a capture that stopped half way left of it."""
+    grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    level = forward_ad._current_level
+    casts = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
+    cache, nesting, functions = torch.is_autocast_cache_enabled(), _autocast_nesting(), _default_devices()
+    try:
+        yield
+    finally:
+        while torch._C._functorch.peek_interpreter_stack() is not None:
+            torch._C._functorch.pop_dynamic_layer_stack()
+        while torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        torch._C._autograd._saved_tensors_hooks_enable()
+        while torch._C._len_torch_function_stack() > len(functions):
+            torch._C._pop_torch_function_stack()
+        while _autocast_nesting() > nesting:
+            torch.autocast_decrement_nesting()
+        for kind, (enabled, cast) in casts.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, cast)
+        torch.set_autocast_cache_enabled(cache)
+        torch.set_grad_enabled(grad)
+        torch.set_anomaly_enabled(*anomaly)
+        if forward_ad._current_level > level:
+            forward_ad.exit_dual_level(level=forward_ad._current_level)
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+def _autocast_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def surrounding() -> str | None:
+    """What the caller has around a step that must see its operations as they happen, in words."""
+    for mode in _default_devices():
+        if not isinstance(mode, torch.device):
+            return f"runs inside {type(mode).__qualname__}, a TorchFunctionMode"
+    if torch._C._len_torch_dispatch_stack():
+        return "runs inside a TorchDispatchMode"
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "runs inside hooks on saved tensors"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "runs inside a transform of torch.func"
+    return None
 
 
 # --- functionalization -------------------------------------------------------------------------------------------

@@ -150,19 +150,20 @@ def _capture_once(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, learned: Learned
 ) -> Captured | Learned:
     began = time.perf_counter()
-    state_check = compat.global_state_guard()
-    grad_mode = torch.is_grad_enabled()
+    state_check = compat.GlobalState()
     tracer = GraphTracer()
     world = TraceWorld(tracer, learned.symbolic, learned.moving, learned.whole)
     try:
-        with tracer.active():
+        with tracer.active(), compat.restoring_state(), world.ending():
             heap = world.heap
             target = heap.shadow(fn, heap.sources.const(fn, name))
             shadows = tuple(heap.shadow(value, heap.sources.arg(i)) for i, value in enumerate(args))
             named = {key: heap.shadow(value, heap.sources.kwarg(key), key) for key, value in kwargs.items()}
             returned = world.interp.run(target, shadows, named)
-            if torch.is_grad_enabled() != grad_mode:
-                heap.refuse("SFX111", "the step leaves grad mode changed")
+            if not state_check.same_settings():
+                heap.refuse(
+                    "SFX111", "leaves a global setting of torch changed (grad mode, autocast, default dtype...)"
+                )
             effects = collect(world)
             check_nothing_left(world.context, effects)
             counters = _counters(world, effects)
@@ -181,8 +182,6 @@ def _capture_once(
         _, fn, location = world.last_error
         reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
-    finally:
-        torch.set_grad_enabled(grad_mode)
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
     return Captured(name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds)
@@ -209,7 +208,8 @@ def compile_captured(
     Raises:
         BackendError: the backend failed; the world is as it was.
     """
-    executable = build(captured.traced, config)
+    with torch.device("cpu"):  # for tensors that are made on the way: the caller may have set another default
+        executable = build(captured.traced, config)
     if config.verify:
         comparable = not (captured.traced.uses_rng and config.rng == "fast" and config.backend_name == "inductor")
         executable = verified(executable, captured.traced, config.verify, comparable, differs)

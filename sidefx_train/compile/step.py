@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import pipeline
 from sidefx_train.compile.pipeline import CaptureFailed, Entry, Learned
 from sidefx_train.compile.residual.build import MISS
@@ -133,6 +134,9 @@ class CompiledStep:
         if self._busy:  # a step that calls itself, or a callback that does
             return self._fn(*args, **kwargs)
         self._report.calls += 1
+        around = compat.surrounding()
+        if around is not None:
+            return self._eager(CaptureFailed("SFX111", around, None, None), args, kwargs)
         for stop in self._stopped:
             if stop.holds is not None and stop.holds(args, kwargs):
                 return self._eager(stop, args, kwargs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import types
 import warnings
 from typing import Any
@@ -56,6 +57,9 @@ PURE_MODULES = frozenset(
     }
 )  # fmt: skip
 """Modules whose C functions depend on and change nothing but their arguments."""
+
+PURE_FUNCTIONS = (sys.getrecursionlimit, sys.intern)
+"""C functions of other modules that only tell what does not change while a step runs."""
 
 IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "compile", "breakpoint"})
 
@@ -117,6 +121,8 @@ def is_torch_callable(fn: Any) -> bool:
 
 def is_pure(fn: Any) -> bool:
     """True for C callables that depend on and change nothing but their arguments."""
+    if any(fn is known for known in PURE_FUNCTIONS):
+        return True
     if isinstance(fn, type):
         return fn.__module__.partition(".")[0] in PURE_MODULES or fn.__module__ in PURE_MODULES
     owner = getattr(fn, "__self__", None)

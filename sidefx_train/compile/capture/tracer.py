@@ -16,7 +16,9 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.randomness import RepeatingMode
 from sidefx_train.compile.artifacts import GraphInput, InputKind, TracedGraph
+from sidefx_train.errors import Unsupported
 
 
 class GraphTracer:
@@ -26,7 +28,7 @@ class GraphTracer:
         self.shape_env = compat.new_shape_env()
         self.fake_mode = compat.new_fake_mode(self.shape_env)
         self.tracer = compat.new_proxy_tracer()
-        self.proxy_mode = compat.ProxyTorchDispatchMode(self.tracer, "symbolic")
+        self.proxy_mode = RepeatingMode(self)
         self.graph: fx.Graph = self.tracer.graph
         self.inputs: list[GraphInput] = []
         self.real_inputs: list[Any] = []
@@ -83,7 +85,17 @@ class GraphTracer:
         return copy
 
     def finish(self, outputs: list[fx.Node]) -> TracedGraph:
-        """Closes the graph with a flat tuple of outputs."""
+        """Closes the graph with a flat tuple of outputs.
+
+        Raises:
+            Unsupported: the graph holds what no stage after this one can represent.
+        """
+        if self.proxy_mode.cursors:
+            raise Unsupported("SFX110", "leaves the random state set back to an earlier one")
+        for node in self.graph.nodes:
+            layout = getattr(node.meta.get("val"), "layout", torch.strided)
+            if layout is not torch.strided:
+                raise Unsupported("SFX109", f"{node.target} makes a tensor of layout {layout}")
         self.graph.output(tuple(outputs))
         drop_profiler_nodes(self.graph)
         module = fx.GraphModule(self.tracer.root, self.graph)

@@ -17,6 +17,7 @@ from sidefx_train.compile.capture import policy
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import natives, opaque
 from sidefx_train.compile.heap.constants import constant_value
+from sidefx_train.compile.heap.heap import PLAIN_TENSORS
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, TensorMoment, contains_later
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
@@ -151,6 +152,10 @@ class CallingWorld:
         return ABSENT
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(fn, type) or getattr(fn, "__name__", "") in _MAKES_SUBCLASS:
+            for made in (fn, *args):
+                if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
+                    self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
         torch_call = policy.is_torch_callable(fn)
         if not torch_call:
             owner = getattr(fn, "__self__", None)
@@ -273,6 +278,7 @@ _READS_NOTHING = frozenset(
     {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
 )
 _READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
+_MAKES_SUBCLASS = frozenset({"_make_subclass", "_make_wrapper_subclass", "as_subclass"})
 _HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _NO_OWNER = (type(None), types.ModuleType, type)
 _DISABLERS = ("_compile.py", "eval_frame.py")

@@ -169,7 +169,7 @@ class Heap:
             self.guard("is", source, real)
             return real
         if isinstance(real, BY_VALUE) or cls is frozenset:
-            if cls is frozenset and not is_plain(real):
+            if cls is frozenset and not all(is_plain(item) or isinstance(item, DEFINITIONS) for item in real):
                 self.refuse("SFX104", f"{source.label} is a frozenset of objects that are not plain values")
             self.guard("equal", source, real)
             return real
@@ -274,7 +274,7 @@ class Heap:
         return number
 
     def _tensor(self, real: torch.Tensor, source: Source) -> Any:
-        if type(real) not in PLAIN_TENSORS and type(real).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        if type(real) not in PLAIN_TENSORS:
             self.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
         if real.layout is not torch.strided or real.is_quantized:
             self.refuse("SFX109", f"{source.label} has layout {real.layout}")

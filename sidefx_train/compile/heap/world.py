@@ -6,7 +6,8 @@ import builtins
 import functools
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.errors import Location
 
-_DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property, types.GetSetDescriptorType)
+_C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _BUILTINS = vars(builtins)
 
 
@@ -53,6 +54,8 @@ class TraceWorld(CallingWorld):
         freed: autograd nodes whose graph a backward pass has freed.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
+        inference: contexts of inference mode that the step has entered.
+        twins: stand-ins of ``torch.autograd.Function`` classes, whose methods are interpreted.
         pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
     """
 
@@ -76,6 +79,8 @@ class TraceWorld(CallingWorld):
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self.inference: list[Any] = []
+        self.twins: dict[type, type] = {}
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}
         self.new_functions: dict[int, types.FunctionType] = {}
@@ -87,6 +92,17 @@ class TraceWorld(CallingWorld):
         self._attribute_hooks: dict[str, list[tuple[type, registry.AttributeHook]]] = {}
         for base, name, hook in registry.ATTRIBUTE_HOOKS:
             self._attribute_hooks.setdefault(name, []).append((base, hook))
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Leaves inference mode for a step that stopped inside it: none of its ``__exit__`` methods is run then."""
+        try:
+            yield
+        finally:
+            for context in reversed(self.inference):
+                guard = vars(context).get("_inference_mode_context")
+                if guard is not None:
+                    guard.__exit__(None, None, None)  # does nothing the second time
 
     def _written_names(self) -> frozenset[str]:
         frame = self.interp.current_frame
@@ -171,7 +187,7 @@ class TraceWorld(CallingWorld):
         if name not in space:
             return ABSENT
         value = space[name]
-        if cls.__module__ == "builtins" or isinstance(value, (types.MemberDescriptorType, *_DESCRIPTORS)):
+        if cls.__module__ == "builtins" or isinstance(value, _C_DESCRIPTORS):
             return value
         definition = is_definition(value) or hasattr(type(value), "__get__")
         if definition and self.heap.trusts({"__name__": cls.__module__}):

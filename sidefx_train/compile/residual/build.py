@@ -64,8 +64,8 @@ def plan(
     writer = Writer()
     tests = [f"if len(args) != {positional}: return MISS"]
     tests.append(f"if tuple(kwargs) != {keywords!r}: return MISS" if keywords else "if kwargs: return MISS")
-    tests += write_guards(writer, guards)
     tests.append("if not check_state(): return MISS")
+    tests += write_guards(writer, guards)
     inputs = [
         writer.constant(real, item.source) if item.kind == "static" else _input(world, writer, index)
         for index, (item, real) in enumerate(zip(world.tracer.inputs, world.tracer.real_inputs, strict=True))

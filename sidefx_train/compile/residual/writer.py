@@ -37,7 +37,8 @@ class Writer:
         known = self._constants.get(id(value))
         if known is None:
             stem = re.sub(r"\W+", "_", label or getattr(value, "__name__", "") or type(value).__name__).strip("_")
-            known = self.fresh(f"{stem[-40:] or 'const'}_" if not stem[:1].isdigit() else f"c_{stem[-40:]}_")
+            stem = stem[-40:] or "const"
+            known = self.fresh(f"c_{stem}_" if stem[0].isdigit() else f"{stem}_")
             self._constants[id(value)] = known
             self._keep.append(value)
             self.names[known] = value

@@ -1,0 +1,133 @@
+"""Random states that a step saves and sets again: the draws in between are repeated, not redrawn.
+
+Activation checkpointing saves the random state before a segment and sets it again to recompute the segment. In a graph
+the second run takes the numbers of the first one from where they were drawn, which is what eager draws again, whatever
+generator a backend uses. A state is a position in the sequence of draws of the step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.tracer import GraphTracer
+
+aten = torch.ops.aten
+_FILLS = frozenset(
+    {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
+)
+_MAKES = frozenset({"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"})
+
+
+class RandomState:
+    """What ``torch.get_rng_state()`` gives during a capture.
+
+    Attributes:
+        kind: type of device whose generator it is of.
+        position: number of draws of the step before it.
+    """
+
+    __slots__ = ("kind", "position")
+
+    def __init__(self, kind: str, position: int) -> None:
+        self.kind = kind
+        self.position = position
+
+
+class RepeatingMode(compat.ProxyTorchDispatchMode):
+    """Records operations; while an earlier random state is set, draws are copies of the earlier ones.
+
+    Attributes:
+        cursors: by type of device, the next draw to repeat; absent while new numbers are drawn.
+    """
+
+    def __init__(self, tracer: GraphTracer) -> None:
+        super().__init__(tracer.tracer, "symbolic")
+        self.graph_tracer = tracer
+        self.cursors: dict[str, int] = {}
+
+    def draws(self, kind: str) -> list[fx.Node]:
+        """Nodes that drew new numbers, in order."""
+        nodes = [node for node in self.graph_tracer.graph.nodes if compat.is_random(node.target)]
+        return [node for node in nodes if _device_type(node.meta.get("val")) == kind]
+
+    def save(self, kind: str) -> RandomState:
+        """The state now."""
+        return RandomState(kind, self.cursors.get(kind, len(self.draws(kind))))
+
+    def restore(self, state: RandomState) -> None:
+        """Sets a state of this step again."""
+        self._continue_at(state.kind, state.position)
+
+    def _continue_at(self, kind: str, position: int) -> None:
+        if position < len(self.draws(kind)):
+            self.cursors[kind] = position
+        else:
+            self.cursors.pop(kind, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.cursors and compat.is_random(func):
+            kind = _device_type((args, kwargs)) or "cpu"
+            if kind in self.cursors:
+                drawn = self.draws(kind)[self.cursors[kind]]
+                self._continue_at(kind, self.cursors[kind] + 1)
+                return self._repeat(func, drawn, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+    def _repeat(self, func: Any, drawn: fx.Node, args: Any, kwargs: Any) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if drawn.target is not func or not _same_arguments(drawn, args, kwargs):
+            raise Unsupported("SFX110", f"draws with {name} after a random state was set, but drew otherwise before")
+        if name in _FILLS:
+            with self:
+                return args[0].copy_(self._copy(drawn, drawn.meta["val"]))
+        if name in _MAKES:
+            with self:
+                return self._copy(drawn, drawn.meta["val"])
+        if name == "native_dropout":
+            mask = next((n for n in drawn.users if n.args[1:] == (1,)), None)
+            if mask is not None:
+                with self:
+                    kept = self._copy(mask, mask.meta["val"])
+                    return args[0] * kept * (1.0 / (1.0 - args[1]) if args[1] < 1 else 0.0), kept
+        raise Unsupported("SFX110", f"draws with {name} after a random state was set")
+
+    def _copy(self, node: fx.Node, held: torch.Tensor) -> torch.Tensor:
+        """A tensor with what ``node`` drew, taken right after the draw."""
+        copy = self.graph_tracer.clone_after(held, node, node)
+        with compat.no_recording():
+            fake = held.detach().clone()
+        compat.track(fake, fx.Proxy(copy, self.graph_tracer.tracer), self.graph_tracer.tracer)
+        return fake
+
+
+def _device_type(value: Any) -> str | None:
+    """Type of the device of the first tensor or device in a nested value."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type
+    if isinstance(value, torch.device):
+        return value.type
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return next((kind for kind in map(_device_type, items) if kind is not None), None)
+
+
+def _same_arguments(drawn: fx.Node, args: Any, kwargs: Any) -> bool:
+    """True if a draw has the shape, type and distribution of the earlier one."""
+
+    def facts(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            value = value.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return (tuple(value.shape), value.dtype, value.device)
+        if isinstance(value, (list, tuple)):
+            return tuple(facts(item) for item in value)
+        return value
+
+    then = (tuple(map(facts, drawn.args)), {name: facts(value) for name, value in drawn.kwargs.items()})
+    return then == (tuple(map(facts, args)), {name: facts(value) for name, value in kwargs.items()})

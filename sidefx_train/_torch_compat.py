@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import Source
-from torch.autograd import forward_ad
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,

@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.capture.randomness import RepeatingMode
 from sidefx_train.compile.artifacts import GraphInput, InputKind, TracedGraph
+from sidefx_train.compile.capture.randomness import RepeatingMode
 from sidefx_train.errors import Unsupported
 
 

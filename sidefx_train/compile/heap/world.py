@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterator

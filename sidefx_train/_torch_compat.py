@@ -7,6 +7,7 @@ underscore or from an experimental module, so a torch release is supported by re
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -320,6 +321,33 @@ increment_version = torch._C._increment_version
 def tensor_data_ptr_address() -> int | None:
     """Address of torch's ``void* data_ptr(PyObject* tensor)``, which generated code calls."""
     return getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
+
+
+def c10_flags() -> list[str]:
+    """Compiler and linker flags for C++ that reads ``c10::TensorImpl``."""
+    root = os.path.dirname(torch.__file__)
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    return [f"-I{root}/include", abi, f"-L{root}/lib", "-lc10"]
+
+
+def hooks_of(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """The dicts of a tensor's hooks and of its post-accumulate-grad hooks, each ``None`` if it never had one."""
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+
+
+def tensor_impl_address(tensor: torch.Tensor) -> int:
+    """Address of the C++ object behind a tensor."""
+    return tensor._cdata  # type: ignore[no-any-return]
+
+
+def is_plain_strided(tensor: Any) -> bool:
+    """True for a ``Tensor`` or ``Parameter`` (no subclass) with plain sizes and strides."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not isinstance(tensor, torch._subclasses.FakeTensor)
+    )
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.guards.codegen import failing, number_conditions, storage_of, tensor_check, write_guards
 from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
 from sidefx_train.compile.heap.opaque import check_nothing_left
@@ -81,6 +82,7 @@ class Entry:
         guards: for :meth:`why`.
         captured: the capture it was made from.
         executable: its compiled graph.
+        bindings: what the generated function calls.
         fresh: true until it has run once.
     """
 
@@ -89,11 +91,16 @@ class Entry:
     guards: tuple[Guard, ...]
     captured: Captured
     executable: Executable
+    bindings: dict[str, Any]
     fresh: bool = True
 
     def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
         """The first guard that fails, with the value found."""
         return first_failure(self.guards, args, kwargs)
+
+    def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """The generated function with ``run`` in place of the compiled graph, for measuring."""
+        return link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})  # type: ignore[no-any-return]
 
 
 class CaptureFailed(Exception):
@@ -215,27 +222,16 @@ def compile_captured(
         executable = verified(executable, captured.traced, config.verify, comparable, differs)
     for commit, _ in captured.commits:
         commit()
-    replay = bind(captured, executable.run, failed, args, kwargs)
-    fetch = bind(captured, executable.run, failed, args, kwargs, measuring=True)
-    return Entry(replay, fetch, captured.guards, captured, executable)
-
-
-def bind(
-    captured: Captured,
-    run: Callable[[list[Any]], Any],
-    failed: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    measuring: bool = False,
-) -> Any:
-    """The generated function over ``run``; guards and prologue alone if ``measuring``."""
-    bindings = {
-        "run": run,
-        "failed": failed,
-        "check_tensors": tensor_check(list(captured.guards), lambda source: source.fetch(args, kwargs)),
+    held, others = split(list(captured.guards))
+    checks = {
+        "check_objects": object_check(held),
+        "check_tensors": tensor_check(others, lambda source: source.fetch(args, kwargs)),
         "check_state": captured.state_check.check,
     }
-    return link(captured.residual, captured.name, bindings, measuring)
+    bindings = {"run": executable.run, "failed": failed, **checks}
+    replay = link(captured.residual, captured.name, bindings)
+    fetch = link(captured.residual, captured.name, bindings, measuring=True)
+    return Entry(replay, fetch, captured.guards, captured, executable, bindings)
 
 
 def first_failure(guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from sidefx_train.compile.artifacts import GraphInput, IndexCheck
-from sidefx_train.compile.backend.native import native_module
+from sidefx_train.compile.native import native_module
 
 
 def index_checker(check: IndexCheck, given: GraphInput) -> Callable[[torch.Tensor], None]:

@@ -12,12 +12,12 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.memory import keep_freed_memory
-from sidefx_train.compile.backend.native import start_build
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.tail import write_tail
 from sidefx_train.compile.functionalize import functionalize
+from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
 
 _SERIAL_BELOW = 8192

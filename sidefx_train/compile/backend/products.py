@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend.native import cache_folder, cpu_description
+from sidefx_train.compile.native import cache_folder, cpu_description
 
 aten = torch.ops.aten
 

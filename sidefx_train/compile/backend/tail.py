@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from sidefx_train.compile.artifacts import FunctionalGraph, Name, TailCall
-from sidefx_train.compile.backend.native import native_module
 from sidefx_train.compile.backend.runner import Source, argument_text, tuple_text
+from sidefx_train.compile.native import native_module
 
 aten = torch.ops.aten
 

@@ -37,7 +37,9 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
             lines += _drain(writer)
             lines.append(f"if {test}: {miss}")
     if tensors:
-        values = ", ".join(writer.value(guard.source) for guard in tensors)
+        fetched = ", ".join(writer.value(guard.source) for guard in tensors if guard.source.kind != "const")
+        held = tuple(guard.source.key for guard in tensors if guard.source.kind == "const")
+        values = ", ".join([fetched] * bool(fetched) + [f"*{writer.constant(held, 'tensors')}"] * bool(held))
         lines += _drain(writer)
         lines.append(f"if not check_tensors({values}): {miss}")
     for guard in conditions:
@@ -49,7 +51,9 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
 
 def tensor_check(guards: list[Guard], fetch: Callable[[Source], Any]) -> Callable[..., bool]:
     """The batched check of all tensor guards, in the order :func:`write_guards` passes the tensors."""
-    tensors = [fetch(guard.source) for guard in guards if guard.kind == "tensor"]
+    sources = [guard.source for guard in guards if guard.kind == "tensor"]
+    sources.sort(key=lambda source: source.kind == "const")  # stable: fetched ones first
+    tensors = [fetch(source) for source in sources]
     return compat.tensor_guards(tensors).check if tensors else _always
 
 

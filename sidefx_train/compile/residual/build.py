@@ -9,6 +9,7 @@ from torch import fx
 
 from sidefx_train.compile.guards.codegen import write_guards
 from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.guards.program import split
 from sidefx_train.compile.heap.effects import Effect, SideEffects
 from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.source import Source
@@ -65,11 +66,11 @@ def plan(
     tests = [f"if len(args) != {positional}: return MISS"]
     tests.append(f"if tuple(kwargs) != {keywords!r}: return MISS" if keywords else "if kwargs: return MISS")
     tests.append("if not check_state(): return MISS")
-    tests += write_guards(writer, guards)
-    inputs = [
-        writer.constant(real, item.source) if item.kind == "static" else _input(world, writer, index)
-        for index, (item, real) in enumerate(zip(world.tracer.inputs, world.tracer.real_inputs, strict=True))
-    ]
+    held, others = split(guards)
+    if held:
+        tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
+    tests += write_guards(writer, others)
+    inputs = _inputs(world, writer)
     rebuilder = Rebuilder(world, writer)
     for call in effects.calls:
         if call.result is not None:
@@ -96,12 +97,32 @@ def link(residual: Residual, name: str, bindings: dict[str, Any], measuring: boo
     Args:
         residual: the plan.
         name: shown in tracebacks.
-        bindings: ``run``, ``failed``, ``check_tensors`` and ``check_state``.
+        bindings: ``run``, ``failed``, ``check_objects``, ``check_tensors`` and ``check_state``.
         measuring: compile the guards-only function instead.
     """
     names = {**residual.names, "MISS": MISS, **bindings}
     source = residual.guard_source if measuring else residual.source
     return compile_function("replay", source, names, f"<sidefx_train {name}>")
+
+
+def _inputs(world: TraceWorld, writer: Writer) -> list[str]:
+    """Expressions of the graph's inputs; a run of static ones is one tuple that the entry holds."""
+    found: list[str] = []
+    static: list[Any] = []
+
+    def close() -> None:
+        if static:
+            found.append(f"*{writer.constant(tuple(static), 'static')}")
+            static.clear()
+
+    for index, (item, real) in enumerate(zip(world.tracer.inputs, world.tracer.real_inputs, strict=True)):
+        if item.kind == "static":
+            static.append(real)
+        else:
+            close()
+            found.append(_input(world, writer, index))
+    close()
+    return found
 
 
 def _input(world: TraceWorld, writer: Writer, index: int) -> str:

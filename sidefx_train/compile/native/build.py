@@ -18,10 +18,39 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend.native_source import SOURCE
+from sidefx_train.compile.native import guards, tensors, updates
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
+_HEAD = """
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+"""
+
+_TABLE = """
+static PyMethodDef methods[] = {
+    {"adam", (PyCFunction)(void (*)(void))adam, METH_FASTCALL, nullptr},
+    {"sgd", (PyCFunction)(void (*)(void))sgd, METH_FASTCALL, nullptr},
+    {"bad_index", (PyCFunction)(void (*)(void))bad_index, METH_FASTCALL, nullptr},
+    {"data_ptr_function", data_ptr_function, METH_O, nullptr},
+    {"find_tensor_words", (PyCFunction)(void (*)(void))find_tensor_words, METH_FASTCALL, nullptr},
+    {"tensors_readable", tensors_readable, METH_NOARGS, nullptr},
+    {"guard_program", guard_program, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "sidefx_native", nullptr, -1, methods};
+
+PyMODINIT_FUNC PyInit_sidefx_native(void) { return PyModule_Create(&module); }
+"""
+
+SOURCE = "".join([_HEAD, updates.SOURCE, tensors.SOURCE, guards.SOURCE, _TABLE])
+"""Little is included, so it compiles in about two seconds."""
+
 _lock = threading.Lock()
 
 
@@ -63,7 +92,7 @@ def _load() -> ModuleType | None:
     if compiler is None or address is None or not hasattr(os, "getuid"):
         return None
     key = hashlib.sha256(
-        "\0".join([SOURCE, *_FLAGS, platform.python_version(), cpu_description()]).encode()
+        "\0".join([SOURCE, *_FLAGS, platform.python_version(), torch.__version__, cpu_description()]).encode()
     ).hexdigest()[:16]
     library = cache_folder() / f"sidefx_native_{key}.so"
     if not library.exists() and not _compile(compiler, library):
@@ -74,16 +103,32 @@ def _load() -> ModuleType | None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.data_ptr_function(address)
+    _find_tensor_words(module)
     return module
+
+
+def _find_tensor_words(module: ModuleType) -> None:
+    """Shows the module a tensor with hooks, for it to see where they are."""
+    probe = torch.zeros(1, requires_grad=True)
+    probe.register_hook(_no_hook)
+    probe.register_post_accumulate_grad_hook(_no_hook)
+    hooks, late = compat.hooks_of(probe)
+    module.find_tensor_words(probe, compat.tensor_impl_address(probe), hooks, late)
+
+
+def _no_hook(_: torch.Tensor) -> None:
+    return None
 
 
 def _compile(compiler: str, library: Path) -> bool:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         source, built = Path(folder) / "native.cpp", Path(folder) / "native.so"
         source.write_text(SOURCE)
-        command = [compiler, *_FLAGS, "-std=c++17", "-shared", "-fPIC", f"-I{sysconfig.get_paths()['include']}"]
-        done = subprocess.run([*command, str(source), "-o", str(built)], capture_output=True, check=False)
-        if done.returncode != 0:
-            return False
+        command = [compiler, *_FLAGS, "-std=c++20", "-shared", "-fPIC", f"-I{sysconfig.get_paths()['include']}"]
+        command += [str(source), "-o", str(built)]
+        if subprocess.run([*command, *compat.c10_flags()], capture_output=True, check=False).returncode != 0:
+            without = subprocess.run([*command, "-DSIDEFX_NO_C10"], capture_output=True, check=False)
+            if without.returncode != 0:
+                return False
         os.replace(built, library)
     return True

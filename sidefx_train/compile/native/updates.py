@@ -1,16 +1,10 @@
-"""C++ of the small native module: optimizer updates over many tensors in one call, and index checks.
+"""C++ of the native module: optimizer updates over many tensors in one call, and index checks.
 
-Only ``Python.h`` is included, so it compiles in a second or two; tensors are reached through the function with which
-torch hands data pointers to generated code. The arithmetic follows torch's fused CPU kernels operation by operation.
+Tensors are reached through the function with which torch hands data pointers to generated code. The arithmetic
+follows torch's fused CPU kernels operation by operation.
 """
 
 SOURCE = r"""
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <cmath>
-#include <cstdint>
-#include <vector>
-
 static void* (*data_ptr)(PyObject*);
 static const int64_t GRAIN = 16384;      // elements per unit of work
 static const int64_t SERIAL = 65536;     // fewer elements than this: one thread
@@ -173,15 +167,4 @@ static PyObject* data_ptr_function(PyObject*, PyObject* address) {
     data_ptr = reinterpret_cast<void* (*)(PyObject*)>(PyLong_AsVoidPtr(address));
     Py_RETURN_NONE;
 }
-
-static PyMethodDef methods[] = {
-    {"adam", (PyCFunction)(void (*)(void))adam, METH_FASTCALL, nullptr},
-    {"sgd", (PyCFunction)(void (*)(void))sgd, METH_FASTCALL, nullptr},
-    {"bad_index", (PyCFunction)(void (*)(void))bad_index, METH_FASTCALL, nullptr},
-    {"data_ptr_function", data_ptr_function, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr}};
-
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "sidefx_native", nullptr, -1, methods};
-
-PyMODINIT_FUNC PyInit_sidefx_native(void) { return PyModule_Create(&module); }
 """

@@ -1,0 +1,230 @@
+"""Guards on objects that an entry holds, checked by one native call.
+
+Most guards of a step look at the same few hundred objects at every call: modules, their dicts, the optimizer's state.
+They start from objects held by the entry, not from the step's arguments, so a small program over them (see
+``compile/native/guards.py``) needs nothing from the generated function. Without a C++ compiler the same guards are
+generated as Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.guards.codegen import tensor_check, write_guards
+from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.native import native_module
+from sidefx_train.compile.native.guards import LOADS, TESTS
+from sidefx_train.compile.residual.writer import Writer, compile_function
+
+_HOOKS = {"_backward_hooks": "hooks", "_post_accumulate_grad_hooks": "late_hooks"}
+
+
+def split(guards: list[Guard]) -> tuple[list[Guard], list[Guard]]:
+    """(guards a program can check, the others), each in their order."""
+    held: list[Guard] = []
+    others: list[Guard] = []
+    for guard in guards:
+        (held if _is_held(guard) else others).append(guard)
+    return held, others
+
+
+def _is_held(guard: Guard) -> bool:
+    if guard.source.from_arguments:
+        return False
+    if guard.kind == "tensor":
+        return guard.source.kind == "const" and compat.is_plain_strided(guard.source.key)
+    if guard.kind == "same":
+        return not guard.value.from_arguments
+    if guard.kind == "equal":
+        return guard.value == guard.value  # a NaN equals only itself, by a test of its own
+    return guard.kind in ("is", "type", "length", "keys", "absent", "no_item")
+
+
+def object_check(guards: list[Guard]) -> Callable[[], bool]:
+    """``check()``, true while all of them hold; ``guards`` are those that :func:`split` put first."""
+    native = native_module()
+    if native is None:
+        return _python_check(guards)
+    if native.tensors_readable():
+        return native.guard_program(instructions(guards, tensors_readable=True))  # type: ignore[no-any-return]
+    tensors = [guard for guard in guards if guard.kind == "tensor"]
+    objects = native.guard_program(instructions([guard for guard in guards if guard.kind != "tensor"]))
+    if not tensors:
+        return objects  # type: ignore[no-any-return]
+    check = _python_check(tensors)
+    return lambda: objects() and check()
+
+
+def _python_check(guards: list[Guard]) -> Callable[[], bool]:
+    writer = Writer()
+    tests = write_guards(writer, guards, miss="return False")
+    lines = ["def check_objects():", "    try:", *(f"        {line}" for line in tests)]
+    lines += ["        pass", "    except (KeyError, IndexError, AttributeError, ValueError, TypeError):"]
+    lines += ["        return False", "    return True"]
+    names = {**writer.names, "check_tensors": tensor_check(guards, lambda source: source.fetch((), {}))}
+    return compile_function("check_objects", "\n".join(lines) + "\n", names, "<sidefx_train objects>")  # type: ignore[no-any-return]
+
+
+def instructions(guards: list[Guard], tensors_readable: bool = False) -> tuple[tuple[Any, ...], ...]:
+    """The program; its format is described beside the C++ that reads it."""
+    return _Assembler(guards, tensors_readable).run()
+
+
+class _Assembler:
+    """Turns guards into instructions: the values below one value together, each needed again in a register.
+
+    What is read from one dict forms a group behind a gate. While the dict is unchanged since the group last held, the
+    gate skips the tests that depend on nothing else, which come first.
+    """
+
+    def __init__(self, guards: list[Guard], tensors_readable: bool) -> None:
+        self.tensors_readable = tensors_readable
+        self.code: list[tuple[Any, ...]] = []
+        self.registers: dict[tuple[str, int], int] = {}
+        self.tests: dict[int, list[Guard]] = {}
+        self.children: dict[int, list[Source]] = {}
+        self.roots: list[Source] = []
+        self.needed: set[int] = set()
+        self.pairs = [guard for guard in guards if guard.kind == "same"]
+        empty = {id(g.source) for g in guards if g.kind == "length" and g.value == 0}
+        for guard in guards:
+            self._place(guard.source)
+            if guard.kind == "same":
+                self._place(guard.value)
+                self.needed |= {id(guard.source), id(guard.value)}
+            elif guard.kind == "absent":
+                self.needed.add(id(guard.source))
+                self.tests[id(guard.source)].append(guard)
+            elif not (guard.kind == "type" and id(guard.source) in empty):
+                self.tests[id(guard.source)].append(guard)  # an empty container is only ever tested for emptiness
+
+    def _place(self, source: Source) -> None:
+        if id(source) in self.tests:
+            return
+        self.tests[id(source)], self.children[id(source)] = [], []
+        if source.parent is None:
+            self.roots.append(source)
+        else:
+            self._place(source.parent)
+            self.children[id(source.parent)].append(source)
+            self.needed.add(id(source.parent))
+
+    def run(self) -> tuple[tuple[Any, ...], ...]:
+        for source in self.roots:
+            assert source.kind == "const", f"{source} starts at an argument"
+            self._tests(source, ("const", -1, source.key, None))
+            self._below(source)
+        for guard in self.pairs:
+            first, second = (self._kept(source) for source in (guard.source, guard.value))
+            self._emit(("register", first, None, None), "same", None, second)
+        return tuple(self.code)
+
+    def _kept(self, source: Source) -> int:
+        """The register of a value; constants get one here."""
+        key = ("value", id(source))
+        if key not in self.registers:
+            assert source.kind == "const", f"{source} has been read into a register"
+            self._emit(("const", -1, source.key, None), "none", None, target=self._new(key))
+        return self.registers[key]
+
+    def _below(self, source: Source) -> None:
+        """What is read from one value, then what is read from those."""
+        children = self.children[id(source)]
+        entries = [child for child in children if child.kind == "attr"]
+        items = [child for child in children if child.kind == "item"]
+        absent = [guard for guard in self.tests[id(source)] if guard.kind == "absent"]
+        if entries or absent:
+            self._group(self._space(source), entries, absent, "entry")
+        if items:
+            self._group(self._kept(source), items, [], "item")
+        for child in children:
+            if child.kind not in ("attr", "item"):
+                self._tests(child, self._step(child))
+        for child in children:
+            self._below(child)
+
+    def _group(self, register: int, sources: list[Source], absent: list[Guard], load: str) -> None:
+        settled: list[Source] = []
+        others: list[Source] = []
+        for source in sources:
+            tests = self.tests[id(source)]
+            only = id(source) not in self.needed and len(tests) == 1 and tests[0].kind in ("is", "equal")
+            (settled if only else others).append(source)
+        at = len(self.code)
+        self._emit(("gate", register, None, None), "none", None)
+        for guard in absent:
+            self._emit(("register", register, None, None), "absent", guard.value)
+        for source in settled:
+            guard = self.tests[id(source)][0]
+            self._emit((load, register, None, source.key), guard.kind, guard.value)
+        skipped = len(self.code) - at - 1
+        for source in others:
+            self._tests(source, (load, register, None, source.key))
+        whole = len(self.code) - at - 1
+        self.code[at] = (LOADS.index("gate"), register, None, None, whole, None, skipped, -1)
+
+    def _tests(self, source: Source, load: tuple[str, int, Any, Any]) -> None:
+        """Reads a value, keeps it if it is needed again, and tests it."""
+        tests = [guard for guard in self.tests[id(source)] if guard.kind != "absent"]
+        kept = ("value", id(source))
+        if source.kind == "const":
+            for guard in tests:
+                self._emit(load, *_test_of(guard))
+            return
+        target = self._new(kept) if id(source) in self.needed or len(tests) > 1 else -1
+        test, operand, number = _test_of(tests[0]) if tests else ("none", None, -1)
+        self._emit(load, test, operand, number, target)
+        for guard in tests[1:]:
+            self._emit(("register", self.registers[kept], None, None), *_test_of(guard))
+
+    def _step(self, source: Source) -> tuple[str, int, Any, Any]:
+        """How a value is read from its parent, where that is not a dict or a sequence."""
+        parent = source.parent
+        assert parent is not None, f"{source.kind} source without a parent"
+        load = source.kind
+        if load == "slot" and source.key in _HOOKS and self.tensors_readable and _is_held_tensor(parent):
+            return _HOOKS[source.key], -1, parent.key, None
+        if parent.kind == "const":
+            return load, -1, parent.key, source.key
+        return load, self._kept(parent), None, source.key
+
+    def _space(self, source: Source) -> int:
+        """The register of the instance ``__dict__`` of a value."""
+        key = ("space", id(source))
+        if key not in self.registers:
+            if source.kind == "const":
+                load: tuple[str, int, Any, Any] = ("dict", -1, source.key, None)
+            else:
+                load = ("dict", self._kept(source), None, None)
+            self._emit(load, "none", None, target=self._new(key))
+        return self.registers[key]
+
+    def _new(self, key: tuple[str, int]) -> int:
+        self.registers[key] = len(self.registers)
+        return self.registers[key]
+
+    def _emit(
+        self, load: tuple[str, int, Any, Any], test: str, operand: Any, number: int = -1, target: int = -1
+    ) -> None:
+        kind, register, base, key = load
+        self.code.append((LOADS.index(kind), register, base, key, TESTS.index(test), operand, number, target))
+
+
+def _is_held_tensor(source: Source) -> bool:
+    return source.kind == "const" and isinstance(source.key, torch.Tensor)
+
+
+def _test_of(guard: Guard) -> tuple[str, Any, int]:
+    """(test, operand, number)"""
+    if guard.kind == "length":
+        return ("empty", None, 0) if guard.value == 0 else ("length", None, guard.value)
+    if guard.kind == "keys":
+        return "keys", tuple(guard.value), -1
+    if guard.kind == "tensor":
+        return "tensor", guard.source.key, -1
+    return guard.kind, guard.value, -1

@@ -1,0 +1,247 @@
+"""C++ of the native module: guards on objects that an entry holds, as a program of tests.
+
+An instruction reads one value (from a register, a constant, or one step below either) and tests it. A value that
+later instructions start from is kept in a register. Whatever cannot be read makes the check fail, so a program never
+relies on what it has not tested itself. A tensor's hooks are read from objects that are known to be tensors only.
+"""
+
+LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "call", "hooks", "late_hooks", "gate")
+"""How an instruction reads its value; ``dict`` is the instance ``__dict__``, ``entry`` a key of such a dict,
+``hooks`` and ``late_hooks`` are a tensor's; ``gate`` reads nothing: it opens a group (see ``guards/program.py``)."""
+
+TESTS = ("none", "is", "same", "type", "equal", "length", "empty", "keys", "absent", "no_item", "tensor")
+"""What it tests."""
+
+SOURCE = r"""
+enum Load {
+    L_CONST, L_REGISTER, L_DICT, L_ENTRY, L_ITEM, L_SLOT, L_CELL, L_GRAD, L_CALL, L_HOOKS, L_LATE_HOOKS, L_GATE
+};
+enum Test { T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TENSOR };
+
+// Objects are borrowed: the tuple of instructions keeps them.
+struct Instruction {
+    int load, test;
+    Py_ssize_t source, target;  // registers; -1: none
+    Py_ssize_t number, index;   // a length or a register to compare with; the key as an index, or -1
+    PyObject *base, *key, *operand;
+    Py_hash_t hash;
+    Py_ssize_t tensor;        // index of a HeldTensor
+    PyObject* cached;         // what it read last, borrowed from a dict that has not changed since
+    // A gate's own: its group and how much of it may be skipped; the dict and its version when the group last held.
+    Py_ssize_t group, skipped;
+    PyObject* dict;
+    uint64_t version;
+};
+
+struct GuardProgram {
+    std::vector<Instruction> code;
+    std::vector<HeldTensor> tensors;
+    ThreadKeys keys = ThreadKeys::now();
+    Py_ssize_t registers = 0;
+};
+
+static PyObject *name_dict, *name_grad;
+static binaryfunc dict_subscript;
+
+// A new reference, or null with or without an exception set.
+static PyObject* load_value(const Instruction& in, PyObject** registers) {
+    PyObject* from = in.source >= 0 ? registers[in.source] : in.base;
+    PyObject* found = nullptr;
+    switch (in.load) {
+        case L_CONST:
+        case L_REGISTER:
+            return Py_NewRef(from);
+        case L_DICT:
+            found = PyObject_GenericGetDict(from, nullptr);
+            if (!found) { PyErr_Clear(); found = PyObject_GetAttr(from, name_dict); }
+            return found;
+        case L_ENTRY:
+        case L_ITEM:
+            if (PyDict_Check(from) &&
+                (in.load == L_ENTRY || Py_TYPE(from)->tp_as_mapping->mp_subscript == dict_subscript)) {
+                found = _PyDict_GetItem_KnownHash(from, in.key, in.hash);  // adds nothing to a defaultdict
+                return found ? Py_NewRef(found) : nullptr;
+            }
+            if (in.index >= 0 && PyList_CheckExact(from))
+                return in.index < PyList_GET_SIZE(from) ? Py_NewRef(PyList_GET_ITEM(from, in.index)) : nullptr;
+            if (in.index >= 0 && PyTuple_CheckExact(from))
+                return in.index < PyTuple_GET_SIZE(from) ? Py_NewRef(PyTuple_GET_ITEM(from, in.index)) : nullptr;
+            return PyObject_GetItem(from, in.key);
+        case L_SLOT:
+            return PyObject_GetAttr(from, in.key);
+        case L_CELL:
+            if (!PyCell_Check(from)) return nullptr;
+            return PyCell_Get(from);
+        case L_GRAD:
+            return PyObject_GetAttr(from, name_grad);
+        case L_HOOKS:
+        case L_LATE_HOOKS:
+            found = tensor_words(from)[impl_word + (in.load == L_HOOKS ? 1 : 2)];
+            return Py_NewRef(found ? found : Py_None);
+        default:
+            return PyObject_CallNoArgs(from);
+    }
+}
+
+static bool same_keys(PyObject* value, PyObject* keys) {
+    const Py_ssize_t n = PyTuple_GET_SIZE(keys);
+    auto same = [&](PyObject* a, PyObject* b) {
+        if (a == b) return true;
+        if (Py_TYPE(a) != Py_TYPE(b) || !(PyUnicode_CheckExact(a) || PyLong_CheckExact(a))) return false;
+        return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+    };
+    if (PyDict_CheckExact(value)) {
+        if (PyDict_Size(value) != n) return false;
+        Py_ssize_t position = 0, i = 0;
+        PyObject* key;
+        while (PyDict_Next(value, &position, &key, nullptr))
+            if (!same(key, PyTuple_GET_ITEM(keys, i++))) return false;
+        return true;
+    }
+    PyObject* found = PySequence_Tuple(value);
+    if (!found) return false;
+    bool equal = PyTuple_GET_SIZE(found) == n;
+    for (Py_ssize_t i = 0; equal && i < n; ++i) equal = same(PyTuple_GET_ITEM(found, i), PyTuple_GET_ITEM(keys, i));
+    Py_DECREF(found);
+    return equal;
+}
+
+static bool test_value(const GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
+    switch (in.test) {
+        case T_NONE: return true;
+        case T_IS: return value == in.operand;
+        case T_SAME: return value == registers[in.number];
+        case T_TYPE: return (PyObject*)Py_TYPE(value) == in.operand;
+        case T_EQUAL:
+            return value == in.operand || (Py_TYPE(value) == Py_TYPE(in.operand) &&
+                                           PyObject_RichCompareBool(value, in.operand, Py_EQ) == 1);
+        case T_LENGTH: return PyObject_Size(value) == in.number;
+        case T_EMPTY:
+            if (PyDict_CheckExact(value) || PyODict_CheckExact(value))
+                return reinterpret_cast<PyDictObject*>(value)->ma_used == 0;
+            return PyObject_IsTrue(value) == 0;
+        case T_KEYS: return same_keys(value, in.operand);
+        case T_ABSENT: return PyDict_Check(value) && PyDict_Contains(value, in.operand) == 0;
+        case T_NO_ITEM: return PySequence_Contains(value, in.operand) == 0;
+        default: return program.tensors[in.tensor].matches(value);
+    }
+}
+
+// A number that no other state of any dict ever had; 0 where this Python keeps none.
+static uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030D0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    if (PyDict_Check(dict) && Py_TYPE(dict)->tp_as_mapping->mp_subscript == dict_subscript)
+        return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+#endif
+    return 0;
+}
+
+struct Registers {
+    std::vector<PyObject*> values;
+    explicit Registers(Py_ssize_t n) : values(n, nullptr) {}
+    ~Registers() { for (PyObject* value : values) Py_XDECREF(value); }
+};
+
+// Runs one instruction on a value it owns.
+static inline bool finish(const GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
+    const bool holds = value && test_value(program, in, value, registers);
+    if (holds && in.target >= 0) registers[in.target] = value;
+    else Py_XDECREF(value);
+    return holds;
+}
+
+static bool holds_all(GuardProgram& program) {
+    Registers kept(program.registers);
+    PyObject** registers = kept.values.data();
+    const Py_ssize_t n = (Py_ssize_t)program.code.size();
+    for (Py_ssize_t i = 0; i < n; ++i) {
+        Instruction& in = program.code[i];
+        if (in.load != L_GATE) {
+            if (!finish(program, in, load_value(in, registers), registers)) return false;
+            continue;
+        }
+        PyObject* dict = registers[in.source];
+        const uint64_t version = version_of(dict);
+        Instruction *next = &in + 1, *end = next + in.group;
+        if (version && dict == in.dict && version == in.version) {
+            for (next += in.skipped; next < end; ++next) {
+                PyObject* value = Py_NewRef(next->load == L_REGISTER ? registers[next->source] : next->cached);
+                if (!finish(program, *next, value, registers)) return false;
+            }
+        } else {
+            in.dict = nullptr;
+            for (; next < end; ++next) {
+                next->cached = load_value(*next, registers);
+                if (!finish(program, *next, next->cached, registers)) return false;
+            }
+            in.dict = dict;
+            in.version = version;
+        }
+        i += in.group;
+    }
+    return true;
+}
+
+// The check itself, a function without arguments; its self is (capsule, instructions).
+static PyObject* run_guards(PyObject* self, PyObject*) {
+    auto* program = static_cast<GuardProgram*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(self, 0), nullptr));
+    if (!program) return nullptr;
+    const bool holds = (program->tensors.empty() || program->keys == ThreadKeys::now()) && holds_all(*program);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return PyBool_FromLong(holds);
+}
+
+static PyMethodDef run_guards_method = {"check_objects", run_guards, METH_NOARGS, "True while every guard holds."};
+
+static void free_program(PyObject* capsule) {
+    delete static_cast<GuardProgram*>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+// guard_program(instructions) -> check(); each instruction is the tuple
+// (load, source register or -1, base, key, test, operand, number, target register or -1): base is the object read from
+// where there is no source register. A register is written before it is read. A gate's test is the length of its group,
+// its number how many instructions of it depend on the dict alone.
+static PyObject* guard_program(PyObject*, PyObject* instructions) {
+    if (!name_dict) {
+        name_dict = PyUnicode_InternFromString("__dict__");
+        dict_subscript = PyDict_Type.tp_as_mapping->mp_subscript;
+        name_grad = PyUnicode_InternFromString("grad");
+    }
+    if (!PyTuple_Check(instructions)) { PyErr_SetString(PyExc_TypeError, "a tuple of instructions"); return nullptr; }
+    auto* program = new GuardProgram;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(instructions); ++i) {
+        PyObject* t = PyTuple_GET_ITEM(instructions, i);
+        Instruction in;
+        if (!PyArg_ParseTuple(t, "inOOiOnn", &in.load, &in.source, &in.base, &in.key, &in.test, &in.operand,
+                              &in.number, &in.target)) {
+            delete program;
+            return nullptr;
+        }
+        in.hash = in.load == L_ENTRY || in.load == L_ITEM ? PyObject_Hash(in.key) : 0;
+        in.cached = in.dict = nullptr;
+        in.version = 0;
+        in.group = in.test;  // a gate has no test
+        in.skipped = in.number;
+        if (in.load == L_GATE) in.test = T_NONE;
+        in.index = PyLong_CheckExact(in.key) ? PyLong_AsSsize_t(in.key) : -1;
+        if (PyErr_Occurred()) { delete program; return nullptr; }
+        if (in.test == T_TENSOR) {
+            in.tensor = (Py_ssize_t)program->tensors.size();
+            program->tensors.emplace_back(in.operand);
+        }
+        if (in.target >= program->registers) program->registers = in.target + 1;
+        program->code.push_back(in);
+    }
+    PyObject* capsule = PyCapsule_New(program, nullptr, free_program);
+    if (!capsule) { delete program; return nullptr; }
+    PyObject* self = PyTuple_Pack(2, capsule, instructions);
+    Py_DECREF(capsule);
+    if (!self) return nullptr;
+    PyObject* check = PyCFunction_New(&run_guards_method, self);
+    Py_DECREF(self);
+    return check;
+}
+"""

@@ -1,0 +1,241 @@
+"""Guards on held objects: the native program, the generated Python, and the slow way agree after every change."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sidefx_train.compile.guards import program
+from sidefx_train.compile.guards.codegen import failing
+from sidefx_train.compile.guards.guard import Guard, TensorFacts
+from sidefx_train.compile.heap.source import Source, SourceTable
+from sidefx_train.compile.native import native_module
+
+
+class Thing:
+    limit = 3
+
+    def __init__(self) -> None:
+        self.flag = True
+        self.name = "thing"
+        self.ratio = 0.5
+        self.table: dict[Any, Any] = {"a": 1, "b": [1, 2, 3]}
+        self.ordered: OrderedDict[str, int] = OrderedDict()
+        self.counts: defaultdict[str, int] = defaultdict(int, x=1)
+        self.items = [Slotted(), Slotted()]
+        self.counter = Counter(seen=1)
+        self.weight = torch.nn.Parameter(torch.zeros(2, 3))
+        self.state = {self.weight: {"step": torch.zeros(()), "avg": torch.zeros(2, 3)}}
+
+
+class Slotted:
+    __slots__ = ("inner",)
+
+    def __init__(self) -> None:
+        self.inner = "value"
+
+
+def everything(thing: Thing) -> list[Guard]:
+    """Guards of every kind on one object."""
+    table = SourceTable()
+    root = table.const(thing, "thing")
+
+    def attr(name: str) -> Source:
+        return table.attr(root, name)
+
+    def tensor(source: Source) -> Guard:
+        return Guard("tensor", source, TensorFacts.of(source.fetch((), {})))
+
+    weight = table.const(thing.weight, "thing.weight")
+    state = table.item(attr("state"), thing.weight)
+    guards = [
+        Guard("type", root, Thing),
+        Guard("is", attr("flag"), True),
+        Guard("equal", attr("name"), "thing"),
+        Guard("equal", attr("ratio"), 0.5),
+        Guard("absent", root, "forward"),
+        Guard("absent", root, "limit"),
+        Guard("type", attr("table"), dict),
+        Guard("keys", attr("table"), ("a", "b")),
+        Guard("equal", table.item(attr("table"), "a"), 1),
+        Guard("length", table.item(attr("table"), "b"), 3),
+        Guard("equal", table.item(table.item(attr("table"), "b"), 1), 2),
+        Guard("length", attr("ordered"), 0),
+        Guard("type", attr("counts"), defaultdict),
+        Guard("absent", attr("counter"), "extra"),
+        Guard("equal", table.item(attr("counts"), "x"), 1),
+        Guard("no_item", attr("counts"), "y"),
+        Guard("type", table.item(attr("items"), 0), Slotted),
+        Guard("equal", table.slot(table.item(attr("items"), 0), "inner"), "value"),
+        Guard("is", attr("weight"), thing.weight),
+        Guard("is", table.slot(weight, "_backward_hooks"), None),
+        Guard("is", table.slot(weight, "_post_accumulate_grad_hooks"), None),
+        Guard("is", table.grad(weight), None),
+        tensor(weight),
+        Guard("type", state, dict),
+        Guard("length", state, 2),
+        Guard("same", table.item(attr("items"), 1), table.item(attr("items"), 1)),
+    ]
+    for key in ("step", "avg"):
+        held = thing.state[thing.weight][key]
+        guards.append(Guard("is", table.item(state, key), held))
+        guards.append(tensor(table.const(held, f"state.{key}")))
+    return guards
+
+
+def _no_hook(_: torch.Tensor) -> None:
+    return None
+
+
+CHANGES: dict[str, Callable[[Thing], Any]] = {
+    "a flag": lambda t: setattr(t, "flag", False),
+    "an equal value of another type": lambda t: setattr(t, "name", type("Name", (str,), {})("thing")),
+    "a number": lambda t: setattr(t, "ratio", 0.25),
+    "a new attribute": lambda t: setattr(t, "forward", None),
+    "an instance attribute over a class attribute": lambda t: setattr(t, "limit", 4),
+    "a deleted attribute": lambda t: delattr(t, "ratio"),
+    "the class": lambda t: setattr(t, "__class__", type("Other", (Thing,), {})),
+    "the instance dict": lambda t: setattr(t, "__dict__", {**vars(t), "flag": 1}),
+    "an entry": lambda t: t.table.update(a=2),
+    "an added key": lambda t: t.table.update(c=0),
+    "the order of keys": lambda t: t.table.update(a=t.table.pop("a")),
+    "a longer list": lambda t: t.table["b"].append(4),
+    "a list item": lambda t: t.table["b"].__setitem__(1, 7),
+    "a filled OrderedDict": lambda t: t.ordered.update(a=1),
+    "a missing key": lambda t: t.counts.clear(),
+    "a key that was absent": lambda t: t.counts.update(y=0),
+    "an attribute of a container": lambda t: setattr(t.counter, "extra", 1),
+    "a slot": lambda t: setattr(t.items[0], "inner", "other"),
+    "an unset slot": lambda t: delattr(t.items[0], "inner"),
+    "a shorter list": lambda t: t.items.clear(),
+    "a replaced parameter": lambda t: setattr(t, "weight", torch.nn.Parameter(torch.zeros(2, 3))),
+    "a hook": lambda t: t.weight.register_hook(_no_hook),
+    "a post-accumulate hook": lambda t: t.weight.register_post_accumulate_grad_hook(_no_hook),
+    "a gradient": lambda t: setattr(t.weight, "grad", torch.zeros(2, 3)),
+    "requires_grad": lambda t: t.weight.requires_grad_(False),
+    "another shape": lambda t: setattr(t.weight, "data", torch.zeros(3, 2)),
+    "other strides": lambda t: setattr(t.weight, "data", torch.zeros(3, 2).t()),
+    "another dtype": lambda t: setattr(t.weight, "data", torch.zeros(2, 3, dtype=torch.float64)),
+    "a state tensor": lambda t: t.state[t.weight].update(avg=torch.zeros(2, 3)),
+    "a state tensor's shape": lambda t: t.state[t.weight]["avg"].unsqueeze_(0),
+    "a state entry more": lambda t: t.state[t.weight].update(extra=1),
+    "no state": lambda t: t.state.clear(),
+    "state of another class": lambda t: t.state.update({t.weight: OrderedDict(t.state[t.weight])}),
+}
+
+
+def _native() -> Any:
+    native = native_module()
+    if native is None:
+        pytest.skip("no C++ compiler")
+    return native
+
+
+def _checks(guards: list[Guard]) -> dict[str, Callable[[], bool]]:
+    native = _native()
+    objects = [guard for guard in guards if guard.kind != "tensor"]
+    found = {
+        "python": program._python_check(guards),
+        "native": native.guard_program(program.instructions(guards, native.tensors_readable())),
+    }
+    plain = native.guard_program(program.instructions(objects))
+    tensors = program._python_check([guard for guard in guards if guard.kind == "tensor"])
+    found["native, torch's tensors"] = lambda: plain() and tensors()
+    return found
+
+
+def test_tensors_are_readable() -> None:
+    """The header ships with torch: on a supported version the fast way must be in use."""
+    assert _native().tensors_readable()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed_every_way(change: str) -> None:
+    thing = Thing()
+    guards = everything(thing)
+    assert program.split(guards) == (guards, [])
+    checks = _checks(guards)
+    for name, check in checks.items():
+        assert [check(), check(), check()] == [True] * 3, name
+    CHANGES[change](thing)
+    assert any(failing(guard, (), {})[0] for guard in guards), "the change must matter"
+    for name, check in checks.items():
+        assert [check(), check()] == [False] * 2, name
+
+
+def test_what_is_put_back_holds_again() -> None:
+    thing = Thing()
+    check = _checks(everything(thing))["native"]
+    assert check()
+    for _ in range(3):
+        thing.flag = False
+        assert not check()
+        thing.flag = True
+        assert check()
+    thing.table["b"].append(4)
+    assert not check()
+    thing.table["b"].pop()
+    assert check()
+    del thing.ratio
+    assert not check()
+    thing.ratio = 0.5
+    assert check()
+
+
+def test_another_dict_with_the_same_contents() -> None:
+    """A gate remembers a dict by identity and version; an equal new one is read anew."""
+    thing = Thing()
+    check = _checks(everything(thing))["native"]
+    assert check()
+    thing.table = dict(thing.table)
+    assert check()
+    thing.table = {"a": 1, "b": [1, 2, 4][:2]}
+    assert not check()
+
+
+def test_nothing_is_inserted_into_a_defaultdict() -> None:
+    thing = Thing()
+    check = _checks(everything(thing))["native"]
+    thing.counts.clear()
+    assert not check()
+    assert not thing.counts
+
+
+def test_inference_mode_is_another_world() -> None:
+    thing = Thing()
+    check = _checks(everything(thing))["native"]
+    assert check()
+    with torch.inference_mode():
+        assert not check()
+    assert check()
+
+
+def test_a_program_does_not_keep_a_cycle_alive() -> None:
+    thing = Thing()
+    thing.check = _checks(everything(thing))["native"]  # type: ignore[attr-defined]
+    gone = weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert gone() is None
+
+
+def test_references_are_balanced() -> None:
+    import sys
+
+    thing = Thing()
+    check = _checks(everything(thing))["native"]
+    check()
+    objects = [thing, thing.weight, thing.table, thing.items, vars(thing), thing.state[thing.weight]]
+    before = [sys.getrefcount(o) for o in objects]
+    for _ in range(100):
+        check()
+    thing.flag = False
+    for _ in range(100):
+        check()
+    assert [sys.getrefcount(o) for o in objects] == before

@@ -172,6 +172,7 @@ def _capture_once(
                     "SFX111", "leaves a global setting of torch changed (grad mode, autocast, default dtype...)"
                 )
             effects = collect(world)
+            heap.check_arrays()
             check_nothing_left(world.context, effects)
             counters = _counters(world, effects)
             if counters:

@@ -1,8 +1,10 @@
 """Hooks and backward passes during a capture; importing this package plugs them in."""
 
+from sidefx_train.hooks import arrays as arrays
 from sidefx_train.hooks import capture as capture
 from sidefx_train.hooks import functions as functions
 from sidefx_train.hooks import metrics as metrics
 from sidefx_train.hooks import modes as modes
 from sidefx_train.hooks import nan_checks as nan_checks
 from sidefx_train.hooks import rng as rng
+from sidefx_train.hooks import transformers as transformers

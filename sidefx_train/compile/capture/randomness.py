@@ -54,7 +54,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
 
     def draws(self, kind: str) -> list[fx.Node]:
         """Nodes that drew new numbers, in order."""
-        nodes = [node for node in self.graph_tracer.graph.nodes if compat.is_random(node.target)]
+        nodes = [node for node in self.graph_tracer.graph.nodes if _is_draw(node.target, node.args, node.kwargs)]
         return [node for node in nodes if _device_type(node.meta.get("val")) == kind]
 
     def save(self, kind: str) -> RandomState:
@@ -72,7 +72,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             self.cursors.pop(kind, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.cursors and compat.is_random(func):
+        if self.cursors and _is_draw(func, args, kwargs or {}):
             kind = _device_type((args, kwargs)) or "cpu"
             if kind in self.cursors:
                 drawn = self.draws(kind)[self.cursors[kind]]
@@ -105,6 +105,17 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             fake = held.detach().clone()
         compat.track(fake, fx.Proxy(copy, self.graph_tracer.tracer), self.graph_tracer.tracer)
         return fake
+
+
+def _is_draw(func: Any, args: Any, kwargs: Any) -> bool:
+    """True if a call draws random numbers; attention without dropout does not, though its operator may."""
+    if not compat.is_random(func):
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    return bool((args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)) != 0.0)
 
 
 def _device_type(value: Any) -> str | None:

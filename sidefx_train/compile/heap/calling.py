@@ -16,6 +16,7 @@ from sidefx_train.compile import registry
 from sidefx_train.compile.capture import policy
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import natives, opaque
+from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, TensorMoment, contains_later
@@ -85,6 +86,8 @@ class CallingWorld:
             if isinstance(record, (ListRecord, DictRecord, SetRecord)):
                 if not record.filled:
                     record.fill()
+            elif isinstance(record, ArrayRecord):
+                record.fill()
             elif isinstance(record, InstanceRecord) and compares_in_python(type(value)):
                 record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
             else:
@@ -182,10 +185,10 @@ class CallingWorld:
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
         if id(fn) in _BARE:
             return self.guarded(fn, args, kwargs)
-        for value in args:
-            self.touch(value)
-        for value in kwargs.values():
-            self.touch(value)
+        if not any(fn is known for known in _READS_TYPE):
+            deep = not any(fn is known for known in _PASSES_ITEMS) and getattr(fn, "__name__", "") != "extend"
+            for value in (*args, *kwargs.values()):
+                self.touch(value, deep)
         if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
             substitute = natives.number_function(self, fn, args)
             if substitute is not ABSENT:
@@ -246,6 +249,9 @@ class CallingWorld:
 
     def freeze(self, value: Any) -> Any:
         """A copy of containers, and tensors as they are at this moment."""
+        record = self.heap.record_of(value)
+        if isinstance(record, ArrayRecord):
+            record.shown = True
         if isinstance(value, torch.Tensor) and self.tracer.has_node(value):
             return TensorMoment(value, self.tracer.node_of(value), value._version, self.tracer.last_node())
         if type(value) in (list, tuple, set, dict):
@@ -273,6 +279,10 @@ def first_line(error: BaseException) -> str:
 
 
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
+_READS_TYPE = (isinstance, issubclass, type, id, callable)
+"""C functions that look at the class or the identity of what they are given."""
+_PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
+"""C functions that hand on the items of a container without looking at them."""
 _DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
 _READS_NOTHING = frozenset(
     {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}

@@ -25,6 +25,7 @@ from sidefx_train.compile.artifacts import InputKind
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
+from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     DEFINITIONS,
@@ -168,6 +169,10 @@ class Heap:
         if isinstance(real, BY_IDENTITY):
             self.guard("is", source, real)
             return real
+        if cls is np.float64 and self._below(source, self._symbolic_roots):
+            return self._number(real, source, name)
+        if cls is np.ndarray and not real.dtype.hasobject:
+            return self._register(array_shadow(self, real, source))
         if isinstance(real, BY_VALUE) or cls is frozenset:
             if cls is frozenset and not all(is_plain(item) or isinstance(item, DEFINITIONS) for item in real):
                 self.refuse("SFX104", f"{source.label} is a frozenset of objects that are not plain values")
@@ -262,13 +267,13 @@ class Heap:
         if found is not None:
             return found
         symbolic = source.label in self.symbolic or (bool(name) and name in self.written_names())
-        if not symbolic and type(real) is float:
+        if not symbolic and isinstance(real, float):
             symbolic = self._below(source, self._symbolic_roots)
         if not symbolic:
             self.guard("equal", source, real)
             return real
         self.guard("type", source, type(real))
-        number = self.tracer.add_scalar(real, source.label)
+        number = self.tracer.add_scalar(float(real) if isinstance(real, float) else real, source.label)
         self.numbers.append((number, source, real))
         self._numbers_by_source[id(source)] = number
         return number
@@ -409,6 +414,16 @@ class Heap:
                 return True
             source = source.parent
         return False
+
+    def check_arrays(self) -> None:
+        """Refuses what arrays cannot be used for in a step.
+
+        Raises:
+            Unsupported: an array is read and written.
+        """
+        for record in list(self.by_real.values()):
+            if isinstance(record, ArrayRecord):
+                record.check()
 
     def dict_record(self, shadow: Any) -> DictRecord | None:
         record = self.record_of(shadow)

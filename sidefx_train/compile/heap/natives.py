@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.later import NUMBERS
 from sidefx_train.compile.heap.records import DictRecord, ListRecord, SetRecord
 
@@ -151,7 +152,7 @@ def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs
         if isinstance(record, DictRecord) and record.plain:
             length = record.length()
             return ABSENT if length is None else length
-        return ABSENT
+        return len(args[0]) if isinstance(record, ArrayRecord) else ABSENT
     owner = fn.__self__
     record = world.heap.record_of(owner) if owner is not None else None
     if record is None or kwargs or not record.plain:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
+
 Kind = Literal[
     "const",  # key: an object the entry holds
     "arg",  # key: position
@@ -18,6 +20,7 @@ Kind = Literal[
     "cell",  # parent.cell_contents
     "grad",  # parent.grad
     "call",  # parent(), for weak references
+    "array",  # the tensor over the memory of a NumPy array
 ]
 
 
@@ -66,6 +69,8 @@ class Source:
             return parent.grad
         if self.kind == "call":
             return parent()
+        if self.kind == "array":
+            return torch.from_numpy(parent)
         return getattr(parent, self.key)
 
 
@@ -107,6 +112,9 @@ class SourceTable:
 
     def call(self, parent: Source) -> Source:
         return self._intern("call", parent, None, f"{parent.label}()")
+
+    def array(self, parent: Source) -> Source:
+        return self._intern("array", parent, None, f"torch.from_numpy({parent.label})")
 
     def _intern(self, kind: Kind, parent: Source | None, key: Any, label: str) -> Source:
         plain = type(key) in (str, int, bytes, bool, float, type(None))

@@ -18,6 +18,7 @@ from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import natives, opaque
+from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.calling import CallingWorld
 from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.later import (
@@ -300,6 +301,8 @@ class TraceWorld(CallingWorld):
             self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
         if name == "__class__":
             return self.type_of(obj)
+        if isinstance(record, ArrayRecord):
+            record.look(name)
         value = getattr(obj, name)
         if isinstance(obj, types.FunctionType) and name in ("__defaults__", "__kwdefaults__"):
             values = value.values() if isinstance(value, dict) else value or ()
@@ -376,6 +379,10 @@ class TraceWorld(CallingWorld):
                 self.touch(value)
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
                 return self.guarded(natives.OPERATORS[name], args, {})
+        for value in args:
+            array = self.heap.by_shadow.get(id(value))
+            if isinstance(array, ArrayRecord) and array.shadow is value:
+                array.operate(name if value is first else "")
         shallow = name in _SHALLOW
         for value in args[:1] if shallow else args:
             self.touch(value, deep=not shallow)

@@ -6,6 +6,8 @@ import linecache
 import re
 from typing import Any
 
+import torch
+
 from sidefx_train.compile.heap.source import Source
 
 
@@ -83,6 +85,8 @@ class Writer:
             return f"{self.value(parent)}.cell_contents"
         if source.kind == "grad":
             return f"{self.value(parent)}.grad"
+        if source.kind == "array":
+            return f"{self.constant(torch.from_numpy, 'from_numpy')}({self.value(parent)})"
         if source.kind == "call":
             return f"{self.value(parent)}()"
         return f"{self.value(parent)}.{source.key}"

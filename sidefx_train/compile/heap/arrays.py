@@ -1,0 +1,87 @@
+"""NumPy arrays: inputs where they become tensors, guarded by their contents where NumPy code reads them.
+
+The shadow of an array is a copy that cannot be written. Shape, type and strides are guarded; contents only once
+something looks at them, so a batch of arrays that goes through ``torch.from_numpy`` is an input like any tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.heap.records import Record
+from sidefx_train.compile.heap.source import Source
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.heap import Heap
+
+_METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
+_WRITES = frozenset({"setitem", "delitem"})
+
+
+class ArrayRecord(Record):
+    """An array.
+
+    Attributes:
+        tensor: the fake tensor over its memory, once the step has asked for one.
+        version: that tensor's version at entry.
+        read: its contents are guarded.
+        shown: a deferred call will show its contents.
+    """
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source) -> None:
+        super().__init__(heap, real, shadow, source)
+        self.tensor: torch.Tensor | None = None
+        self.version = 0
+        self.read = False
+        self.shown = False
+
+    def fill(self) -> None:
+        if not self.read:
+            self.read = True
+            contents = self.heap.sources.call(self.heap.sources.slot(self.source, "tobytes"))
+            self.heap.guard("equal", contents, self.real.tobytes())
+
+    def look(self, name: str) -> None:
+        """The step reads the attribute ``name``."""
+        if name not in _METADATA and not callable(getattr(self.shadow, name)):
+            self.fill()
+
+    def operate(self, name: str) -> None:
+        """The step applies an operator to the array."""
+        if name in _WRITES or (name.startswith("i") and name[1:] in _IN_PLACE):
+            self.heap.refuse("SFX104", f"writes into {self.source.label}, a NumPy array")
+        self.fill()
+
+    def as_tensor(self) -> torch.Tensor:
+        """A fake tensor over the array's memory, as ``torch.from_numpy`` makes it."""
+        if self.tensor is not None:
+            return self.tensor.detach()
+        with compat.real_world():
+            real = torch.from_numpy(self.real)
+        self.tensor = self.heap.shadow(real, self.heap.sources.array(self.source))
+        self.version = self.tensor._version
+        return self.tensor
+
+    def check(self) -> None:
+        """Refuses a step that both reads the array and writes to it through a tensor."""
+        if (self.read or self.shown) and self.tensor is not None and self.tensor._version != self.version:
+            self.heap.refuse("SFX104", f"reads {self.source.label} and writes to it through a tensor")
+
+
+_IN_PLACE = frozenset(
+    {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor"}
+)
+
+
+def array_shadow(heap: Heap, real: np.ndarray[Any, Any], source: Source) -> ArrayRecord:
+    """The record of an array, with its metadata guarded."""
+    heap.guard("type", source, np.ndarray)
+    for name in ("dtype", "shape", "strides"):
+        heap.guard("equal", heap.sources.slot(source, name), getattr(real, name))
+    shadow = np.lib.stride_tricks.as_strided(real.copy(order="K"), writeable=False)
+    shadow.setflags(write=False)
+    return ArrayRecord(heap, real, shadow, source)

@@ -1,0 +1,51 @@
+"""Tensors made from NumPy arrays: the array's memory is an input of the graph, read at every call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile import registry
+from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap.arrays import ArrayRecord
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.world import TraceWorld
+
+
+def _record(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> ArrayRecord | None:
+    record = world.heap.record_of(args[0] if args else kwargs.get(name))
+    return record if isinstance(record, ArrayRecord) else None
+
+
+def _tensor_over(world: TraceWorld, record: ArrayRecord) -> torch.Tensor:
+    """The tensor over an array's memory; what torch refuses raises as it does eagerly."""
+    if record.tensor is None:
+        world.guarded(torch.from_numpy, (record.shadow.copy(),), {})
+    return record.as_tensor()
+
+
+@registry.intercept(torch.from_numpy)
+def _from_numpy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record = _record(world, args, kwargs, "ndarray")
+    return ABSENT if record is None else _tensor_over(world, record)
+
+
+@registry.intercept(torch.as_tensor)
+def _as_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record = _record(world, args, kwargs, "data")
+    if record is None:
+        return ABSENT
+    rest = {name: value for name, value in kwargs.items() if name != "data"}
+    return world.guarded(torch.as_tensor, (_tensor_over(world, record), *args[1:]), rest)
+
+
+@registry.intercept(torch.tensor)
+def _tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record = _record(world, args, kwargs, "data")
+    if record is None or len(args) > 1 or set(kwargs) - {"data", "dtype", "device", "requires_grad"}:
+        return ABSENT
+    target = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    copy = _tensor_over(world, record).detach().clone().to(**{"device": torch.get_default_device(), **target})
+    return copy.requires_grad_(kwargs.get("requires_grad", False))

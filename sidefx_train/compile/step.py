@@ -18,6 +18,8 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import pipeline
+from sidefx_train.compile.guards.guard import shown
+from sidefx_train.compile.heap.heap import is_library
 from sidefx_train.compile.pipeline import CaptureFailed, Entry, Learned
 from sidefx_train.compile.residual.build import MISS
 from sidefx_train.config import CompileConfig
@@ -159,7 +161,7 @@ class CompiledStep:
             self._first_run = False
         if result is MISS:
             found = entry.why(args, kwargs)
-            what = f"{found[0].describe()}, found {found[1]!r}" if found else "the global state differs"
+            what = f"{found[0].describe()}, found {_short(found[1])}" if found else "the global state differs"
             self._drop(entry)
             unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
             return self._eager(unstable, args, kwargs)
@@ -325,7 +327,12 @@ def _describable(fn: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value) if not callable(value) else _name_of(value)
+    if isinstance(value, str):
+        text = value
+    elif type(value) in (tuple, list, dict, set, frozenset) or not is_library(type(value).__module__):
+        text = shown(value)  # a user's own __str__ may have effects
+    else:
+        text = str(value) if not callable(value) else _name_of(value)
     return text if len(text) <= 120 else text[:117] + "..."
 
 

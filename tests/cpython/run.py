@@ -1,103 +1,125 @@
-"""Runs CPython's own tests with their methods interpreted, and says which fail only then.
+"""Runs CPython's own tests interpreted, and compares with the list of known differences.
 
-    python tests/cpython/run.py test_generators test_with ...
+    python tests/cpython/run.py                              all modules, a table
+    python tests/cpython/run.py test_with test_generators    some
+    python tests/cpython/run.py -v test_with:test_nested     some cases, with the tracebacks of those that differ
 
-Each test method is run twice: by CPython and by the interpreter over a ``DirectWorld``. Tests that CPython
-itself fails or skips here are not counted. Needs a Python with its ``test`` package.
+Each module runs in a process of its own. Exits with 1 if a case differs that ``known_differences.toml`` does not list,
+if a listed one passes or does not exist, or if fewer than ``LEAST`` percent pass. Needs a Python with its ``test``
+package, and no torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
-import importlib
+import json
 import os
+import subprocess
 import sys
-import traceback
-import types
-import unittest
+import tomllib
+from collections.abc import Sequence
 from typing import Any
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, ROOT)
-if "sidefx_train" not in sys.modules:  # the interpreter needs no torch: leave the package's own __init__ out
-    package = types.ModuleType("sidefx_train")
-    package.__path__ = [os.path.join(ROOT, "sidefx_train")]
-    sys.modules["sidefx_train"] = package
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from tests.cpython.modules import run_module  # noqa: E402
 
-from sidefx_train.compile.capture.interpreter import Interpreter  # noqa: E402
-from sidefx_train.compile.capture.world import DirectWorld  # noqa: E402
-from sidefx_train.errors import Unsupported  # noqa: E402
+LEAST = 95.0
+"""Percent of each run's cases that must pass, known differences or not."""
 
+TIMEOUT = 600
+"""Seconds for one module."""
 
-class _Interpreted(unittest.TestResult):
-    """Keeps the tracebacks of failures."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failed: list[tuple[str, str]] = []
-
-    def addError(self, test: Any, err: Any) -> None:
-        super().addError(test, err)
-        self.failed.append((str(test), "".join(traceback.format_exception(*err))))
-
-    addFailure = addError
-
-    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
-        super().addSubTest(test, subtest, err)
-        if err is not None:
-            self.failed.append((str(subtest), "".join(traceback.format_exception(*err))))
+KNOWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known_differences.toml")
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+_MARK = "@@ result "
 
 
-def _call_interpreted(case: unittest.TestCase, method: Any) -> None:
+def modules() -> list[str]:
+    """The modules of a complete run on this version of Python."""
+    with open(KNOWN, "rb") as file:
+        listed: dict[str, list[str]] = tomllib.load(file)["modules"]
+    return [name for versions, names in listed.items() if versions in ("all", VERSION) for name in names]
+
+
+def known_differences() -> dict[str, dict[str, str]]:
+    """Cases known to differ on this version of Python, by module, with their reasons."""
+    with open(KNOWN, "rb") as file:
+        entries = tomllib.load(file)["difference"]
+    known: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        if VERSION in entry.get("python", [VERSION]):
+            for case in entry["cases"]:
+                of_module = known.setdefault(entry["module"], {})
+                assert case not in of_module, f"{entry['module']} lists {case} twice"
+                of_module[case] = entry["reason"]
+    return known
+
+
+def in_process_of_its_own(name: str) -> dict[str, Any]:
+    """Runs one module: ``cases`` and ``failures``, or ``error``."""
+    command = [sys.executable, os.path.abspath(__file__), "--one", name]
     try:
-        Interpreter(DirectWorld()).run(method)
-    except Unsupported as stop:
-        raise RuntimeError(f"unsupported: {stop} at {stop.location}") from stop
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no result after {TIMEOUT} seconds"}
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            result: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return result
+    return {"error": f"exit status {done.returncode}: {done.stderr[-2000:]}"}
 
 
-def _cases(suite: Any) -> list[unittest.TestCase]:
-    if isinstance(suite, unittest.TestSuite):
-        return [case for part in suite for case in _cases(part)]
-    return [suite]
-
-
-def run_module(name: str, only: str = "") -> tuple[int, list[tuple[str, str]]]:
-    """Runs one module of CPython's tests; how many passed when run by CPython, and what then failed here."""
-    module = importlib.import_module(f"test.{name}")
-    plain = unittest.TestCase._callTestMethod
-    cases = [c for c in _cases(unittest.defaultTestLoader.loadTestsFromModule(module)) if only in c.id()]
-    count, failed = 0, []
-    for case in cases:
-        if type(case).__name__ in ("DocTestCase", "_FailedTest"):
+def problems(name: str, only: str, result: dict[str, Any], known: dict[str, str]) -> list[str]:
+    """What is wrong with one module's result, line by line."""
+    if "error" in result:
+        return [f"{name}: {result['error']}"]
+    failures = result["failures"]
+    found = [f"{name}: {case} differs and is not listed" for case in failures if case not in known]
+    for case in known:
+        if only not in case:
             continue
-        native = unittest.TestResult()
-        unittest.TestSuite([case]).run(native)
-        if not native.wasSuccessful() or native.skipped or not native.testsRun:
-            continue
-        count += 1
-        case = type(case)(case._testMethodName)
-        unittest.TestCase._callTestMethod = _call_interpreted
-        result = _Interpreted()
-        try:
-            unittest.TestSuite([case]).run(result)
-        finally:
-            unittest.TestCase._callTestMethod = plain
-        failed += result.failed
-    return count, failed
+        if case not in result["cases"]:
+            found.append(f"{name}: {case} is listed, and is no case that CPython {VERSION} passes here")
+        elif case not in failures:
+            found.append(f"{name}: {case} is listed and passes")
+    return found
 
 
-def main(names: list[str]) -> int:
-    faulthandler.enable()
-    bad = 0
-    for name in names:
-        name, _, only = name.partition(":")
-        count, failed = run_module(name, only)
-        for test, trace in failed:
-            print(f"--- {test}\n{trace}")
-        print(f"=== {name}: {count} tests, {len(failed)} failures")
-        bad += len(failed)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="modules, each with an optional :part of the names of its cases")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the tracebacks of all that differ")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.one:
+        faulthandler.enable()
+        name, _, only = options.one.partition(":")
+        cases, failures = run_module(name, only)
+        print(f"\n{_MARK}{json.dumps({'cases': cases, 'failures': failures})}")
+        return 0
+    known = known_differences()
+    bad: list[str] = []
+    total = passed = 0
+    print(f"CPython {VERSION}\n{'module':32}{'methods':>9}{'passed':>9}{'differ':>9}{'percent':>10}")
+    for wanted in options.names or modules():
+        name, _, only = wanted.partition(":")
+        result = in_process_of_its_own(wanted)
+        count, differ = len(result.get("cases", ())), len(result.get("failures", ()))
+        total, passed = total + count, passed + count - differ
+        percent = f"{100 * (count - differ) / count:.1f}" if count else "-"
+        print(f"{name:32}{count:9}{count - differ:9}{differ:9}{percent:>10}", flush=True)
+        bad += problems(name, only, result, known.get(name, {}))
+        if options.verbose:
+            for case, trace in result.get("failures", {}).items():
+                print(f"--- {case}\n{trace}")
+    percent = 100 * passed / total if total else 0.0
+    print(f"{'all':32}{total:9}{passed:9}{total - passed:9}{percent:10.1f}")
+    if percent < LEAST:
+        bad.append(f"{percent:.1f} percent of the cases pass, at least {LEAST} should")
+    print("\n".join(bad))
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -25,6 +25,7 @@ _FUNCTION = types.FunctionType
 _object_getattribute = object.__getattribute__
 _type_lookup = type.__getattribute__
 _HEAP_TYPE = 1 << 9
+_NAMESPACE = types.SimpleNamespace
 _GENERIC = frozenset(
     {
         dict, list, tuple, set, frozenset, int, float, complex, str, bytes, bytearray, BaseException, OrderedDict,
@@ -45,6 +46,10 @@ def is_static(cls: type) -> bool:
 
 def _is_generic(wrapper: Any) -> bool:
     return type(wrapper) is _SLOT and wrapper.__objclass__ in _GENERIC
+
+
+def _stores_plainly(wrapper: Any) -> bool:
+    return type(wrapper) is _SLOT and (wrapper.__objclass__ in _GENERIC or wrapper.__objclass__ is types.ModuleType)
 
 
 def is_c_level(attr: Any) -> bool:
@@ -154,13 +159,13 @@ def _load(interp: Interpreter, obj: Any, name: str) -> Any:
         return found
     cls = interp.type_of(obj)
     getter = _type_lookup(cls, "__getattribute__")
-    if getter is _object_getattribute or (_is_generic(getter) and not is_static(cls)):
+    if getter is _object_getattribute or (_is_generic(getter) and (cls is _NAMESPACE or not is_static(cls))):
         missing = None
         found = generic(interp, obj, cls, name)
     elif type(getter) is _SLOT:
         if getter is type.__getattribute__:
             return _load_class(interp, obj, cls, name)
-        if isinstance(obj, types.ModuleType) and getter is types.ModuleType.__getattribute__:
+        if getter is types.ModuleType.__getattribute__:
             return _load_module(interp, obj, cls, name)
         if cls is super:
             return _load_super(interp, obj, name)
@@ -326,7 +331,7 @@ def store(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
         return
     cls = interp.type_of(obj)
     setter = _type_lookup(cls, "__setattr__")
-    if setter is object.__setattr__ or setter is type.__setattr__ or _is_generic(setter):
+    if setter is object.__setattr__ or setter is type.__setattr__ or _stores_plainly(setter):
         generic_store(interp, obj, name, value)
     elif type(setter) is _SLOT:
         interp.native(setattr, (obj, name, value), {})
@@ -366,7 +371,7 @@ def delete(interp: Interpreter, obj: Any, name: str) -> None:
         return
     cls = interp.type_of(obj)
     deleter = _type_lookup(cls, "__delattr__")
-    if deleter is object.__delattr__ or deleter is type.__delattr__ or _is_generic(deleter):
+    if deleter is object.__delattr__ or deleter is type.__delattr__ or _stores_plainly(deleter):
         generic_delete(interp, obj, name)
     elif type(deleter) is _SLOT:
         interp.native(delattr, (obj, name), {})

@@ -41,9 +41,12 @@ _MISSING: Any = object()
 def find(interp: Interpreter, fn: Any) -> Substitute | None:
     """The substitute of ``fn``, if it has one."""
     found = _TABLE.get(id(fn))
-    if found is None and type(fn) is types.BuiltinFunctionType and fn.__name__ in iterables.METHOD_NAMES:
+    if found is None and type(fn) is types.BuiltinFunctionType:
         owner = fn.__self__
-        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+        kind = type(owner)
+        if issubclass(kind, type):
+            return _CLASS_METHODS.get(fn) if fn.__name__ in _CLASS_METHOD_NAMES else None
+        if fn.__name__ in iterables.METHOD_NAMES and owner is not None and kind is not types.ModuleType:
             return iterables.bound_method(fn, owner)
     return found
 
@@ -127,7 +130,7 @@ def _delattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @_plain(object.__getattribute__)
 def _object_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or isinstance(args[0], (type, types.ModuleType)) or not isinstance(args[1], str):
+    if kwargs or len(args) != 2 or issubclass(type(args[0]), (type, types.ModuleType)) or type(args[1]) is not str:
         return interp.native(object.__getattribute__, args, kwargs)
     found = interp.world.override_getattr(args[0], args[1])
     return found if found is not ABSENT else attributes.generic_or_raise(interp, args[0], args[1])
@@ -465,4 +468,9 @@ if hasattr(sys, "_getframemodulename"):
 
 _TABLE[id(builtins.__build_class__)] = build_class
 _TABLE.update({id(fn): substitute for table in (substitutes, iterables) for fn, substitute in table.TABLE.items()})
+_CLASS_METHODS = {
+    fn: substitute for fn, substitute in iterables.TABLE.items() if isinstance(fn, types.BuiltinFunctionType)
+}
+"""Substitutes of class methods made in C: every access gives a new object, equal to the others."""
+_CLASS_METHOD_NAMES = frozenset(fn.__name__ for fn in _CLASS_METHODS)
 _KEEPS = {id(fn) for fn in substitutes.KEEPS}

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.frame import Frame
     from sidefx_train.compile.capture.interpreter import Interpreter
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""The compiler's own directory: the interpreter, and the world that C code is called through."""
 _KEEP_INTERNAL = bool(os.environ.get("SFX_INTERPRETER_TRACEBACKS"))
 """Set in the environment to see the interpreter's own frames in tracebacks."""
 

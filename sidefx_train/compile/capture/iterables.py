@@ -188,7 +188,7 @@ class _Ordered:
 def _sorted(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or set(kwargs) - {"key", "reverse"}:
         return interp.native(sorted, args, kwargs)
-    items = iteration.to_list(interp, args[0])
+    items = iteration.to_list(interp, args[0], hinted=True)
     return _in_order(interp, items, kwargs.get("key"), kwargs.get("reverse", False))
 
 

@@ -74,6 +74,9 @@ class PythonIterable:
             return iterator
         return PythonIterator(self.interp, iterator)
 
+    def __length_hint__(self) -> Any:
+        return length_hint(self.interp, self.obj)
+
 
 for _cls in (SequenceIterator, PythonIterator, PythonIterable):
     NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if isinstance(_fn, types.FunctionType))
@@ -175,9 +178,24 @@ def for_c_code(interp: Interpreter, obj: Any) -> Any:
     return obj
 
 
-def to_list(interp: Interpreter, obj: Any) -> list[Any]:
-    """All items of an iterable, in a new list."""
+def length_hint(interp: Interpreter, obj: Any) -> Any:
+    """What ``obj`` says about its length to C code that makes room for its items."""
+    for name in ("__len__", "__length_hint__"):
+        method = special(interp, obj, name)
+        if method is not ABSENT and method is not None:
+            try:
+                return call_special(interp, method, obj, ())
+            except TypeError:
+                interp.in_flight = None
+                return NotImplemented
+    return NotImplemented
+
+
+def to_list(interp: Interpreter, obj: Any, hinted: bool = False) -> list[Any]:
+    """All items of an iterable, in a new list; ``hinted`` if C code would ask for its length first."""
     iterator = get_iter(interp, obj)
+    if hinted and not is_static(type(obj)) and type(obj) not in _OWN_ITERATORS:
+        length_hint(interp, obj)
     items: list[Any] = []
     while True:
         item = step(interp, iterator)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ _DUNDERS = {name: f"__{name.rstrip('_')}__" for name in SYMBOLS}
 _REFLECTED = {name: f"__r{name.rstrip('_')}__" for name in SYMBOLS}
 _PLAIN = {name: {"iand": "and_", "ior": "or_"}.get(name, name[1:]) for name in SYMBOLS if name.startswith("i")}
 _SEQUENCES = (list, tuple)
+_INDEXED = frozenset({list, tuple, str, bytes, bytearray, range, deque})
 
 
 def binary(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
@@ -285,8 +287,18 @@ def as_length(interp: Interpreter, answer: Any) -> Any:
     return answer
 
 
+def _position(interp: Interpreter, obj: Any, key: Any) -> Any:
+    """``key`` as a sequence made in C takes it: what its Python-level ``__index__`` gives."""
+    if not is_static(type(key)) and type(obj) in _INDEXED:
+        method = special(interp, key, "__index__")
+        if method is not ABSENT and method is not None:
+            return interp.call(operator.index, (key,), {})
+    return key
+
+
 def getitem(interp: Interpreter, obj: Any, key: Any) -> Any:
     """``obj[key]``."""
+    key = _position(interp, obj, key)
     answer = interp.world.override_operator("getitem", (obj, key))
     if answer is not ABSENT:
         return answer
@@ -295,10 +307,15 @@ def getitem(interp: Interpreter, obj: Any, key: Any) -> Any:
     method = special(interp, obj, "__getitem__")
     if method is not ABSENT and method is not None:
         return call_special(interp, method, obj, (key,))
-    if isinstance(obj, dict) and type(obj) is not dict and interp.type_of(obj) is type(obj):
+    if issubclass(type(obj), dict) and type(obj) is not dict and interp.type_of(obj) is type(obj):
         missing = special(interp, obj, "__missing__")
         if missing is not ABSENT and not interp.world.native_call(dict.__contains__, (obj, key), {}):
             return call_special(interp, missing, obj, (key,))
+        factory = getattr(obj, "default_factory", None) if issubclass(type(obj), defaultdict) else None
+        if missing is ABSENT and factory is not None and not contains(interp, obj, key):
+            value = interp.call(factory, (), {})
+            setitem(interp, obj, key, value)
+            return value
     return interp.world.native_call(operator.getitem, (obj, key), {})
 
 
@@ -316,6 +333,7 @@ def _class_getitem(interp: Interpreter, cls: type, key: Any) -> Any:
 
 def setitem(interp: Interpreter, obj: Any, key: Any, value: Any) -> None:
     """``obj[key] = value``."""
+    key = _position(interp, obj, key)
     if interp.world.override_operator("setitem", (obj, key, value)) is not ABSENT:
         return
     method = special(interp, obj, "__setitem__")
@@ -324,11 +342,14 @@ def setitem(interp: Interpreter, obj: Any, key: Any, value: Any) -> None:
     else:
         if isinstance(obj, list) and isinstance(key, slice) and special(interp, value, "__iter__") is not ABSENT:
             value = to_list(interp, value)
+        if type(obj) is dict:
+            key = interp.world.as_key(key)
         interp.world.native_call(operator.setitem, (obj, key, value), {})
 
 
 def delitem(interp: Interpreter, obj: Any, key: Any) -> None:
     """``del obj[key]``."""
+    key = _position(interp, obj, key)
     if interp.world.override_operator("delitem", (obj, key)) is not ABSENT:
         return
     method = special(interp, obj, "__delitem__")

@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import _thread
 import functools
 import logging
+import os
 import sys
 import types
 import warnings
@@ -58,10 +60,12 @@ PURE_MODULES = frozenset(
 )  # fmt: skip
 """Modules whose C functions depend on and change nothing but their arguments."""
 
-PURE_FUNCTIONS = (sys.getrecursionlimit, sys.intern)
-"""C functions of other modules that only tell what does not change while a step runs."""
+IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "breakpoint"})
 
-IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "compile", "breakpoint"})
+PURE_FUNCTIONS = frozenset(
+    {sys.intern, sys.getrecursionlimit, sys.is_finalizing, _thread.RLock, _thread.allocate_lock, os.fspath}
+)
+"""C functions of other modules that depend on and change nothing that a step could see."""
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
 
@@ -121,10 +125,10 @@ def is_torch_callable(fn: Any) -> bool:
 
 def is_pure(fn: Any) -> bool:
     """True for C callables that depend on and change nothing but their arguments."""
-    if any(fn is known for known in PURE_FUNCTIONS):
-        return True
     if isinstance(fn, type):
-        return fn.__module__.partition(".")[0] in PURE_MODULES or fn.__module__ in PURE_MODULES
+        return fn in PURE_FUNCTIONS or _made_by_pure_code(fn)
+    if type(fn) is types.BuiltinFunctionType and fn in PURE_FUNCTIONS:
+        return True
     owner = getattr(fn, "__self__", None)
     if owner is not None and not isinstance(owner, types.ModuleType):
         kind = owner if isinstance(owner, type) else type(owner)
@@ -143,6 +147,15 @@ def is_pure(fn: Any) -> bool:
     return _pure_type(type(fn))
 
 
+@functools.cache
+def _made_by_pure_code(cls: type) -> bool:
+    """True if the C code that makes an instance of ``cls`` is pure: the class, or that of both its makers."""
+    if cls.__module__.partition(".")[0] in PURE_MODULES:
+        return True
+    makers = (getattr(cls.__new__, "__self__", None), getattr(cls.__init__, "__objclass__", None))
+    return all(isinstance(owner, type) and owner.__module__ in PURE_MODULES for owner in makers)
+
+
 def _pure_type(cls: type) -> bool:
     for base in cls.__mro__:
         if base is not object and base.__module__.partition(".")[0] in PURE_MODULES:
@@ -154,7 +167,7 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
     """True for printing, warnings and log records."""
     if fn is print or fn is warnings.warn:
         return True
-    if args and isinstance(args[0], logging.Logger):
+    if args and issubclass(type(args[0]), logging.Logger):
         return getattr(fn, "__name__", "") in LOGGING_METHODS or isinstance(fn, functools._lru_cache_wrapper)
     module, name = getattr(fn, "__module__", None), getattr(fn, "__name__", "")
     if module == "logging" and name in LOGGING_METHODS:

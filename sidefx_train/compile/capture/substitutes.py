@@ -196,9 +196,9 @@ def run_code(
     given = (*spaces, None, None)
     space = kwargs.get("globals", given[0])
     local = kwargs.get("locals", given[1])
-    if frame is None:
-        raise Unsupported("SFX111", "eval or exec outside any interpreted frame")
     if space is None:
+        if frame is None:
+            raise Unsupported("SFX111", "eval or exec outside any interpreted frame")
         space = frame.globals
         if local is None:
             local = local_names(interp)

@@ -75,6 +75,9 @@ class World(Protocol):
         ``iter``, ``next``, ``format`` (value, spec), ``str``, ``repr``, ``ascii``, ``build_string`` (parts).
         A finished answer, or :data:`ABSENT`."""
 
+    def as_key(self, key: Any) -> Any:
+        """What to hash for ``key``: a number that the world represents otherwise has no hash of its own."""
+
     def truth(self, value: Any) -> Any:
         """``bool(value)`` for values without a Python-level ``__bool__``/``__len__``; True or False."""
 
@@ -175,6 +178,9 @@ class DirectWorld:
 
     def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
         return ABSENT
+
+    def as_key(self, key: Any) -> Any:
+        return key
 
     def truth(self, value: Any) -> Any:
         return bool(value)

@@ -201,7 +201,7 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     """Evaluates one guard without generated code: (failed, the value found)."""
     try:
         if guard.kind == "absent":
-            owner = vars(guard.source.fetch(args, kwargs))
+            owner = object.__getattribute__(guard.source.fetch(args, kwargs), "__dict__")
             return guard.value in owner, owner.get(guard.value)
         value = guard.source.fetch(args, kwargs)
     except (KeyError, IndexError, AttributeError, ValueError) as error:

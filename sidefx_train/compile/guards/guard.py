@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import re
+import types
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,7 +48,7 @@ class Guard:
     def describe(self) -> str:
         """The condition, in words."""
         label = self.source.label
-        value = _short(self.value)
+        value = shown(self.value)
         if self.kind == "is":
             return f"{label} is {value}"
         if self.kind == "equal":
@@ -114,14 +116,16 @@ class NumberCondition:
         return text
 
 
-def _short(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value for people; no method of the user's runs."""
     if isinstance(value, TensorFacts):
         return str(value)
-    if isinstance(value, (int, float, str, bytes, bool, type(None))):
+    if type(value) in (int, float, str, bytes, bool, type(None)) or isinstance(value, enum.Enum):
         text = repr(value)
-    elif isinstance(value, (tuple, list, frozenset)):
-        text = "[" + ", ".join(_short(item) for item in value) + "]"
+    elif type(value) in (tuple, list, frozenset):
+        text = "[" + ", ".join(shown(item) for item in value) + "]"
     else:
-        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        named = issubclass(type(value), (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType))
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) if named else None
         text = name if isinstance(name, str) else f"this {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import contextvars
 import functools
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,12 +15,15 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
-from sidefx_train.compile.capture import policy
+from sidefx_train.compile.capture import formatting, policy
+from sidefx_train.compile.capture.attributes import is_static
+from sidefx_train.compile.capture.builtins_ import keeps_callables
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap import natives, opaque
+from sidefx_train.compile.heap import caches, natives, notices, opaque
 from sidefx_train.compile.heap.arrays import ArrayRecord
+from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
-from sidefx_train.compile.heap.heap import PLAIN_TENSORS
+from sidefx_train.compile.heap.heap import PLAIN_TENSORS, is_library
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, TensorMoment, contains_later
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
@@ -28,6 +33,7 @@ from sidefx_train.compile.heap.records import (
     ListRecord,
     SetRecord,
 )
+from sidefx_train.compile.heap.reentry import Reentry, only_looks
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -50,7 +56,10 @@ class CallingWorld:
     tracer: GraphTracer
     interp: Interpreter
     context: opaque.ContextVariables
+    new_classes: dict[int, type]
+    caches: caches.Caches
     deferred: list[DeferredCall]
+    reentry: Reentry
     last_error: tuple[Exception, Any, Location | None] | None
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
 
@@ -117,7 +126,7 @@ class CallingWorld:
             handlers = self._methods.get(fn.__name__)
             if handlers and args:
                 for base, handler in handlers:
-                    if isinstance(args[0], base):
+                    if issubclass(type(args[0]), base):
                         answer = handler(self, args, kwargs)
                         if answer is not ABSENT:
                             return answer
@@ -132,9 +141,16 @@ class CallingWorld:
             return natives.convert_number(self, fn, args)
         if isinstance(getattr(fn, "__self__", None), str) and contains_later([*args, *kwargs.values()]):
             return Later(fn, tuple(self.freeze(value) for value in args), self.freeze(kwargs))
+        if fn is print:
+            args = tuple(self._printed(value) for value in args)
+        if fn is warnings.warn:
+            return notices.warn(self, args, kwargs)
         if policy.is_deferred(fn, args):
             self.defer(fn, args, kwargs)
             return None
+        frame = self.interp.current_frame
+        if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
+            return fn()  # a library tells threads apart: a step runs in one
         if cls is weakref.ReferenceType:
             record = self.heap.record_of(fn)
             if record is not None:
@@ -142,17 +158,23 @@ class CallingWorld:
             return ABSENT
         if isinstance(getattr(fn, "__self__", None), contextvars.ContextVar):
             return self.context.call(fn.__name__, fn.__self__, args)
-        if cls is types.MethodDescriptorType and args and isinstance(args[0], contextvars.ContextVar):
+        if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
             return self.context.call(fn.__name__, args[0], args[1:])
         if isinstance(getattr(fn, "__self__", None), opaque.LOCKS):
             return opaque.lock_method(fn.__name__)
-        if cls is types.MethodDescriptorType and args and isinstance(args[0], opaque.LOCKS):
+        if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), opaque.LOCKS):
             return opaque.lock_method(fn.__name__)
         if cls is functools._lru_cache_wrapper:
-            return self.interp.call(fn.__wrapped__, args, kwargs)
+            return caches.call(self, fn, args, kwargs)
         if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
             return natives.container_method(self, fn, args, kwargs)
         return ABSENT
+
+    def _printed(self, value: Any) -> Any:
+        """What ``print`` shows of an object of the user's class: its text now, if that is known now."""
+        if is_static(type(value)) or contains_later(value) or is_library(type(value).__module__):
+            return value
+        return formatting.to_str(self.interp, value)
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(fn, type) or getattr(fn, "__name__", "") in _MAKES_SUBCLASS:
@@ -162,13 +184,26 @@ class CallingWorld:
         torch_call = policy.is_torch_callable(fn)
         if not torch_call:
             owner = getattr(fn, "__self__", None)
-            if type(owner) in CONTAINERS or self.heap.record_of(owner) is not None:
+            if makes_class(fn, args):
+                return make_class(self, fn, args, kwargs)
+            if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):
+                self.heap.refuse("SFX111", f"changes an attribute of {policy.describe(args[0])} by C code")
+            if fn is functools._lru_cache_wrapper:
+                return caches.make(self, args, kwargs)
+            if type(owner) is functools._lru_cache_wrapper:
+                caches.check_method(self, owner, fn.__name__)
+            record = self.heap.record_of(owner)
+            if isinstance(owner, (set, frozenset)) or (type(fn) is not types.FunctionType and fn in _HASHING):
+                args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
+            elif isinstance(owner, dict):
+                args = tuple(natives.concrete(value) for value in args)
+            if type(owner) in CONTAINERS or record is not None:
                 self.touch(owner, deep=fn.__name__ in _DEEP_METHODS)
-                if fn.__name__ in _STORING_METHODS:
-                    args = tuple(natives.concrete(value) for value in args) if type(owner) is set else args
+                if record is not None and isinstance(owner, (dict, set)):
+                    for value in args:
+                        self.own_key(value)
+                if fn.__name__ in _STORING_METHODS and all(type(value) in PLAIN_TYPES for value in args[:1]):
                     return self.guarded(fn, args, kwargs)
-                if isinstance(owner, (dict, set)):
-                    args = tuple(natives.concrete(value) for value in args)
             self._fill_owner(fn, args)
             self._refuse_unshadowed(fn, args)
             if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE):
@@ -196,7 +231,31 @@ class CallingWorld:
             for value in args:
                 if isinstance(value, Later):
                     self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
+        if not torch_call and not keeps_callables(fn):
+            objects = self.reentry.objects(fn, (getattr(fn, "__self__", None), *args, *kwargs.values()))
+            if objects:
+                with self.reentry.around(objects):
+                    return self.guarded(fn, args, kwargs)
         return self.guarded(fn, args, kwargs)
+
+    def as_key(self, key: Any) -> Any:
+        return natives.concrete(key)
+
+    def own_key(self, key: Any) -> Any:
+        """A key for an outside dict or set, which the heap hashes and compares on its own account."""
+        cls = type(key)
+        if cls in PLAIN_TYPES:
+            return key
+        if cls is tuple:
+            return tuple(self.own_key(item) for item in key)
+        if not compares_in_python(cls):
+            return natives.concrete(key)
+        if not only_looks(cls):
+            reason = f"uses a {cls.__qualname__} as a key outside, whose __hash__ or __eq__ does more than look at it"
+            self.heap.refuse("SFX111", reason)
+        self.touch(key)
+        natives.settle(key)
+        return key
 
     def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
         """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
@@ -278,6 +337,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+_HASHING = (hash, set, frozenset, dict.fromkeys)
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 _READS_TYPE = (isinstance, issubclass, type, id, callable)
 """C functions that look at the class or the identity of what they are given."""

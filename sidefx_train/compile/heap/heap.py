@@ -31,6 +31,7 @@ from sidefx_train.compile.heap.records import (
     DEFINITIONS,
     OVERWRITTEN,
     UNREAD,
+    Attributes,
     CellRecord,
     DictRecord,
     InstanceRecord,
@@ -133,7 +134,7 @@ class Heap:
         """Adds a condition on the state at entry, once."""
         if source.kind == "const" and kind == "is":
             return
-        key = (kind, id(source), value if isinstance(value, str) else id(value))
+        key = (kind, id(source), value if type(value) is str else id(value))
         if key not in self.guards:
             self.guards[key] = Guard(kind, source, value, self.locate())
 
@@ -166,29 +167,29 @@ class Heap:
             if record.source is not source:
                 self._same(record, source)
             return record.shadow
-        if isinstance(real, BY_IDENTITY):
+        if issubclass(cls, BY_IDENTITY):
             self.guard("is", source, real)
             return real
         if cls is np.float64 and self._below(source, self._symbolic_roots):
             return self._number(real, source, name)
         if cls is np.ndarray and not real.dtype.hasobject:
             return self._register(array_shadow(self, real, source))
-        if isinstance(real, BY_VALUE) or cls is frozenset:
+        if issubclass(cls, BY_VALUE) or cls is frozenset:
             if cls is frozenset and not all(is_plain(item) or isinstance(item, DEFINITIONS) for item in real):
                 self.refuse("SFX104", f"{source.label} is a frozenset of objects that are not plain values")
             self.guard("equal", source, real)
             return real
-        if isinstance(real, torch.Tensor):
+        if issubclass(cls, torch.Tensor):
             return self._tensor(real, source)
-        if isinstance(real, tuple):
+        if issubclass(cls, tuple):
             return self._tuple(real, source)
-        if cls in CONTAINERS or isinstance(real, (dict, list, set)):
+        if cls in CONTAINERS or issubclass(cls, (dict, list, set)):
             return self._container(real, source)
-        if isinstance(real, types.MethodType):
+        if cls is types.MethodType:
             return self._method(real, source)
         if type(real) is functools.partial:
             return self._partial(real, source)
-        if isinstance(real, PASSED_THROUGH):
+        if issubclass(cls, PASSED_THROUGH):
             return self._opaque(real, source)
         return self._instance(real, source)
 
@@ -247,7 +248,7 @@ class Heap:
         """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
         if source.kind == "const":
             return source
-        by_type = source.from_arguments and not isinstance(real, (torch.nn.Module, torch.optim.Optimizer))
+        by_type = source.from_arguments and not issubclass(type(real), (torch.nn.Module, torch.optim.Optimizer))
         if by_type or source.label in self.moving:
             self.guard("type", source, type(real))
             return source
@@ -380,17 +381,22 @@ class Heap:
     def _opaque(self, real: Any, source: Source) -> Any:
         self.guard("is", source, real)
         base = self.sources.const(real, source.label)
-        return self._register(Record(self, real, real, base, base))
+        record = Record(self, real, real, base, base)
+        if type(real) is types.FunctionType:
+            record.instance = InstanceRecord(self, real, Attributes(), base, base)
+        return self._register(record)
 
     def _instance(self, real: Any, source: Source) -> Any:
         cls = type(real)
         try:
-            shadow = object.__new__(cls)
+            shadow = cls() if cls is types.SimpleNamespace else object.__new__(cls)
         except TypeError:
             self._opaque(real, source)
             self.by_real[id(real)].unshadowed = not isinstance(real, IMMUTABLE_C)
             return real
         base = self._bind(real, source)
+        if type(cls.__getattribute__) is types.FunctionType:
+            source.hooked = base.hooked = True
         return self._register(InstanceRecord(self, real, shadow, source if base is source else base, base))
 
     # --- attributes with a special nature -------------------------------------------------------------------------
@@ -444,6 +450,8 @@ _LIBRARIES = {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fab
 def is_library(module: str) -> bool:
     """True if a module belongs to the standard library or an installed package."""
     root = module.partition(".")[0]
+    if root == "builtins":
+        return True
     if (root in _STANDARD and root != "__main__") or root in _LIBRARIES:
         return root != "__main__"
     found = sys.modules.get(module) or sys.modules.get(root)

@@ -13,7 +13,7 @@ import torch
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.later import NUMBERS
-from sidefx_train.compile.heap.records import DictRecord, ListRecord, SetRecord
+from sidefx_train.compile.heap.records import DictRecord, ListRecord, SetRecord, is_plain, slot_names
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
@@ -97,10 +97,10 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
     """Subscript and containment of a shadow dict: only the entry in question is read."""
     shadow = record.shadow
     if name == "contains":
-        key = concrete(args[1])
+        key = world.own_key(args[1])
         return record.bring(key) if _hashable(key) else ABSENT
     if name in ("getitem", "setitem", "delitem"):
-        key = concrete(args[1])
+        key = world.own_key(args[1])
         world.touch(key, deep=False)
         if not _hashable(key):
             return ABSENT
@@ -133,7 +133,31 @@ def concrete(value: Any) -> Any:
         return float(value)
     if isinstance(value, torch.SymBool):
         return bool(value)
+    if type(value) is tuple and not is_plain(value):
+        return tuple(concrete(item) for item in value)
     return value
+
+
+def settle(obj: Any) -> None:
+    """Gives the symbolic numbers among an object's attributes their values: C code is about to hash the object."""
+    try:
+        space = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        space = {}
+    for name, value in list(space.items()):
+        space[name] = concrete(value)
+    for name in slot_names(type(obj)):
+        try:
+            value = object.__getattribute__(obj, name)
+        except AttributeError:
+            continue
+        if concrete(value) is not value:
+            object.__setattr__(obj, name, concrete(value))
+
+
+def concrete_items(value: Any) -> Any:
+    """The items of a list as they are hashed."""
+    return [concrete(item) for item in value] if type(value) is list else value
 
 
 def _hashable(key: Any) -> bool:
@@ -167,11 +191,11 @@ def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs
         return ABSENT
     if isinstance(record, SetRecord):
         if name == "add" and not record.filled:
-            fn(concrete(args[0]))
+            fn(world.own_key(args[0]))
             return None
         return ABSENT
     if isinstance(record, DictRecord) and args:
-        args = (concrete(args[0]), *args[1:])
+        args = (world.own_key(args[0]), *args[1:])
     if isinstance(record, DictRecord) and args and _hashable(args[0]):
         if name == "get":
             return dict.__getitem__(owner, args[0]) if record.bring(args[0]) else (args[1] if len(args) > 1 else None)

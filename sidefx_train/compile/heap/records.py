@@ -92,6 +92,10 @@ class TensorRecord(Record):
             self.shadow.grad = None if self.grad is UNREAD else self.grad
 
 
+class Attributes:
+    """Holds the attributes that a step sets on an outside function, which stands for itself."""
+
+
 class InstanceRecord(Record):
     """An instance of a Python class; attributes come in one by one, when read."""
 
@@ -102,8 +106,11 @@ class InstanceRecord(Record):
         self.snapshot: dict[str, Any] = {}
         self.missing: set[str] = set()
         self.written: dict[str, None] = {}
-        self.has_dict = hasattr(real, "__dict__")
-        self.space: dict[str, Any] = object.__getattribute__(real, "__dict__") if self.has_dict else {}
+        try:
+            self.space: dict[str, Any] = object.__getattribute__(real, "__dict__")
+            self.has_dict = True
+        except AttributeError:
+            self.space, self.has_dict = {}, False
 
     def get(self, name: str) -> Any:
         """Entry of the instance ``__dict__``, or :data:`ABSENT`."""
@@ -413,7 +420,7 @@ DEFINITIONS = (
 
 def is_definition(value: Any) -> bool:
     """True for what a module defines once: functions, classes, other modules."""
-    return isinstance(value, DEFINITIONS)
+    return issubclass(type(value), DEFINITIONS)  # isinstance() would run a Python-level __getattribute__
 
 
 def slot_names(cls: type) -> list[str]:

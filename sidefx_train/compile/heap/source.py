@@ -25,15 +25,20 @@ Kind = Literal[
 
 
 class Source:
-    """One step of a path. Made by :class:`SourceTable` only, so equal paths are the same object."""
+    """One step of a path. Made by :class:`SourceTable` only, so equal paths are the same object.
 
-    __slots__ = ("key", "kind", "label", "parent")
+    Attributes:
+        hooked: the object's class has a Python-level ``__getattribute__``, which fetching must not run.
+    """
+
+    __slots__ = ("hooked", "key", "kind", "label", "parent")
 
     def __init__(self, kind: Kind, parent: Source | None, key: Any, label: str) -> None:
         self.kind = kind
         self.parent = parent
         self.key = key
         self.label = label
+        self.hooked = False
 
     def __str__(self) -> str:
         return self.label
@@ -60,7 +65,7 @@ class Source:
         assert self.parent is not None, f"{self.kind} source without a parent"
         parent = self.parent.fetch(args, kwargs)
         if self.kind == "attr":
-            return vars(parent)[self.key]
+            return object.__getattribute__(parent, "__dict__")[self.key]
         if self.kind == "item":
             return parent[self.key]
         if self.kind == "cell":

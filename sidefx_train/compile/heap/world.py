@@ -17,10 +17,11 @@ from sidefx_train.compile.capture import policy
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap import natives, opaque
+from sidefx_train.compile.heap import classes, natives, opaque
 from sidefx_train.compile.heap.arrays import ArrayRecord
+from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
-from sidefx_train.compile.heap.heap import Heap
+from sidefx_train.compile.heap.heap import Heap, is_library
 from sidefx_train.compile.heap.later import (
     NUMBERS,
     DeferredCall,
@@ -36,6 +37,7 @@ from sidefx_train.compile.heap.records import (
     is_definition,
     is_plain,
 )
+from sidefx_train.compile.heap.reentry import Reentry
 from sidefx_train.errors import Location
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -72,6 +74,8 @@ class TraceWorld(CallingWorld):
         self.heap = Heap(tracer, self.locate, self._written_names, symbolic, moving)
         self.interp = Interpreter(self, policy.Policy())
         self.heap.reenter = self.interp.reentering
+        self.reentry = Reentry(self)
+        self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
         self.context = opaque.ContextVariables(self)
         self.freed: set[Any] = set()
@@ -179,6 +183,8 @@ class TraceWorld(CallingWorld):
         return ABSENT
 
     def _class_entry(self, cls: type, name: str) -> Any:
+        if id(cls) in self.new_classes:
+            return type.__getattribute__(cls, "__dict__").get(name, ABSENT)
         if (cls, name) in self.class_writes:
             return self.class_writes[cls, name]
         if (cls, name) in registry.COUNTERS:
@@ -190,9 +196,7 @@ class TraceWorld(CallingWorld):
         if cls.__module__ == "builtins" or isinstance(value, _C_DESCRIPTORS):
             return value
         definition = is_definition(value) or hasattr(type(value), "__get__")
-        if definition and self.heap.trusts({"__name__": cls.__module__}):
-            return value
-        if id(cls) in self.new_classes:
+        if definition and is_library(cls.__module__):
             return value
         proxy = self._class_spaces.setdefault(cls, space)
         source = self.heap.sources.item(self.heap.sources.const(proxy, cls.__qualname__), name)
@@ -203,15 +207,17 @@ class TraceWorld(CallingWorld):
         return value
 
     def instance_attr(self, obj: Any, name: str) -> Any:
-        if isinstance(obj, type):
+        if issubclass(type(obj), type):
             return self._class_entry(obj, name)
-        if isinstance(obj, types.ModuleType):
+        if issubclass(type(obj), types.ModuleType):
             space = vars(obj)
             value = space.get(name, ABSENT)
             record = self.heap.namespaces.get(id(space))
             if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
                 return value
             return self.heap.namespace(space).get(name)
+        if type(obj) is types.FunctionType and not is_library(obj.__module__ or ""):
+            self._function(obj)
         owner = self.heap.record_of(obj)
         if isinstance(owner, InstanceRecord):
             return self.heap.instance_attr(owner, name)
@@ -238,29 +244,30 @@ class TraceWorld(CallingWorld):
         return value
 
     def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
-        if isinstance(obj, type):
-            if id(obj) in self.new_classes:
-                type.__setattr__(obj, name, value)
-            else:
-                self._class_entry(obj, name)
-                self.class_writes[obj, name] = value
+        if issubclass(type(obj), type):
+            classes.set_class_attribute(self, obj, name, value)
             return
         if isinstance(obj, types.ModuleType):
             self.heap.namespace(vars(obj)).set(name, value)
             return
+        field = self.class_attr(type(obj), name)
+        if type(obj) is types.FunctionType:
+            if type(field) in _C_DESCRIPTORS:
+                classes.set_function_field(self, obj, name, value)
+                return
+            self._function(obj)
         record = self.heap.record_of(obj)
         if record is not None and record.instance is not None:
             record = record.instance
         if isinstance(record, InstanceRecord):
-            kept_by = self.class_attr(type(obj), name)
-            if isinstance(kept_by, types.MemberDescriptorType):
+            if type(field) is types.MemberDescriptorType:
                 record.set_slot(name, value)
-            elif isinstance(kept_by, types.GetSetDescriptorType):
+            elif type(field) is types.GetSetDescriptorType:
                 self.heap.refuse("SFX111", f"sets {name} of {record.source.label}")
             elif record.has_dict:
                 record.set(name, value)
             else:
-                object.__setattr__(obj, name, value)  # raises with CPython's own words
+                object.__setattr__(obj, name, value)  # raises: there is nowhere to keep it
         elif isinstance(record, TensorRecord):
             record.attributes[name] = value
             record.heap.refuse("SFX111", f"sets the attribute {name!r} of an outside tensor")
@@ -269,7 +276,14 @@ class TraceWorld(CallingWorld):
         else:
             object.__setattr__(obj, name, value)
 
+    def _function(self, fn: types.FunctionType) -> None:
+        """Has the attributes of an outside function shadowed."""
+        if id(fn) not in self.new_functions and self.heap.record_of(fn) is None:
+            self.heap.shadow(fn, self.heap.sources.const(fn, fn.__qualname__))
+
     def del_instance_attr(self, obj: Any, name: str) -> None:
+        if type(obj) is types.FunctionType:
+            self._function(obj)
         record = self.heap.record_of(obj)
         if record is not None and record.instance is not None:
             record = record.instance
@@ -280,10 +294,10 @@ class TraceWorld(CallingWorld):
         elif isinstance(record, InstanceRecord) and record.has_dict:
             if not record.delete(name):
                 raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
-        elif record is not None or isinstance(obj, types.ModuleType):
+        elif (record is not None and not isinstance(obj, type)) or isinstance(obj, types.ModuleType):
             self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {policy.describe(obj)}")
         elif isinstance(obj, type):
-            type.__delattr__(obj, name)
+            classes.delete_class_attribute(self, obj, name)
         else:
             object.__delattr__(obj, name)
 
@@ -297,7 +311,7 @@ class TraceWorld(CallingWorld):
                 return type(obj)
             if isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
                 return record.get_slot(name)
-        if isinstance(obj, torch.Tensor) and name in policy.VALUE_METHODS:
+        if issubclass(type(obj), torch.Tensor) and name in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
         if name == "__class__":
             return self.type_of(obj)
@@ -321,7 +335,7 @@ class TraceWorld(CallingWorld):
         return value
 
     def override_getattr(self, obj: Any, name: str) -> Any:
-        if isinstance(obj, Later):
+        if issubclass(type(obj), Later):
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
         if type(obj) is compat.FakeTensor:
             if name == "data":
@@ -330,7 +344,7 @@ class TraceWorld(CallingWorld):
             if name == "grad":
                 self.heap.read_grad(obj)
             return ABSENT
-        if isinstance(obj, torch.nn.Module):
+        if issubclass(type(obj), torch.nn.Module):
             for base, hook in self._attribute_hooks.get(name, ()):
                 if isinstance(obj, base):
                     value = hook(self, obj, name)
@@ -349,12 +363,12 @@ class TraceWorld(CallingWorld):
                 setattr(obj, name, value)
                 return True
             return False
-        if isinstance(obj, torch.nn.Module):
+        if issubclass(type(obj), torch.nn.Module):
             return natives.module_setattr(self, obj, name, value)
         return False
 
     def override_delattr(self, obj: Any, name: str) -> bool:
-        if isinstance(obj, torch.nn.Module):
+        if issubclass(type(obj), torch.nn.Module):
             return natives.module_delattr(self, obj, name)
         return False
 
@@ -369,7 +383,7 @@ class TraceWorld(CallingWorld):
         if name == "is_":
             return ABSENT
         for value in args:
-            if isinstance(value, Later):
+            if issubclass(type(value), Later):
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
         record = self.heap.by_shadow.get(id(first))
         if isinstance(record, DictRecord) and record.shadow is first and record.plain:

@@ -160,10 +160,10 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return [f"{writer.space(target)}[{effect.key!r}] = {rebuilder.expression(value)}"]
     if effect.kind == "del_attr":
         return [f"del {writer.space(target)}[{effect.key!r}]"]
-    if effect.kind == "del_slot":
-        return [f"object.__delattr__({writer.value(target)}, {effect.key!r})"]
     if effect.kind == "set_slot":
         return [f"object.__setattr__({writer.value(target)}, {effect.key!r}, {rebuilder.expression(value)})"]
+    if effect.kind == "del_slot":
+        return [f"object.__delattr__({writer.value(target)}, {effect.key!r})"]
     if effect.kind == "set_class_attr":
         return [f"type.__setattr__({writer.value(target)}, {effect.key!r}, {rebuilder.expression(value)})"]
     owner = writer.value(target)

@@ -52,7 +52,8 @@ class Writer:
         if known is None:
             parent = self.value(source)
             known = self._spaces[id(source)] = self.fresh("d")
-            self.fetched.append(f"{known} = {parent}.__dict__  # {source.label}")
+            space = f"object.__getattribute__({parent}, '__dict__')" if source.hooked else f"{parent}.__dict__"
+            self.fetched.append(f"{known} = {space}  # {source.label}")
         return known
 
     def value(self, source: Source) -> str:

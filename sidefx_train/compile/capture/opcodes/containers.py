@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import formatting, iteration
+from sidefx_train.compile.capture import formatting, iteration, operators
+from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.frame import NULL, Frame
 from sidefx_train.compile.capture.iterables import for_mapping
 from sidefx_train.compile.capture.opcodes.calling import function_name
@@ -24,18 +25,41 @@ def build_list(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     frame.push(frame.take(instr.arg))
 
 
+def _simple(keys: list[Any] | tuple[Any, ...]) -> bool:
+    return all(type(key) in operators.SIMPLE for key in keys)
+
+
+def _update_set(interp: Interpreter, target: set[Any], items: list[Any]) -> None:
+    if _simple(items):
+        target.update(items)
+    else:
+        interp.world.native_call(target.update, ([interp.world.as_key(item) for item in items],), {})
+
+
 def build_set(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    frame.push(set(frame.take(instr.arg)))
+    made: set[Any] = set()
+    _update_set(interp, made, frame.take(instr.arg))
+    frame.push(made)
 
 
 def build_map(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     items = frame.take(2 * instr.arg)
-    frame.push(dict(zip(items[::2], items[1::2], strict=True)))
+    _push_dict(interp, frame, items[::2], items[1::2])
 
 
 def build_const_key_map(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     keys = frame.pop()
-    frame.push(dict(zip(keys, frame.take(instr.arg), strict=True)))
+    _push_dict(interp, frame, keys, frame.take(instr.arg))
+
+
+def _push_dict(interp: Interpreter, frame: Frame, keys: Any, values: list[Any]) -> None:
+    if _simple(keys):
+        frame.push(dict(zip(keys, values, strict=True)))
+        return
+    made: dict[Any, Any] = {}
+    for key, value in zip(keys, values, strict=True):
+        operators.setitem(interp, made, key, value)
+    frame.push(made)
 
 
 def build_slice(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -49,13 +73,16 @@ def list_append(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 def set_add(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
-    frame.stack[-instr.arg].add(value)
+    _update_set(interp, frame.stack[-instr.arg], [value])
 
 
 def map_add(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
     key = frame.pop()
-    frame.stack[-instr.arg][key] = value
+    if type(key) in operators.SIMPLE:
+        frame.stack[-instr.arg][key] = value
+    else:
+        operators.setitem(interp, frame.stack[-instr.arg], key, value)
 
 
 def list_extend(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -64,13 +91,15 @@ def list_extend(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     iterator = iteration.try_iter(interp, source)
     if iterator is ABSENT:
         raise TypeError(f"Value after * must be an iterable, not {interp.type_of(source).__name__}")
+    if not is_static(type(source)):
+        iteration.length_hint(interp, source)
     while (item := iteration.step(interp, iterator)) is not ABSENT:
         target.append(item)
 
 
 def set_update(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     items = iteration.to_list(interp, frame.pop())
-    frame.stack[-instr.arg].update(items)
+    _update_set(interp, frame.stack[-instr.arg], items)
 
 
 def list_to_tuple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -102,13 +131,19 @@ def dict_merge(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     def failure() -> str:
         return f"{function_name(callee)} argument after ** must be a mapping, not {interp.type_of(source).__name__}"
 
-    found = _mapping(interp, source, failure)
-    for key, value in found.items():
-        if not isinstance(key, str):
-            raise TypeError("keywords must be strings")
+    if type(source) is not dict and iteration.special(interp, source, "keys") is not ABSENT:
+        keys = iteration.to_list(interp, interp.call(interp.getattr(source, "keys"), (), {}))
+        pairs = [(key, operators.getitem(interp, source, key)) for key in keys]  # a key may come twice
+    else:
+        pairs = list(_mapping(interp, source, failure).items())
+    for key, value in pairs:
         if key in target:
+            if not isinstance(key, str):
+                raise TypeError("keywords must be strings")
             raise TypeError(f"{function_name(callee)} got multiple values for keyword argument {key!r}")
         target[key] = value
+    if not all(isinstance(key, str) for key in target):
+        raise TypeError("keywords must be strings")
 
 
 def unpack_sequence(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -149,7 +184,7 @@ def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         if item is ABSENT:
             raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
         items.append(item)
-    rest = iteration.to_list(interp, iterator)
+    rest = iteration.to_list(interp, iterator, hinted=True)
     if len(rest) < after:
         got = before + len(rest)
         raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {got})")

@@ -145,11 +145,14 @@ class CompiledStep:
         if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
             return self._over_limit(missed, args, kwargs)
         began = time.perf_counter()
+        refused: CaptureFailed | None = None
         try:
             entry = self._make_entry(args, kwargs)
         except CaptureFailed as stop:
-            self._stopped.append(stop)
-            return self._eager(stop, args, kwargs)
+            refused = stop
+        if refused is not None:  # not in the handler: the step's own exceptions have no context of ours
+            self._stopped.append(refused)
+            return self._eager(refused, args, kwargs)
         if missed is not None:
             label, old, new, location = missed
             self._report.record_recapture(label, old, new, location, time.perf_counter() - began)

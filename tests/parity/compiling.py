@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import io
-import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import sidefx_train
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.world import DirectWorld
+from sidefx_train.errors import GraphBreakError
 from tests.parity.harness import photograph
 
 CALLS = 3
@@ -115,15 +117,23 @@ def check_compiled(body: Body) -> None:
     check_case(lambda: (body, None), (compiled,))
 
 
-def cases(namespace: dict[str, Any]) -> list[Any]:
-    """The functions of a test module whose names start with ``case_``."""
-    return [value for name, value in namespace.items() if name.startswith("case_")]
+def check_refused(case: Case, code: str) -> None:
+    """Fails unless a captured step of a case is refused with ``code``, and then runs as CPython runs it."""
+    check_case(case, (interpreted,))
+    body, _ = case()
+    with pytest.raises(GraphBreakError) as refusal:
+        compiled(body)()
+    assert refusal.value.code == code, f"refused with {refusal.value.code}, should be {code}"
+
+    def eagerly(body: Body) -> Callable[[], Any]:
+        step = sidefx_train.compile(lambda x: (x + 1, body()), backend="eager")
+        return lambda: step(torch.ones(3))[1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_case(case, (eagerly,))
 
 
-def show(case: Case) -> str:
-    """The traceback of a failing case, for debugging."""
-    try:
-        check_case(case)
-    except BaseException:
-        return traceback.format_exc()
-    return "agrees"
+def cases(namespace: dict[str, Any], prefix: str = "case_") -> list[Any]:
+    """The functions of a test module whose names start with ``prefix``."""
+    return [value for name, value in namespace.items() if name.startswith(prefix)]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.parity.compiling import cases, check_case
+from tests.parity.compiling import cases, check_case, check_refused
 
 # --- special methods called by C code ---------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ def case_hash_and_eq_of_new_keys():
     return body, log
 
 
-def case_hash_and_eq_of_old_keys():
+def refused_hash_and_eq_of_old_keys():
     log = []
     keys = [Noisy(1, log), Noisy(2, log)]
     table = {key: key.value for key in keys}
@@ -490,7 +490,7 @@ def case_instance_dict():
     return body, (plain, obj)
 
 
-def case_class_changed():
+def refused_class_changed():
     class A:
         def name(self):
             return "A"
@@ -1477,6 +1477,125 @@ def case_assert_and_del():
             return text, str(error)
 
     return body, values
+
+
+# --- values that leave the step -----------------------------------------------------------------------------------
+
+
+class Slotted:
+    __slots__ = ("n", "items")
+
+    def __init__(self, n):
+        self.n = n
+        self.items = [n]
+
+
+class Named(Slotted):
+    def __init__(self, n):
+        super().__init__(n)
+        self.name = f"named {n}"
+
+
+class Words(set):
+    pass
+
+
+class Text(str):
+    pass
+
+
+class Recent(collections.deque):
+    pass
+
+
+class Problem(ValueError):
+    def __init__(self, code):
+        super().__init__(code, "problem")
+        self.code = code
+
+
+def case_objects_made_in_the_step_leave_it():
+    kept = []
+
+    def body():
+        words = Words("ab")
+        words.note = len(kept)
+        made = [Slotted(1), Named(2), words, Text("abc"), types.SimpleNamespace(a=[1]), Recent([1, 2], maxlen=2)]
+        kept.append(made)
+        return made
+
+    return body, kept
+
+
+def case_exceptions_leave_the_step():
+    kept = []
+
+    def body():
+        for make in (lambda: Problem(3), lambda: {}["k"], lambda: None.x, lambda: [].pop(), lambda: int("z")):
+            try:
+                error = make()
+                if error is not None:
+                    raise error from KeyError("cause")
+            except Exception as error:
+                kept.append((error, error.args, repr(error.__cause__), getattr(error, "name", None), vars(error)))
+        return len(kept)
+
+    return body, kept
+
+
+def case_functions_leave_the_step():
+    kept = []
+
+    def body():
+        start = len(kept)
+
+        def add(a, *, by: int = start) -> int:
+            """Adds."""
+            return a + by
+
+        @functools.wraps(add)
+        def wrapped(a):
+            return add(a) + 100
+
+        wrapped.extra = [start]
+        kept.append(wrapped)
+        return wrapped
+
+    def watched():
+        return [
+            (f(1), f.__name__, f.__doc__, f.__qualname__, f.__annotations__, f.extra, f.__wrapped__(1)) for f in kept
+        ]
+
+    return lambda: (body(), watched())[1], None
+
+
+def refused_instance_of_a_class_made_in_the_step():
+    def body():
+        class Local:
+            pass
+
+        return Local()
+
+    return body, None
+
+
+def case_errors_of_exec():
+    def body():
+        found = []
+        for source in ("1 +", "x = undefined_name", "raise KeyError('k')"):
+            try:
+                exec(source, {})
+            except Exception as error:
+                found.append((type(error).__name__, str(error)))
+        return found
+
+    return body, None
+
+
+@pytest.mark.parametrize("case", cases(globals(), "refused_"), ids=lambda case: case.__name__.removeprefix("refused_"))
+def test_refused(case):
+    """What is not captured says why, and runs as ever."""
+    check_refused(case, "SFX111")
 
 
 @pytest.mark.parametrize("case", cases(globals()), ids=lambda case: case.__name__.removeprefix("case_"))

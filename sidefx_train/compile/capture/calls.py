@@ -151,6 +151,8 @@ def call_object(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dic
     if type(fn) is functools.partial:
         return _call_partial(interp, fn, args, kwargs)
     attr = attributes.special(interp, fn, "__call__")
+    if attr is ABSENT and issubclass(type(fn), functools.partial):
+        return _call_partial(interp, fn, args, kwargs)
     if attr is ABSENT:
         return interp.native(fn, args, kwargs)
     if type(attr) is types.FunctionType:

@@ -6,7 +6,7 @@ import types
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.exceptions import Handled, set_context, stand_in
+from sidefx_train.compile.capture.exceptions import Handled, cleaned, set_context, stand_in
 from sidefx_train.compile.capture.frame import RETURNED, YIELDED, Frame
 from sidefx_train.compile.capture.versions import CLOSE_RETURNS, SEND_KEEPS_RECEIVER
 from sidefx_train.errors import Unsupported
@@ -65,6 +65,7 @@ class InterpretedGenerator:
         try:
             signal = interp.execute(frame, error)
         except StopIteration as stop:
+            stop.__traceback__ = cleaned(stop.__traceback__)
             raise _stop_error(stop) from stop
         finally:
             interp.handled = outer

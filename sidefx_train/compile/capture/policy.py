@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import functools
+import inspect
 import logging
 import os
 import sys
@@ -62,7 +63,7 @@ PURE_MODULES = frozenset(
 
 IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "breakpoint"})
 
-PURE_FUNCTIONS = frozenset(
+PURE_FUNCTIONS: frozenset[Any] = frozenset(
     {sys.intern, sys.getrecursionlimit, sys.is_finalizing, _thread.RLock, _thread.allocate_lock, os.fspath}
 )
 """C functions of other modules that depend on and change nothing that a step could see."""
@@ -152,7 +153,10 @@ def _made_by_pure_code(cls: type) -> bool:
     """True if the C code that makes an instance of ``cls`` is pure: the class, or that of both its makers."""
     if cls.__module__.partition(".")[0] in PURE_MODULES:
         return True
-    makers = (getattr(cls.__new__, "__self__", None), getattr(cls.__init__, "__objclass__", None))
+    makers = (
+        getattr(cls.__new__, "__self__", None),
+        getattr(inspect.getattr_static(cls, "__init__"), "__objclass__", None),
+    )
     return all(isinstance(owner, type) and owner.__module__ in PURE_MODULES for owner in makers)
 
 

@@ -206,6 +206,9 @@ def run_code(
         local = space
     if not isinstance(space, dict):
         raise TypeError("globals must be a dict")
+    interp.world.run_in(space)
+    if isinstance(local, dict):
+        interp.world.run_in(local)
     if "__builtins__" not in space:
-        space["__builtins__"] = builtins
+        space["__builtins__"] = vars(builtins)
     return interp.run_body(code, space, None, local)

@@ -28,6 +28,9 @@ class World(Protocol):
     def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
         """True if the name was there."""
 
+    def run_in(self, space: dict[str, Any]) -> None:
+        """Told of each dict that executed code is about to use as its globals or locals."""
+
     def load_cell(self, cell: types.CellType) -> Any:
         """Contents of a cell, :data:`ABSENT` if empty."""
 
@@ -112,6 +115,9 @@ class DirectWorld:
 
     def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
         return namespace.pop(name, ABSENT) is not ABSENT
+
+    def run_in(self, space: dict[str, Any]) -> None:
+        return None
 
     def load_cell(self, cell: types.CellType) -> Any:
         try:

@@ -193,7 +193,7 @@ class CallingWorld:
             if type(owner) is functools._lru_cache_wrapper:
                 caches.check_method(self, owner, fn.__name__)
             record = self.heap.record_of(owner)
-            if isinstance(owner, (set, frozenset)) or (type(fn) is not types.FunctionType and fn in _HASHING):
+            if isinstance(owner, (set, frozenset)) or any(fn is known for known in _HASHING) or _is_fromkeys(fn):
                 args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
             elif isinstance(owner, dict):
                 args = tuple(natives.concrete(value) for value in args)
@@ -206,7 +206,7 @@ class CallingWorld:
                     return self.guarded(fn, args, kwargs)
             self._fill_owner(fn, args)
             self._refuse_unshadowed(fn, args)
-            if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE):
+            if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE) and callable(fn):
                 self._refuse_call(fn)
         elif getattr(fn, "__name__", "") in _READS_VALUE:
             owner = getattr(fn, "__self__", None)
@@ -243,13 +243,14 @@ class CallingWorld:
 
     def own_key(self, key: Any) -> Any:
         """A key for an outside dict or set, which the heap hashes and compares on its own account."""
+        key = natives.concrete(key)
         cls = type(key)
         if cls in PLAIN_TYPES:
             return key
         if cls is tuple:
             return tuple(self.own_key(item) for item in key)
         if not compares_in_python(cls):
-            return natives.concrete(key)
+            return key
         if not only_looks(cls):
             reason = f"uses a {cls.__qualname__} as a key outside, whose __hash__ or __eq__ does more than look at it"
             self.heap.refuse("SFX111", reason)
@@ -331,13 +332,17 @@ def compares_in_python(cls: type) -> bool:
     return known
 
 
+def _is_fromkeys(fn: Any) -> bool:
+    return type(fn) is types.BuiltinFunctionType and fn.__name__ == "fromkeys"
+
+
 def first_line(error: BaseException) -> str:
     """An error's first line that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
-_HASHING = (hash, set, frozenset, dict.fromkeys)
+_HASHING = (hash, set, frozenset)
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 _READS_TYPE = (isinstance, issubclass, type, id, callable)
 """C functions that look at the class or the identity of what they are given."""

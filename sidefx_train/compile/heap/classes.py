@@ -1,12 +1,14 @@
 """Classes made in a step, and attributes of the functions and classes outside.
 
 ``type.__new__`` runs ``__set_name__`` of what is in the namespace and ``__init_subclass__`` of the bases from C: here
-both come back to the interpreter. A class made in a step belongs to that run of the step: it cannot leave it, since a
+both come back to the interpreter; for the latter, the base that defines it has another one for the time of the call,
+which other threads do not notice. A class made in a step belongs to that run of the step: it cannot leave it, since a
 replay does not make a new one.
 """
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,8 +41,6 @@ def make_class(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict
             continue
         if is_library(base.__module__):
             continue
-        if id(base) not in world.new_classes:
-            world.heap.refuse("SFX111", f"makes a subclass of {base.__qualname__}, whose __init_subclass__ is Python")
         swapped.append((base, hook))
     try:
         for base, hook in swapped:
@@ -62,7 +62,12 @@ def _bases_and_theirs(bases: tuple[Any, ...]) -> list[type]:
 
 
 def _reentering(world: CallingWorld, fn: types.FunctionType, swapped: list[tuple[type, Any]]) -> Any:
+    thread = threading.get_ident()
+
     def __init_subclass__(cls: type, **kwargs: Any) -> None:
+        if threading.get_ident() != thread:
+            fn(cls, **kwargs)
+            return
         world.new_classes[id(cls)] = cls
         for base, hook in swapped:  # only C code needs the stand-ins
             type.__setattr__(base, "__init_subclass__", hook)
@@ -77,7 +82,7 @@ def _announced(world: CallingWorld, value: Any) -> Any:
     cls = type(value)
     if cls is types.FunctionType or is_library(cls.__module__):
         return value
-    hook = world.class_attr(cls, "__set_name__")
+    hook = world.interp.world.class_attr(cls, "__set_name__")
     if not isinstance(hook, types.FunctionType):
         return value
     return _Announced(world, value, hook)

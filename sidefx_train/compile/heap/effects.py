@@ -231,6 +231,8 @@ def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
         for name, value in space.values.items():
             if value is space.snapshot.get(name, ABSENT) and name in space.snapshot:
                 continue
+            if value is ABSENT and name not in space.real:  # set and deleted again
+                continue
             changes.append(Effect("del_item" if value is ABSENT else "set_item", space.source, name, value))
     for (cls, name), value in world.class_writes.items():
         if (cls, name) in registry.COUNTERS:

@@ -189,7 +189,7 @@ class Heap:
             return self._method(real, source)
         if type(real) is functools.partial:
             return self._partial(real, source)
-        if issubclass(cls, PASSED_THROUGH):
+        if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return self._opaque(real, source)
         return self._instance(real, source)
 

@@ -434,6 +434,15 @@ def slot_names(cls: type) -> list[str]:
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
+def instance_space(value: Any) -> dict[str, Any]:
+    """The instance ``__dict__``, empty for objects without one."""
+    try:
+        space: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return space
+
+
 def is_set(value: Any, slot: str) -> bool:
     """True if an attribute kept in a slot has a value."""
     try:

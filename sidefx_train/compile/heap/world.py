@@ -58,6 +58,7 @@ class TraceWorld(CallingWorld):
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         inference: contexts of inference mode that the step has entered.
         twins: stand-ins of ``torch.autograd.Function`` classes, whose methods are interpreted.
+        own_spaces: dicts of the trace that executed code uses as its globals.
         pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
     """
 
@@ -85,6 +86,7 @@ class TraceWorld(CallingWorld):
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.inference: list[Any] = []
         self.twins: dict[type, type] = {}
+        self.own_spaces: dict[int, dict[str, Any]] = {}
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}
         self.new_functions: dict[int, types.FunctionType] = {}
@@ -114,7 +116,20 @@ class TraceWorld(CallingWorld):
 
     # --- globals and cells ---------------------------------------------------------------------------------------
 
+    def run_in(self, space: dict[str, Any]) -> None:
+        if id(space) in self.own_spaces or id(space) in self.heap.namespaces:
+            return
+        frame = self.interp.current_frame
+        while frame is not None:
+            if frame.globals is space:
+                return
+            frame = frame.back
+        self.touch(space, deep=False)
+        self.own_spaces[id(space)] = space
+
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        if id(namespace) in self.own_spaces:
+            return namespace[name] if name in namespace else _BUILTINS.get(name, ABSENT)
         if name in namespace:
             value = namespace[name]
             record = self.heap.namespaces.get(id(namespace))
@@ -124,9 +139,14 @@ class TraceWorld(CallingWorld):
         return _BUILTINS.get(name, ABSENT) if value is ABSENT else value
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        if id(namespace) in self.own_spaces:
+            namespace[name] = value
+            return
         self.heap.namespace(namespace).set(name, value)
 
     def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
+        if id(namespace) in self.own_spaces:
+            return namespace.pop(name, ABSENT) is not ABSENT
         record = self.heap.namespace(namespace)
         if record.get(name) is ABSENT:
             return False

@@ -147,8 +147,9 @@ def _render(name: str, tests: list[str], inputs: list[str], epilogue: list[str] 
     if epilogue is None:
         lines.append(f"    return [{call}]")
         return "\n".join(lines) + "\n"
-    lines += ["    try:", f"        o = run([{call}])", "    except Exception as error:"]
-    lines.append("        return failed(error, args, kwargs)")
+    lines += ["    stopped = None", "    try:", f"        o = run([{call}])"]
+    lines += ["    except Exception as error:", "        stopped = error"]
+    lines += ["    if stopped is not None:", "        return failed(stopped, args, kwargs)"]
     lines += [f"    {line}" for line in epilogue]
     return "\n".join(lines) + "\n"
 

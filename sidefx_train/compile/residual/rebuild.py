@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
-from sidefx_train.compile.heap.records import PLAIN_TYPES
+from sidefx_train.compile.heap.records import PLAIN_TYPES, instance_space, is_set, slot_names
 from sidefx_train.compile.residual.autograd import freed
 from sidefx_train.compile.residual.writer import Writer
 
@@ -148,12 +149,16 @@ class Rebuilder:
             )
         if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
             return self._function(value)
-        if isinstance(value, PASSED_THROUGH):
+        if isinstance(value, type) and id(value) in self.world.new_classes:
+            self.world.heap.refuse("SFX111", f"the class {value.__qualname__}, made in the step, leaves it")
+        if isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:
             return self.writer.constant(value)
-        if isinstance(value, (list, deque, dict)):
+        if id(cls) in self.world.new_classes:
+            self.world.heap.refuse(
+                "SFX111", f"an instance of the class {cls.__qualname__}, made in the step, leaves it"
+            )
+        if isinstance(value, (list, deque, dict, set)):
             return self._container(value)
-        if not hasattr(value, "__dict__") or cls.__module__ == "builtins":
-            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
         return self._instance(value)
 
     def _container(self, value: Any) -> str:
@@ -163,8 +168,8 @@ class Rebuilder:
         self._keep.append(value)
         if cls is list or cls is dict or cls is OrderedDict:
             self.lines.append(f"{name} = {self.writer.constant(cls)}()")
-        elif cls is deque:
-            self.lines.append(f"{name} = {self.writer.constant(deque)}(maxlen={value.maxlen})")
+        elif isinstance(value, deque):
+            self.lines.append(f"{name} = {self.writer.constant(cls)}(maxlen={value.maxlen})")
         elif cls is defaultdict:
             factory = self.expression(value.default_factory)
             self.lines.append(f"{name} = {self.writer.constant(cls)}({factory})")
@@ -181,32 +186,63 @@ class Rebuilder:
                     self.lines.append(
                         f"{self.writer.constant(base.__setitem__, 'set_item')}({name}, {key_code}, {item_code})"
                     )
-        elif value:
-            adder = "extend" if cls in (list, deque) else None
-            items = ", ".join(self.expression(item) for item in value)
-            if adder:
-                self.lines.append(f"{name}.extend(({items},))")
-            else:
-                self.lines.append(f"{self.writer.constant(list.extend, 'extend')}({name}, ({items},))")
-        if cls not in (list, dict, OrderedDict, deque, defaultdict) and getattr(value, "__dict__", None):
+        else:
+            kind: Any = next(each for each in (list, deque, set) if isinstance(value, each))
+            items = ", ".join(self.expression(item) for item in kind.__iter__(value))
+            adder = self.writer.constant(kind.update if kind is set else kind.extend, "extend")
+            if items:
+                self.lines.append(f"{adder}({name}, ({items},))")
+        if cls not in (list, dict, OrderedDict, deque, defaultdict):
             self._attributes(name, value)
         return name
 
     def _instance(self, value: Any) -> str:
         cls = type(value)
+        base = next(base for base in cls.__mro__ if is_static(base))
         name = self.writer.fresh("n")
+        made = f"{self.writer.constant(base.__new__, 'new_object')}({self.writer.constant(cls)}"
+        if base is object or base is types.SimpleNamespace:
+            made += ")"
+        elif base in _WRAPPED:
+            made += f", {self.writer.constant(base(value))})"
+        elif issubclass(base, BaseException):
+            made += "".join(f", {self.expression(item)}" for item in value.args) + ")"
+        else:
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+        if cls.__module__ == "builtins" and not issubclass(base, BaseException):
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
         self._made[id(value)] = name
         self._keep.append(value)
-        maker = self.writer.constant(object.__new__, "new_object")
-        self.lines.append(f"{name} = {maker}({self.writer.constant(cls)})")
+        self.lines.append(f"{name} = {made}")
+        if isinstance(value, BaseException):
+            self._raised(name, value)
         self._attributes(name, value)
         return name
 
+    def _raised(self, name: str, error: BaseException) -> None:
+        """What an exception knows of how it was raised."""
+        fields = ["__cause__", "__context__", "__suppress_context__"]
+        if not isinstance(error, BaseExceptionGroup):
+            kinds = [cls for cls in type(error).__mro__ if is_static(cls) and cls is not BaseException]
+            fields += [k for cls in kinds for k, v in vars(cls).items() if type(v) is types.MemberDescriptorType]
+        for field in fields:
+            if getattr(error, field):
+                self.lines.append(f"{name}.{field} = {self.expression(getattr(error, field))}")
+        if error.__traceback__ is not None:
+            self.lines.append(f"{name}.__traceback__ = {self.writer.constant(error.__traceback__, 'traceback')}")
+
     def _attributes(self, name: str, value: Any) -> None:
-        space = self.writer.fresh("d")
-        self.lines.append(f"{space} = {name}.__dict__")
-        for key, item in value.__dict__.items():
-            self.lines.append(f"{space}[{key!r}] = {self.expression(item)}")
+        """The instance ``__dict__`` and the slots of an object that has just been made."""
+        items = instance_space(value)
+        if items:
+            space = self.writer.fresh("d")
+            self.lines.append(f"{space} = object.__getattribute__({name}, '__dict__')")
+            for key, item in items.items():
+                self.lines.append(f"{space}[{key!r}] = {self.expression(item)}")
+        for slot in slot_names(type(value)):
+            if is_set(value, slot):
+                item = self.expression(object.__getattribute__(value, slot))
+                self.lines.append(f"object.__setattr__({name}, {slot!r}, {item})")
 
     def _function(self, value: types.FunctionType) -> str:
         cells: list[str] = []
@@ -226,7 +262,39 @@ class Rebuilder:
         maker = self.writer.constant(types.FunctionType, "Function")
         defaults = self.expression(value.__defaults__) if value.__defaults__ else "None"
         code = self.writer.constant(value.__code__, "code")
-        space = self.writer.constant(value.__globals__, "namespace")
+        space = self._namespace(value)
         closure = f"({', '.join(cells)},)" if cells else "None"
-        made = f"{maker}({code}, {space}, {value.__name__!r}, {defaults}, {closure})"
-        return self._remember(value, made)
+        name = self._remember(value, f"{maker}({code}, {space}, {value.__name__!r}, {defaults}, {closure})")
+        for field in ("__kwdefaults__", "__annotations__"):
+            if getattr(value, field):
+                self.lines.append(f"{name}.{field} = {self.expression(getattr(value, field))}")
+        for field in ("__doc__", "__qualname__", "__module__"):
+            if getattr(value, field) != _given(value, field):
+                self.lines.append(f"{name}.{field} = {self.expression(getattr(value, field))}")
+        for key, item in vars(value).items():
+            self.lines.append(f"{name}.__dict__[{key!r}] = {self.expression(item)}")
+        return name
+
+    def _namespace(self, fn: types.FunctionType) -> str:
+        """The globals of a function: those outside, where code executed in the step ran in them."""
+        space = fn.__globals__
+        if id(space) not in self.world.own_spaces:
+            return self.writer.constant(space, "namespace")
+        record = self.world.heap.record_of(space)
+        if record is None:
+            self.world.heap.refuse("SFX111", f"{fn.__qualname__}, made by executed code, leaves the step")
+        return self.writer.value(record.source)
+
+
+def _given(fn: types.FunctionType, field: str) -> Any:
+    """What a function's field is when the function is made from its code."""
+    if field == "__qualname__":
+        return fn.__code__.co_qualname
+    if field == "__module__":
+        return fn.__globals__.get("__name__")
+    consts = fn.__code__.co_consts
+    return consts[0] if consts and isinstance(consts[0], str) else None
+
+
+_ALIASES = (types.GenericAlias, types.UnionType)
+_WRAPPED = (int, float, complex, str, bytes)

@@ -119,6 +119,7 @@ class StepReport:
         fallbacks: every uncaptured step, grouped by reason.
         calls: calls of the step.
         replays: calls answered by a captured graph. ``calls == replays + fallback_count`` once a call has returned.
+        parts: what follows a break, one report per place where capture goes on.
     """
 
     name: str = "step"
@@ -131,6 +132,7 @@ class StepReport:
     fallbacks: list[FallbackRecord] = field(default_factory=list)
     calls: int = 0
     replays: int = 0
+    parts: list[StepReport] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict, repr=False)
 
     # ------------------------------------------------------------------ filled by the compiler
@@ -164,6 +166,12 @@ class StepReport:
         for key, text in (sources or {}).items():
             self._sources[key if key not in self._sources else f"{key}#{record.index}"] = text
         return record
+
+    def add_part(self, name: str) -> StepReport:
+        """The report of what is captured behind a break."""
+        part = StepReport(name=name, backend=self.backend)
+        self.parts.append(part)
+        return part
 
     def record_break(self, code: str, reason: str, location: Location | None = None) -> BreakRecord:
         """Counts a break; the same code, reason and place is one record."""

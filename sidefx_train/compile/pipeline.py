@@ -5,6 +5,9 @@
     backend (functionalize/, backend/)  the graph becomes a callable
     link                        the generated function is bound to the callable: an Entry
 
+A capture that stops is made again up to the instruction that stopped it (continuations/): the graph so far is
+compiled the same way, and its entry goes on natively and with further parts.
+
 Every stage hands a plain value to the next; none imports another's insides. Nothing outside is changed before the
 first run of an :class:`Entry`.
 """
@@ -23,8 +26,11 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend import build
 from sidefx_train.compile.backend.verify import verified
+from sidefx_train.compile.capture.interpreter import Suspended
 from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
+from sidefx_train.compile.continuations.drive import Frames, Parts
+from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
 from sidefx_train.compile.guards.codegen import failing, number_conditions, storage_of, tensor_check, write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.program import object_check, split
@@ -40,6 +46,8 @@ from sidefx_train.config import CompileConfig
 from sidefx_train.errors import Location, Unsupported
 
 _MAX_RESTARTS = 4
+_MAX_DEPTHS = 3
+"""Frames, from the innermost outwards, in which a stopped capture is tried to be suspended."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ class Captured:
     commits: tuple[tuple[Callable[[], None], Callable[[], None]], ...]
     learned: Learned
     seconds: float
+    suspension: Suspension | None = None
 
 
 @dataclass
@@ -111,6 +120,7 @@ class CaptureFailed(Exception):
         reason: what stopped it.
         location: the user's line.
         holds: ``holds(args, kwargs)``: true if the state at entry is such that it would stop again.
+        points: instructions in front of which the step can be suspended instead, innermost first.
         raised: an exception came out of the step while it was captured; eagerly it may raise just so.
     """
 
@@ -121,8 +131,10 @@ class CaptureFailed(Exception):
         location: Location | None,
         holds: Callable[..., bool] | None,
         raised: bool = False,
+        points: tuple[StopPoint, ...] = (),
     ) -> None:
         super().__init__(reason)
+        self.points = points
         self.raised = raised
         self.code = code
         self.reason = reason
@@ -131,7 +143,12 @@ class CaptureFailed(Exception):
 
 
 def capture(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, learned: Learned
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    learned: Learned,
+    in_parts: bool = True,
 ) -> Captured:
     """Runs a step once on shadows.
 
@@ -141,12 +158,35 @@ def capture(
         kwargs: its keyword arguments.
         name: for generated code.
         learned: what earlier calls taught.
+        in_parts: capture what comes before an instruction that stops the capture, if the whole cannot be.
 
     Raises:
         CaptureFailed: the step cannot be captured; the world is as it was.
     """
+    try:
+        return _capture(fn, args, kwargs, name, learned, None)
+    except CaptureFailed as stop:
+        if not in_parts or stop.raised:
+            raise
+        for point in stop.points[:_MAX_DEPTHS]:
+            try:
+                return _capture(fn, args, kwargs, name, learned, point)
+            except CaptureFailed as again:
+                if again.code == "SFX107":  # what is alive there needs autograd, and further out as well
+                    break
+        raise
+
+
+def _capture(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    learned: Learned,
+    point: StopPoint | None,
+) -> Captured:
     for _ in range(_MAX_RESTARTS):
-        outcome = _capture_once(fn, args, kwargs, name, learned)
+        outcome = _capture_once(fn, args, kwargs, name, learned, point)
         if isinstance(outcome, Captured):
             return outcome
         learned = outcome
@@ -154,23 +194,35 @@ def capture(
 
 
 def _capture_once(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, learned: Learned
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    learned: Learned,
+    point: StopPoint | None,
 ) -> Captured | Learned:
     began = time.perf_counter()
     state_check = compat.GlobalState()
     tracer = GraphTracer()
     world = TraceWorld(tracer, learned.symbolic, learned.moving, learned.whole)
+    suspension: Suspension | None = None
     try:
         with tracer.active(), compat.restoring_state(), world.ending():
             heap = world.heap
+            grad_mode = torch.is_grad_enabled()
             target = heap.shadow(fn, heap.sources.const(fn, name))
             shadows = tuple(heap.shadow(value, heap.sources.arg(i)) for i, value in enumerate(args))
             named = {key: heap.shadow(value, heap.sources.kwarg(key), key) for key, value in kwargs.items()}
-            returned = world.interp.run(target, shadows, named)
-            if not state_check.same_settings():
-                heap.refuse(
-                    "SFX111", "leaves a global setting of torch changed (grad mode, autocast, default dtype...)"
-                )
+            world.interp.stop_at = point.count if point is not None else 0
+            try:
+                returned = world.interp.run(target, shadows, named)
+            except Suspended as reached:
+                assert point is not None, "only a point to stop at suspends a step"
+                suspension = _suspend(world, reached, point)
+                returned = suspension.states
+            if point is not None and suspension is None:
+                raise CaptureFailed("SFX204", "the step took another way the second time", point.location, None)
+            _keep_grad_mode(world, state_check, grad_mode)
             effects = collect(world)
             heap.check_arrays()
             check_nothing_left(world.context, effects)
@@ -178,12 +230,14 @@ def _capture_once(
             if counters:
                 return replace(learned, symbolic=learned.symbolic | counters)
             guards = _all_guards(world)
-            residual = plan(world, name, guards, effects, returned, len(args), tuple(kwargs))
+            residual = plan(world, name, guards, effects, returned, len(args), tuple(kwargs), suspension is not None)
             traced = tracer.finish(list(residual.outputs))
     except Unsupported as stop:
         if stop.defer is not None and stop.defer not in learned.whole:
             return replace(learned, whole=learned.whole | {stop.defer})
-        raise CaptureFailed(stop.code, stop.reason, stop.location, _stop_guard(world, args, kwargs)) from stop
+        points = stop_points(stop, stop.code, stop.reason, stop.location) if point is None else ()
+        holds = _stop_guard(world, args, kwargs)
+        raise CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points) from stop
     except Exception as error:
         if world.last_error is None or world.last_error[0] is not error:
             raise
@@ -192,7 +246,30 @@ def _capture_once(
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
-    return Captured(name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds)
+    return Captured(
+        name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds, suspension
+    )
+
+
+def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> Suspension:
+    """What is needed to go on from where the interpreter was stopped."""
+    if len(reached.frames) != point.depth:
+        world.heap.refuse("SFX204", "the step took another way the second time")
+    if reached.handling:
+        world.heap.refuse("SFX111", "an exception is being handled, which a part of a step cannot take over")
+    return suspend(reached.frames, point)
+
+
+def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:
+    """A grad mode that the step, or the part so far, leaves behind is an effect; other settings are refused."""
+    now = torch.is_grad_enabled()
+    torch.set_grad_enabled(grad_mode)
+    if not before.same_settings():
+        reason = "leaves a global setting of torch changed (autocast, determinism, default dtype...)"
+        world.heap.refuse("SFX111", reason)
+    torch.set_grad_enabled(now)
+    if now != grad_mode:
+        world.defer(compat.set_grad_enabled, (now,), {})
 
 
 def compile_captured(
@@ -202,6 +279,8 @@ def compile_captured(
     differs: Callable[[str], None],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    parts: Parts | None = None,
+    is_part: bool = False,
 ) -> Entry:
     """Compiles the graph, commits state made early, and binds the generated function.
 
@@ -212,6 +291,8 @@ def compile_captured(
         differs: told in words what differs, where ``config.verify`` finds the compiled graph wrong.
         args: the call the capture was made with, for the snapshot that tensor guards compare with.
         kwargs: likewise.
+        parts: where the rest of a suspended step is found.
+        is_part: the step is the rest of another, under whose driver it goes on.
 
     Raises:
         BackendError: the backend failed; the world is as it was.
@@ -230,6 +311,10 @@ def compile_captured(
         "check_state": captured.state_check.check,
     }
     bindings = {"run": executable.run, "failed": failed, **checks}
+    if captured.suspension is not None:
+        assert parts is not None, "a suspended step goes on with its parts"
+        frames = Frames(captured.suspension, parts)
+        bindings["proceed"] = frames.again if is_part else frames.drive
     replay = link(captured.residual, captured.name, bindings)
     fetch = link(captured.residual, captured.name, bindings, measuring=True)
     return Entry(replay, fetch, captured.guards, captured, executable, bindings)

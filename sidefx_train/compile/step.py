@@ -18,6 +18,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import pipeline
+from sidefx_train.compile.continuations.drive import Parts
 from sidefx_train.compile.guards.guard import shown
 from sidefx_train.compile.heap.heap import is_library
 from sidefx_train.compile.pipeline import CaptureFailed, Entry, Learned
@@ -46,9 +47,10 @@ class CompiledStep:
     Args:
         fn: function, bound method, ``nn.Module``, partial or callable object.
         config: options.
+        part_of: the parts of the step of which ``fn`` is the rest.
     """
 
-    def __init__(self, fn: Callable[..., Any], config: CompileConfig) -> None:
+    def __init__(self, fn: Callable[..., Any], config: CompileConfig, part_of: Parts | None = None) -> None:
         if not callable(fn):
             raise TypeError(f"sidefx_train.compile needs a callable, got {type(fn).__name__}")
         self.config = config
@@ -63,6 +65,8 @@ class CompiledStep:
         self._busy = False
         self._first_run = False
         self._report = StepReport(name=self._name, backend=config.backend_name)
+        self._is_part = part_of is not None
+        self._parts = part_of if part_of is not None else Parts(self._make_part)
         functools.update_wrapper(self, fn if isinstance(fn, types.FunctionType) else _describable(fn), updated=())
         self.__wrapped__ = fn
 
@@ -176,9 +180,12 @@ class CompiledStep:
     def _make_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         self._busy = True
         try:
-            captured = pipeline.capture(self._fn, args, kwargs, self._name, self._learned)
+            in_parts = not self.config.fullgraph and self.config.on_failure != "raise"
+            captured = pipeline.capture(self._fn, args, kwargs, self._name, self._learned, in_parts)
             self._learned = captured.learned
-            entry = pipeline.compile_captured(captured, self.config, self._failed, self._differs, args, kwargs)
+            entry = pipeline.compile_captured(
+                captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
+            )
         except (CaptureFailed, KeyboardInterrupt):
             raise
         except BackendError as error:
@@ -195,8 +202,19 @@ class CompiledStep:
         self._replays = [e.replay for e in self._entries]
         return entry
 
+    def _make_part(self, fn: types.FunctionType, name: str) -> CompiledStep:
+        """The rest of the step behind a break, compiled like a step."""
+        part = CompiledStep(fn, self.config, self._parts)
+        part._report = self._report.add_part(name)
+        return part
+
     def _record(self, entry: Entry, missed: tuple[str, str, str, Location | None] | None) -> None:
         captured, executable = entry.captured, entry.executable
+        if captured.suspension is not None:
+            point = captured.suspension.point
+            self._report.record_break(point.code, point.reason, point.location)
+            stop = CaptureFailed(point.code, point.reason, point.location, None)
+            self._warn(stop, (point.code, str(point.location)), "is captured in parts")
         kinds: dict[str, int] = {}
         for item in captured.traced.inputs:
             kinds[item.kind] = kinds.get(item.kind, 0) + 1
@@ -262,12 +280,12 @@ class CompiledStep:
         self._warn(stop, key or (stop.code, str(stop.location)))
         return result
 
-    def _warn(self, stop: CaptureFailed, key: tuple[str, str]) -> None:
+    def _warn(self, stop: CaptureFailed, key: tuple[str, str], what: str = "ran eagerly") -> None:
         if key in self._warned:
             return
         self._warned.add(key)
         where = f"{stop.location}: " if stop.location else ""
-        text = f"{self._name} ran eagerly: [{stop.code}] {where}{stop.reason}"
+        text = f"{self._name} {what}: [{stop.code}] {where}{stop.reason}"
         warnings.warn(text, SideFXWarning, stacklevel=_callers_level())
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

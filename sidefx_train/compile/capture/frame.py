@@ -26,6 +26,7 @@ class Frame:
         namespace: the local mapping of a class body or of executed code, ``None`` in a function.
         stack: evaluation stack; ``push`` and ``pop`` are its bound methods.
         pc: index of the next instruction.
+        began: number of the instruction begun last, as the interpreter counts.
         back: the frame that called this one, while it runs.
         closure: the function's cells.
         result: what was returned or yielded.
@@ -33,7 +34,7 @@ class Frame:
     """
 
     __slots__ = (
-        "back", "closure", "code", "done", "globals", "instructions", "locals", "namespace", "pc", "pop",
+        "back", "began", "closure", "code", "done", "globals", "instructions", "locals", "namespace", "pc", "pop",
         "program", "push", "result", "stack",
     )  # fmt: skip
 
@@ -56,6 +57,7 @@ class Frame:
         self.push = self.stack.append
         self.pop = self.stack.pop
         self.pc = 0
+        self.began = 0
         self.back: Frame | None = None
         self.result: Any = None
         self.done = False

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from sidefx_train.compile.capture import attributes, builtins_, calls, exceptions, iteration, operators
 from sidefx_train.compile.capture.frame import NULL, Frame
@@ -29,6 +29,20 @@ class Policy(Protocol):
         """True to interpret ``fn``, false to call it natively."""
 
 
+class Suspended(BaseException):
+    """Stops a program in front of the instruction it was to stop at.
+
+    Attributes:
+        frames: outermost first.
+        handling: an exception was being handled.
+    """
+
+    def __init__(self, frames: list[Frame], handling: bool) -> None:
+        super().__init__("suspended")
+        self.frames = frames
+        self.handling = handling
+
+
 class Interpreter:
     """Interprets Python functions.
 
@@ -42,6 +56,8 @@ class Interpreter:
         type_of: the world's, the class that the interpreted program sees.
         stopped: the :class:`Unsupported` that is on its way out, if any: until the next :meth:`run` no handler,
             ``finally`` or ``__exit__`` of the program is run any more.
+        begun: how many instructions have been begun.
+        stop_at: number of the instruction in front of which to raise :class:`Suspended`; 0 for none.
     """
 
     def __init__(self, world: World, policy: Policy | None = None) -> None:
@@ -54,6 +70,8 @@ class Interpreter:
         self.stopped: Unsupported | None = None
         self.thread = threading.get_ident()
         self.depth = 0
+        self.begun = 0
+        self.stop_at = 0
         self.max_depth = sys.getrecursionlimit()
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -70,7 +88,7 @@ class Interpreter:
             sys.setrecursionlimit(limit * 12 + 1000)
         try:
             return self.call(fn, args, kwargs or {})
-        except Unsupported:
+        except (Unsupported, Suspended):
             raise
         except BaseException as error:
             if self.stopped is None:
@@ -184,6 +202,9 @@ class Interpreter:
                         raise pending
                     while True:
                         instr = instructions[frame.pc]
+                        frame.began = self.begun = self.begun + 1
+                        if self.begun == self.stop_at:
+                            self.suspend()
                         frame.pc += 1
                         signal = instr.run(self, frame, instr)
                         if signal is not None:
@@ -201,6 +222,16 @@ class Interpreter:
             self.current_frame = frame.back
             frame.back = None
             self.depth -= 1
+
+    def suspend(self) -> NoReturn:
+        """Leaves all frames as they are, none of their handlers run."""
+        self.stopped = Unsupported("SFX111", "the program was suspended")
+        frames: list[Frame] = []
+        frame = self.current_frame
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.back
+        raise Suspended(frames[::-1], self.handled.topmost() is not None)
 
     # The protocols, for the world and for the other parts.
 

@@ -187,6 +187,8 @@ class Heap:
             return self._container(real, source)
         if cls is types.MethodType:
             return self._method(real, source)
+        if cls is types.CellType:
+            return self._cell(real, source)
         if type(real) is functools.partial:
             return self._partial(real, source)
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
@@ -224,6 +226,17 @@ class Heap:
         if record is None:
             record = self.cells[id(cell)] = CellRecord(self, cell, self.sources.const(cell, label))
         return record
+
+    def _cell(self, real: types.CellType, source: Source) -> types.CellType:
+        """A cell reached as a value: by its own path, since a part of a step is given new ones at every call."""
+        known = self.cells.get(id(real))
+        if known is not None:
+            if known.source is not source:
+                self.guard("is" if known.source.kind == "const" else "same", source, _identity(known))
+            return real
+        self.guard("type", source, types.CellType)
+        self.cells[id(real)] = CellRecord(self, real, source)
+        return real
 
     def namespace(self, space: dict[str, Any]) -> NamespaceRecord:
         record = self.namespaces.get(id(space))
@@ -457,3 +470,7 @@ def is_library(module: str) -> bool:
     found = sys.modules.get(module) or sys.modules.get(root)
     file = getattr(found, "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file
+
+
+def _identity(record: CellRecord) -> Any:
+    return record.real if record.source.kind == "const" else record.source

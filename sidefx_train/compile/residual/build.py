@@ -50,6 +50,7 @@ def plan(
     returned: Any,
     positional: int,
     keywords: tuple[str, ...],
+    suspended: bool = False,
 ) -> Residual:
     """Writes the residual.
 
@@ -61,6 +62,7 @@ def plan(
         returned: the step's return value, as a value of the trace.
         positional: number of positional arguments.
         keywords: names of keyword arguments, in call order.
+        suspended: ``returned`` is the state of suspended frames, with which ``proceed`` goes on.
     """
     writer = Writer()
     tests = [f"if len(args) != {positional}: return MISS"]
@@ -85,7 +87,8 @@ def plan(
         if call.result is None:
             rebuilder.deferred(call)
     tests += writer.fetched
-    epilogue = [*rebuilder.lines[:built], *changes, *rebuilder.lines[built:], f"return {result}"]
+    epilogue = [*rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
+    epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
     return Residual(source, guard_source, writer.names, tuple(rebuilder.outputs))

@@ -147,6 +147,8 @@ class Rebuilder:
             return self._remember(
                 value, f"{maker}({self.expression(value.__func__)}, {self.expression(value.__self__)})"
             )
+        if cls is types.CellType:
+            return self._cell(value)
         if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
             return self._function(value)
         if isinstance(value, type) and id(value) in self.world.new_classes:
@@ -244,21 +246,24 @@ class Rebuilder:
                 item = self.expression(object.__getattribute__(value, slot))
                 self.lines.append(f"object.__setattr__({name}, {slot!r}, {item})")
 
+    def _cell(self, cell: types.CellType) -> str:
+        outside = self.world.heap.cells.get(id(cell))
+        if outside is not None:
+            return self.writer.value(outside.source)
+        if id(cell) not in self.world.new_cells:
+            return self.writer.constant(cell, "cell")
+        known = self._made.get(id(cell))
+        if known is None:
+            known = self._made[id(cell)] = self.writer.fresh("cell")
+            self._keep.append(cell)
+            self.lines.append(f"{known} = {self.writer.constant(types.CellType, 'Cell')}()")
+            contents = self.world.load_cell(cell)
+            if contents is not ABSENT:
+                self.lines.append(f"{known}.cell_contents = {self.expression(contents)}")
+        return known
+
     def _function(self, value: types.FunctionType) -> str:
-        cells: list[str] = []
-        for cell in value.__closure__ or ():
-            if id(cell) not in self.world.new_cells:
-                cells.append(self.writer.constant(cell, "cell"))
-                continue
-            known = self._made.get(id(cell))
-            if known is None:
-                known = self._made[id(cell)] = self.writer.fresh("cell")
-                self._keep.append(cell)
-                self.lines.append(f"{known} = {self.writer.constant(types.CellType, 'Cell')}()")
-                contents = self.world.load_cell(cell)
-                if contents is not ABSENT:
-                    self.lines.append(f"{known}.cell_contents = {self.expression(contents)}")
-            cells.append(known)
+        cells = [self._cell(cell) for cell in value.__closure__ or ()]
         maker = self.writer.constant(types.FunctionType, "Function")
         defaults = self.expression(value.__defaults__) if value.__defaults__ else "None"
         code = self.writer.constant(value.__code__, "code")

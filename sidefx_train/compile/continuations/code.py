@@ -1,0 +1,343 @@
+"""Code objects that enter a function in the middle.
+
+Both kinds hold the whole original code, so that its exception handlers, loops and line numbers are its own, behind a
+prelude that restores variables and stack. The one argument is ``(cells, values)``.
+
+- A *continuation* jumps to the instruction and runs on. It is what gets captured next.
+- A *bridge* runs one instruction natively, under the handlers that cover it, and returns a :class:`Landing` with the
+  state behind it. If the instruction raises, the function's own handlers run natively, to the end of the function. Of
+  an outer frame the instruction is a call that has been entered: the bridge calls its second argument instead.
+
+Cells of the original, its own and its closure's, are variables of the new code that hold cells: the prelude puts them
+there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import bytecode as bc
+
+from sidefx_train.compile.capture import versions
+from sidefx_train.compile.capture.program import program_of
+from sidefx_train.errors import Unsupported
+
+_STATE, _INNER = ".state", ".inner"
+_SKIPPED = frozenset({"NOP", "RESUME", "PRECALL", "RESUME_CHECK", "NOT_TAKEN", "KW_NAMES", "CACHE", "EXTENDED_ARG"})
+_ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_VALUE", "RETURN_CONST"})
+_CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_STORE_FAST, _STORE_DEREF = bc.instr._opcode.opmap["STORE_FAST"], bc.instr._opcode.opmap["STORE_DEREF"]  # type: ignore[attr-defined]
+
+_origins: dict[int, tuple[types.CodeType, dict[int, int], Any]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where a frame stands and what of it is kept.
+
+    Attributes:
+        code: the function's own code.
+        index: the next instruction (of the decoded program).
+        names: variables that are bound and still needed.
+        cells: names of the cells, in the order of the code's slots.
+        nulls: for each entry of the stack, true if it is the empty half of a call's callable slots.
+    """
+
+    code: types.CodeType
+    index: int
+    names: tuple[str, ...]
+    cells: tuple[str, ...]
+    nulls: tuple[bool, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (id(self.code), self.index, self.names, self.nulls)
+
+
+@dataclass(frozen=True, eq=False)
+class Landing:
+    """First item of what a bridge returns where its instruction is done: ``(landing, cells, values)``."""
+
+    layout: Layout
+
+
+def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
+    """The function's own code and instruction, for one of a continuation."""
+    found = _origins.get(id(code))
+    if found is None:
+        return code, index
+    source, table, _ = found
+    return source, table[index]
+
+
+class _Body:
+    """The original code, its instructions by index of the decoded program, its cells as variables."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        if code.co_flags & _SUSPENDS:
+            raise Unsupported("SFX111", "a generator cannot be entered in the middle")
+        if not code.co_flags & inspect.CO_OPTIMIZED:
+            raise Unsupported("SFX111", "a class body cannot be entered in the middle")
+        if "__class__" in code.co_freevars and "super" in code.co_names and versions.VERSION < (3, 12):
+            raise Unsupported("SFX111", "a method that calls super() cannot be entered in the middle")
+        self.code = code
+        self.items: list[Any] = []
+        self.units: list[bc.Instr] = []
+        self.tries: dict[int, bc.TryBegin | None] = {}
+        self.groups: dict[int, list[bc.Instr]] = {}
+        dropped = 0
+        active: bc.TryBegin | None = None
+        pending: list[bc.Instr] = []
+        for item in bc.Bytecode.from_code(code):
+            if isinstance(item, bc.TryBegin):
+                active = item
+            elif isinstance(item, bc.TryEnd):
+                active = None
+            elif isinstance(item, bc.Instr):
+                if isinstance(item.arg, bc.FreeVar):
+                    item = bc.Instr(item.name, bc.CellVar(item.arg.name), location=item.location)
+                if item.name in ("KW_NAMES", "PRECALL"):
+                    pending.append(item)
+                elif item.name not in _SKIPPED:
+                    self.tries[len(self.units)] = active
+                    self.groups[len(self.units)] = [*pending, item]
+                    self.units.append(item)
+                    pending = []
+                    if item.name in ("MAKE_CELL", "COPY_FREE_VARS"):
+                        dropped += 1
+                        if dropped != len(self.units):
+                            raise Unsupported("SFX111", "a comprehension's own cell cannot be entered in the middle")
+                        continue
+            self.items.append(item)
+        program = program_of(code)
+        if len(program.instructions) != len(self.units):
+            raise Unsupported("SFX204", f"{len(self.units)} instructions read as {len(program.instructions)}")
+
+
+def _prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
+    made: list[Any] = [bc.Instr("RESUME", 0, location=location)]
+
+    def item(*path: int) -> None:
+        made.append(bc.Instr("LOAD_FAST", _STATE, location=location))
+        for position in path:
+            made.append(bc.Instr("LOAD_CONST", position, location=location))
+            made.append(bc.Instr("BINARY_SUBSCR", location=location))
+
+    for i, name in enumerate(layout.cells):
+        item(0, i)
+        made.append(bc.Instr("STORE_DEREF", bc.CellVar(name), location=location))  # becomes STORE_FAST
+    for i, name in enumerate(layout.names):
+        item(1, i)
+        made.append(bc.Instr("STORE_FAST", name, location=location))
+    position = len(layout.names)
+    for null in layout.nulls:
+        if null:
+            made.append(bc.Instr("PUSH_NULL", location=location))
+        else:
+            item(1, position)
+            position += 1
+    if keep_cells:
+        item(0)
+        made.append(bc.Instr("STORE_FAST", _STATE, location=location))
+    else:
+        made.append(bc.Instr("DELETE_FAST", _STATE, location=location))
+    return made
+
+
+def _assemble(layout: Layout, body: _Body, items: list[Any], arguments: list[str]) -> types.CodeType:
+    code = layout.code
+    made = bc.Bytecode(items)
+    made.argcount = len(arguments)
+    made.argnames = list(arguments)
+    made.name, made.qualname, made.filename = code.co_name, code.co_qualname, code.co_filename
+    made.first_lineno = code.co_firstlineno
+    made.flags = bc.CompilerFlags(code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
+    made.cellvars = list(layout.cells)
+    made.freevars = []
+    size = code.co_stacksize + len(layout.names) + len(layout.nulls) + 8
+    result = made.to_code(stacksize=size, compute_exception_stack_depths=False)
+    return _store_cells(result, len(layout.cells))
+
+
+def _store_cells(code: types.CodeType, count: int) -> types.CodeType:
+    """Turns the first ``count`` ``STORE_DEREF`` into ``STORE_FAST``: variables and cells share their numbering."""
+    raw = bytearray(code.co_code)
+    position = 0
+    while count:
+        if raw[position] == _STORE_DEREF:
+            raw[position] = _STORE_FAST
+            count -= 1
+        position += 2
+    return code.replace(co_code=bytes(raw))
+
+
+def _remember(made: types.CodeType, layout: Layout, items: list[Any], body: _Body) -> None:
+    """Keeps where each instruction of ``made`` comes from, for a break in a continuation."""
+    index_of = {id(unit): i for i, unit in enumerate(body.units)}
+    table: dict[int, int] = {}
+    count = 0
+    for item in items:
+        if isinstance(item, bc.Instr) and item.name not in _SKIPPED:
+            if id(item) in index_of:
+                table[count] = index_of[id(item)]
+            count += 1
+    _origins[id(made)] = (layout.code, table, made)
+
+
+def continuation(layout: Layout) -> types.CodeType:
+    """The function from ``layout.index`` on; takes ``(cells, values)``.
+
+    Raises:
+        Unsupported: the function cannot be entered there.
+    """
+    body = _Body(layout.code)
+    unit = body.units[layout.index]
+    here = bc.Label()
+    items: list[Any] = [*_prelude(layout, unit.location, keep_cells=False), bc.Instr("JUMP_FORWARD", here)]
+    for item in body.items:
+        if item is body.groups[layout.index][0]:
+            items.append(here)
+        items.append(item)
+    made = _assemble(layout, body, items, [_STATE])
+    _remember(made, layout, items, body)
+    return made
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """One instruction of a frame as a function of the frame's state.
+
+    Attributes:
+        code: takes the state, and for a frame that has entered a call the function to call in its place.
+        landings: the states it may lead to.
+    """
+
+    code: types.CodeType
+    landings: tuple[Landing, ...]
+
+
+def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str, ...]]) -> Bridge:
+    """The instruction at ``layout.index``, natively.
+
+    Args:
+        layout: the frame in front of the instruction; behind its operands if ``entered``.
+        entered: the instruction is a call whose callee is suspended as well.
+        bound_after: variables that are bound and needed in front of the instruction with the given index.
+
+    Raises:
+        Unsupported: the instruction cannot be run so.
+    """
+    body = _Body(layout.code)
+    index = layout.index
+    unit = body.units[index]
+    location = unit.location
+    program = program_of(layout.code)
+    instr = program.instructions[index]
+    items: list[Any] = _prelude(layout, location, keep_cells=True)
+    landings: list[Landing] = []
+    tail: list[Any] = []
+
+    def landing(target: int, nulls: tuple[bool, ...]) -> list[Any]:
+        made = Landing(Layout(layout.code, target, bound_after(target), layout.cells, nulls))
+        landings.append(made)
+        return _pack(made, location)
+
+    group = [item.copy() for item in body.groups[index]]
+    if entered:
+        if unit.name not in _CALLS:
+            raise Unsupported("SFX111", f"a call made by {unit.name} cannot be entered in the middle")
+        group = _call_inner(location)
+        after: tuple[bool, ...] = (*layout.nulls, False)
+    elif unit.name in ("LOAD_METHOD",) or (unit.name == "LOAD_ATTR" and instr.name == "LOAD_METHOD"):
+        group, after = _plain_attribute(unit, layout.nulls)
+    else:
+        after = _stack_after(unit, layout.nulls, jump=False)
+    covering = body.tries[index]
+    if covering is not None:
+        opened = bc.TryBegin(covering.target, covering.push_lasti, covering.stack_depth)
+        items.append(opened)
+    last = group[-1]
+    if not entered and isinstance(last.arg, bc.Label):
+        there = bc.Label()
+        if unit.name == "FOR_ITER":
+            nulls = layout.nulls[:-1]
+            skip = [bc.Instr(n, location=location) for n in ("END_FOR", "POP_TOP")[: versions.FOR_ITER_SKIP]]
+        else:
+            nulls, skip = _stack_after(unit, layout.nulls, jump=True), []
+        tail = [there, *skip, *landing(instr.target, nulls)]
+        group[-1] = bc.Instr(last.name.replace("BACKWARD", "FORWARD"), there, location=location)
+    items += group
+    if covering is not None:
+        items.append(bc.TryEnd(opened))
+    if unit.name not in _ENDS:
+        items += landing(index + 1, after)
+    items += tail
+    items += body.items
+    made = _assemble(layout, body, items, [_STATE, _INNER])
+    return Bridge(made, tuple(landings))
+
+
+def _call_inner(location: Any) -> list[bc.Instr]:
+    function, null = bc.Instr("LOAD_FAST", _INNER, location=location), bc.Instr("PUSH_NULL", location=location)
+    call = [bc.Instr("CALL", 0, location=location)]
+    if versions.VERSION >= (3, 13):
+        return [function, null, *call]
+    if versions.VERSION < (3, 12):
+        call.insert(0, bc.Instr("PRECALL", 0, location=location))
+    return [null, function, *call]
+
+
+def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.Instr], tuple[bool, ...]]:
+    """A method lookup as a plain attribute lookup: what it pushes is known then."""
+    location = unit.location
+    name = unit.arg[1] if isinstance(unit.arg, tuple) else unit.arg
+    if versions.VERSION >= (3, 12):
+        load = bc.Instr("LOAD_ATTR", (False, name), location=location)
+    else:
+        load = bc.Instr("LOAD_ATTR", name, location=location)
+    null = bc.Instr("PUSH_NULL", location=location)
+    if versions.VERSION >= (3, 13):
+        return [load, null], (*nulls[:-1], False, True)
+    return [load, null, bc.Instr("SWAP", 2, location=location)], (*nulls[:-1], True, False)
+
+
+def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[bool, ...]:
+    if unit.name in _CALLS:
+        pushed = 1
+        arg = unit.arg
+        assert isinstance(arg, int), "a call has a number of arguments"
+        popped = {"CALL": arg + 2, "CALL_KW": arg + 3, "CALL_FUNCTION_EX": 3 + (arg & 1)}[unit.name]
+    elif unit.name == "FOR_ITER":
+        popped, pushed = 0, 1
+    else:
+        pre, pushed = unit.pre_and_post_stack_effect(jump)
+        popped = -pre
+        if unit.name == "LOAD_GLOBAL" and pushed > 1:
+            raise Unsupported("SFX111", "a global that is called cannot be looked up in the middle")
+    if popped > len(nulls) or popped < 0 or pushed < 0:
+        raise Unsupported("SFX204", f"{unit.name} takes {popped} of {len(nulls)} values")
+    return (*nulls[: len(nulls) - popped], *[False] * pushed)
+
+
+def _pack(landing: Landing, location: Any) -> list[Any]:
+    """Returns the state; what is left on the stack goes with the frame."""
+    layout = landing.layout
+    made = [bc.Instr("LOAD_CONST", landing, location=location), bc.Instr("LOAD_FAST", _STATE, location=location)]
+    made += [bc.Instr("LOAD_FAST", name, location=location) for name in layout.names]
+    above = 2 + len(layout.names)
+    count = len(layout.names)
+    depth = len(layout.nulls)
+    for i, null in enumerate(layout.nulls):
+        if not null:
+            made.append(bc.Instr("COPY", depth - i + above, location=location))
+            above += 1
+            count += 1
+    made.append(bc.Instr("BUILD_TUPLE", count, location=location))
+    made.append(bc.Instr("BUILD_TUPLE", 3, location=location))
+    made.append(bc.Instr("RETURN_VALUE", location=location))
+    return made

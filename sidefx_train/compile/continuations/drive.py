@@ -1,0 +1,87 @@
+"""What runs between two parts of a step: bridges natively, and parts captured in turn."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from sidefx_train.compile.continuations.code import Bridge, Landing, Layout, continuation
+from sidefx_train.compile.continuations.suspension import Suspension
+
+State = tuple[tuple[Any, ...], tuple[Any, ...]]
+
+
+class Again:
+    """What a part returns that was itself suspended: its outermost frame goes on under the same driver."""
+
+    __slots__ = ("frames", "states")
+
+    def __init__(self, frames: Frames, states: tuple[State, ...]) -> None:
+        self.frames = frames
+        self.states = states
+
+
+class Parts:
+    """The continuations of one step, each a compiled step of its own, made on first use.
+
+    Args:
+        make: ``make(fn, name)`` compiles a continuation.
+    """
+
+    def __init__(self, make: Callable[[types.FunctionType, str], Callable[..., Any]]) -> None:
+        self._make = make
+        self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def after(self, layout: Layout, space: dict[str, Any]) -> Callable[..., Any]:
+        """The compiled rest of a function."""
+        key = layout.key
+        step = self._steps.get(key)
+        if step is None:
+            code = continuation(layout)
+            fn = types.FunctionType(code, space, code.co_name)
+            step = self._steps[key] = self._make(fn, code.co_qualname)
+        return step
+
+
+class Frames:
+    """The suspended frames behind one entry, ready to go on."""
+
+    def __init__(self, suspension: Suspension, parts: Parts) -> None:
+        self._bridges = [
+            types.FunctionType(made.code, space, made.code.co_name)
+            for made, space in zip(suspension.bridges, suspension.spaces, strict=True)
+        ]
+        self._spaces = suspension.spaces
+        self._parts = parts
+
+    def drive(self, states: tuple[State, ...]) -> Any:
+        """Runs the frames to the end of the outermost and returns its value."""
+        return self._frame(0, states)
+
+    def again(self, states: tuple[State, ...]) -> Again:
+        """Leaves the outermost frame to the driver that is running already."""
+        return Again(self, states)
+
+    def _frame(self, position: int, states: tuple[State, ...]) -> Any:
+        frames: Frames = self
+        while True:
+            out = frames._cross(position, states)
+            if type(out) is not tuple or len(out) != 3 or type(out[0]) is not Landing:
+                return out  # a handler of the function's own brought it to its end
+            landing, cells, values = out
+            out = frames._parts.after(landing.layout, frames._spaces[position])((cells, values))
+            if type(out) is not Again:
+                return out
+            frames, states, position = out.frames, out.states, 0
+
+    def _cross(self, position: int, states: tuple[State, ...]) -> Any:
+        """The one instruction of a frame that is not captured."""
+
+        def inner() -> Any:
+            return self._frame(position + 1, states)
+
+        return self._bridges[position](states[position], inner)
+
+
+__all__ = ["Again", "Bridge", "Frames", "Parts"]

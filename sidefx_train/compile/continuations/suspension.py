@@ -1,0 +1,148 @@
+"""Where a capture stopped, and the frames of the step as they are in front of that instruction."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from sidefx_train.compile.capture import calls
+from sidefx_train.compile.capture.frame import NULL, Frame
+from sidefx_train.compile.capture.interpreter import Interpreter
+from sidefx_train.compile.capture.opcodes import calling
+from sidefx_train.compile.capture.program import program_of
+from sidefx_train.compile.continuations.code import Bridge, Layout, bridge, original
+from sidefx_train.compile.continuations.liveness import live_slots
+from sidefx_train.errors import Location, Unsupported
+
+_EXECUTE = Interpreter.execute.__code__
+_TRANSPARENT = frozenset(
+    fn.__code__
+    for fn in (
+        Interpreter.run,
+        Interpreter.call,
+        Interpreter.inline,
+        calls.call_object,
+        calling.call,
+        calling.call_kw,
+        calling.call_function_ex,
+    )
+)
+"""What may stand between two frames if the inner one's result is to be that of the outer one's call."""
+
+
+@dataclass(frozen=True)
+class StopPoint:
+    """An instruction to stop in front of, by number.
+
+    Attributes:
+        count: how many instructions the interpreter has begun by then.
+        depth: how many frames there are.
+        code: why.
+        reason: likewise.
+        location: the user's line.
+    """
+
+    count: int
+    depth: int
+    code: str
+    reason: str
+    location: Location | None
+
+
+@dataclass(frozen=True)
+class Suspension:
+    """The frames of a suspended step, outermost first.
+
+    Attributes:
+        point: why it stopped.
+        bridges: how each frame goes on.
+        spaces: the globals of each.
+        states: values of the trace: for each frame ``(cells, values)``.
+    """
+
+    point: StopPoint
+    bridges: tuple[Bridge, ...]
+    spaces: tuple[dict[str, Any], ...]
+    states: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
+
+
+def stop_points(
+    error: BaseException, code: str, reason: str, location: Location | None
+) -> tuple[StopPoint, ...]:
+    """Instructions in front of which the step can be suspended, innermost first.
+
+    Args:
+        error: what stopped the capture, with its traceback.
+        code: for the report.
+        reason: likewise.
+        location: likewise.
+    """
+    found: list[StopPoint] = []
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not _EXECUTE:
+        trace = trace.tb_next
+    while trace is not None:
+        frame: Frame = trace.tb_frame.f_locals["frame"]
+        found.append(StopPoint(frame.began, len(found) + 1, code, reason, location))
+        trace = trace.tb_next
+        while trace is not None and trace.tb_frame.f_code is not _EXECUTE:
+            if trace.tb_frame.f_code not in _TRANSPARENT:
+                return tuple(reversed(found))
+            trace = trace.tb_next
+    return tuple(reversed(found))
+
+
+def suspend(frames: list[Frame], point: StopPoint) -> Suspension:
+    """Describes frames that stand in front of an instruction each.
+
+    Args:
+        frames: outermost first; all but the last have entered a call.
+
+    Raises:
+        Unsupported: one of them cannot go on natively.
+    """
+    bridges: list[Bridge] = []
+    states: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+    for frame in frames:
+        entered = frame is not frames[-1]
+        index = frame.pc - 1 if entered else frame.pc
+        made, state = _frame(frame, index, entered)
+        bridges.append(made)
+        states.append(state)
+    return Suspension(point, tuple(bridges), tuple(f.globals for f in frames), tuple(states))
+
+
+def _frame(frame: Frame, index: int, entered: bool) -> tuple[Bridge, tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    program = frame.program
+    code, at = original(program.code, index)
+    own = program_of(code)
+    cell_slots = _cell_slots(code)
+    bound = {own.slots[i]: value for i, value in _values(frame, own.slots) if value is not NULL}
+
+    def needed(position: int) -> tuple[str, ...]:
+        live = live_slots(own, position)
+        return tuple(own.slots[i] for i in sorted(live) if i not in cell_slots and own.slots[i] in bound)
+
+    cells = tuple(own.slots[i] for i in sorted(cell_slots))
+    for name in cells:
+        if type(bound.get(name)) is not types.CellType:
+            raise Unsupported("SFX111", f"the variable {name} is not a cell yet")
+    layout = Layout(code, at, needed(at), cells, tuple(value is NULL for value in frame.stack))
+    made = bridge(layout, entered, needed)
+    values = tuple(bound[name] for name in layout.names) + tuple(v for v in frame.stack if v is not NULL)
+    return made, (tuple(bound[name] for name in cells), values)
+
+
+def _values(frame: Frame, names: tuple[str, ...]) -> list[tuple[int, Any]]:
+    """The variables of the original code, from a frame of it or of a continuation."""
+    if frame.program.slots == names:
+        return list(enumerate(frame.locals))
+    by_name = dict(zip(frame.program.slots, frame.locals, strict=True))
+    return [(i, by_name.get(name, NULL)) for i, name in enumerate(names)]
+
+
+def _cell_slots(code: types.CodeType) -> frozenset[int]:
+    slots = program_of(code).slots
+    cells = set(code.co_cellvars) | set(code.co_freevars)
+    return frozenset(i for i, name in enumerate(slots) if name in cells)

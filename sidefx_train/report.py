@@ -206,18 +206,19 @@ class StepReport:
     # ------------------------------------------------------------------ read by people
     @property
     def graph_count(self) -> int:
-        """Graphs that exist: one per capture, more where a capture was broken in parts."""
-        return sum(capture.graphs for capture in self.captures)
+        """Graphs that exist: one per capture, those of parts behind a break included."""
+        return sum(capture.graphs for capture in self.captures) + sum(part.graph_count for part in self.parts)
 
     @property
     def fallback_count(self) -> int:
-        """Calls that ran eagerly."""
+        """Calls that ran eagerly, those that began captured not included (see :attr:`parts`)."""
         return sum(record.count for record in self.fallbacks)
 
     @property
     def capture_seconds(self) -> float:
-        """Wall seconds spent capturing and compiling."""
-        return sum(capture.total_seconds for capture in self.captures)
+        """Wall seconds spent capturing and compiling, parts included."""
+        own = sum(capture.total_seconds for capture in self.captures)
+        return own + sum(part.capture_seconds for part in self.parts)
 
     def sources(self) -> dict[str, str]:
         """Generated code by name: guards, prologue, epilogue, and what the backend wrote."""
@@ -228,6 +229,7 @@ class StepReport:
         data = asdict(self)
         del data["_sources"]
         data.update(
+            parts=[part.to_dict() for part in self.parts],
             graph_count=self.graph_count,
             fallback_count=self.fallback_count,
             capture_seconds=self.capture_seconds,
@@ -251,6 +253,9 @@ class StepReport:
         if self.breaks:
             rows = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in self.breaks]
             parts.append(_table("breaks", ("code", "times", "where", "what", "what to do"), rows))
+        if self.parts:
+            rows6 = [(p.name, str(p.graph_count), str(p.calls), str(p.replays), _eager_because(p)) for p in self.parts]
+            parts.append(_table("captured behind a break", ("part", "graphs", "calls", "replayed", "eager"), rows6))
         if self.fallbacks:
             rows4 = [(f.code, str(f.count), _place(f.location), f.reason) for f in self.fallbacks]
             parts.append(_table("steps that ran eagerly", ("code", "steps", "where", "why"), rows4))
@@ -287,6 +292,13 @@ class StepReport:
             for c in self.captures
         ]
         return _table("captures", ("#", "because", "nodes", "inputs", "seconds", "notes"), rows)
+
+
+def _eager_because(report: StepReport) -> str:
+    if not report.fallbacks:
+        return "0"
+    worst = max(report.fallbacks, key=lambda record: record.count)
+    return f"{report.fallback_count}: [{worst.code}] {worst.reason}"
 
 
 def _as_text(value: Any) -> str:

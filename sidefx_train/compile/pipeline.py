@@ -29,6 +29,7 @@ from sidefx_train.compile.backend.verify import verified
 from sidefx_train.compile.capture.interpreter import Suspended
 from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
+from sidefx_train.compile.continuations.code import is_continuation
 from sidefx_train.compile.continuations.drive import Frames, Parts
 from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
 from sidefx_train.compile.guards.codegen import failing, number_conditions, storage_of, tensor_check, write_guards
@@ -209,6 +210,7 @@ def _capture_once(
     try:
         with tracer.active(), compat.restoring_state(), world.ending():
             heap = world.heap
+            heap.floats_move = is_continuation(fn)
             grad_mode = torch.is_grad_enabled()
             target = heap.shadow(fn, heap.sources.const(fn, name))
             shadows = tuple(heap.shadow(value, heap.sources.arg(i)) for i, value in enumerate(args))
@@ -246,9 +248,7 @@ def _capture_once(
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
-    return Captured(
-        name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds, suspension
-    )
+    return Captured(name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds, suspension)
 
 
 def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> Suspension:

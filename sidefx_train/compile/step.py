@@ -72,7 +72,11 @@ class CompiledStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for replay in self._replays:
-            result = replay(args, kwargs)
+            try:
+                result = replay(args, kwargs)
+            except BaseException:  # out of what runs natively, or out of the eager step
+                self._hits += 1
+                raise
             if result is not MISS:
                 self._hits += 1
                 return result
@@ -102,6 +106,9 @@ class CompiledStep:
         report.replays += self._hits
         report.calls += self._hits
         self._hits = 0
+        if not self._is_part:
+            for part in self._parts.steps():
+                part.report()
         return report
 
     def reset(self) -> None:
@@ -113,6 +120,8 @@ class CompiledStep:
         self._warned.clear()
         self._hits = 0
         self._report = StepReport(name=self._name, backend=self.config.backend_name)
+        if not self._is_part:
+            self._parts = Parts(self._make_part)
 
     def dispatch_seconds(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Times what a replay costs besides the graph, in seconds per call, with this call's arguments.
@@ -164,6 +173,11 @@ class CompiledStep:
         self._first_run = True
         try:
             result = entry.replay(args, kwargs)
+        except BaseException:
+            if entry.fresh:  # what runs natively behind a break raised
+                entry.fresh = False
+                self._report.replays += 1
+            raise
         finally:
             self._first_run = False
         if result is MISS:
@@ -205,6 +219,7 @@ class CompiledStep:
     def _make_part(self, fn: types.FunctionType, name: str) -> CompiledStep:
         """The rest of the step behind a break, compiled like a step."""
         part = CompiledStep(fn, self.config, self._parts)
+        part._name = name
         part._report = self._report.add_part(name)
         return part
 
@@ -215,12 +230,14 @@ class CompiledStep:
             self._report.record_break(point.code, point.reason, point.location)
             stop = CaptureFailed(point.code, point.reason, point.location, None)
             self._warn(stop, (point.code, str(point.location)), "is captured in parts")
+        nodes = pipeline.nodes_of(captured.traced)
         kinds: dict[str, int] = {}
         for item in captured.traced.inputs:
             kinds[item.kind] = kinds.get(item.kind, 0) + 1
         self._report.record_capture(
             trigger="first call" if missed is None else f"{missed[0]} changed from {missed[1]} to {missed[2]}",
-            nodes={"capture": pipeline.nodes_of(captured.traced)},
+            nodes={"capture": nodes},
+            graphs=1 if nodes or not (self._is_part or captured.suspension) else 0,
             seconds={"capture": captured.seconds, **executable.seconds},
             inputs=kinds,
             effects=captured.effects.describe(),
@@ -302,10 +319,8 @@ class CompiledStep:
         stop.__cause__ = error
         if not self._first_run:
             self._report.calls += 1
-        result = self._eager(stop, args, kwargs)
-        if not self._first_run:
             self._hits -= 1  # the caller is about to count a replay
-        return result
+        return self._eager(stop, args, kwargs)
 
     def _differs(self, what: str) -> None:
         """``verify`` found a difference: the captured graph is run op by op from now on."""

@@ -75,6 +75,11 @@ def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
     return source, table[index]
 
 
+def is_continuation(fn: Any) -> bool:
+    """True for a function that enters another in the middle."""
+    return isinstance(fn, types.FunctionType) and id(fn.__code__) in _origins
+
+
 class _Body:
     """The original code, its instructions by index of the decoded program, its cells as variables."""
 
@@ -114,9 +119,13 @@ class _Body:
                             raise Unsupported("SFX111", "a comprehension's own cell cannot be entered in the middle")
                         continue
             self.items.append(item)
-        program = program_of(code)
-        if len(program.instructions) != len(self.units):
-            raise Unsupported("SFX204", f"{len(self.units)} instructions read as {len(program.instructions)}")
+        instructions = program_of(code).instructions
+        if len(instructions) != len(self.units):
+            raise Unsupported("SFX204", f"{len(self.units)} instructions read as {len(instructions)}")
+        for i, covering in self.tries.items():
+            handler = instructions[i].handler
+            if covering is not None and handler is not None:
+                covering.stack_depth = handler[1]  # the library leaves it to be computed
 
 
 def _prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
@@ -297,7 +306,7 @@ def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.I
     location = unit.location
     name = unit.arg[1] if isinstance(unit.arg, tuple) else unit.arg
     if versions.VERSION >= (3, 12):
-        load = bc.Instr("LOAD_ATTR", (False, name), location=location)
+        load = bc.Instr("LOAD_ATTR", (False, str(name)), location=location)
     else:
         load = bc.Instr("LOAD_ATTR", name, location=location)
     null = bc.Instr("PUSH_NULL", location=location)
@@ -327,7 +336,8 @@ def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[b
 def _pack(landing: Landing, location: Any) -> list[Any]:
     """Returns the state; what is left on the stack goes with the frame."""
     layout = landing.layout
-    made = [bc.Instr("LOAD_CONST", landing, location=location), bc.Instr("LOAD_FAST", _STATE, location=location)]
+    made = [bc.Instr("LOAD_CONST", landing, location=location)]  # type: ignore[arg-type]
+    made.append(bc.Instr("LOAD_FAST", _STATE, location=location))
     made += [bc.Instr("LOAD_FAST", name, location=location) for name in layout.names]
     above = 2 + len(layout.names)
     count = len(layout.names)

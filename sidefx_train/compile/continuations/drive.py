@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.continuations.code import Bridge, Landing, Layout, continuation
 from sidefx_train.compile.continuations.suspension import Suspension
 
@@ -40,8 +41,20 @@ class Parts:
         if step is None:
             code = continuation(layout)
             fn = types.FunctionType(code, space, code.co_name)
-            step = self._steps[key] = self._make(fn, code.co_qualname)
+            name = f"{code.co_qualname} after line {_line_before(layout)}"
+            step = self._steps[key] = self._make(fn, name)
         return step
+
+    def steps(self) -> list[Any]:
+        """The compiled steps made so far."""
+        return list(self._steps.values())
+
+
+def _line_before(layout: Layout) -> int | str:
+    """Line of the instruction that the part comes after."""
+    instructions = program_of(layout.code).instructions
+    offset = instructions[max(layout.index - 1, 0)].offset
+    return next((line or "?" for start, end, line in layout.code.co_lines() if start <= offset < end), "?")
 
 
 class Frames:

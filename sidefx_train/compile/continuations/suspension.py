@@ -67,9 +67,7 @@ class Suspension:
     states: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
 
 
-def stop_points(
-    error: BaseException, code: str, reason: str, location: Location | None
-) -> tuple[StopPoint, ...]:
+def stop_points(error: BaseException, code: str, reason: str, location: Location | None) -> tuple[StopPoint, ...]:
     """Instructions in front of which the step can be suspended, innermost first.
 
     Args:

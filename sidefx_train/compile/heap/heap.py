@@ -98,6 +98,7 @@ class Heap:
         moving: labels of sources whose object has been seen to be replaced.
 
     Attributes:
+        floats_move: floats among the arguments are symbolic: what a break hands to the next part changes every time.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
     """
 
@@ -123,6 +124,7 @@ class Heap:
         self.numbers: list[tuple[Any, Source, int | float]] = []
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
+        self.floats_move = False
         self._symbolic_roots: set[int] = set()
         self._static_roots: set[int] = set()
         self._trusted: dict[int, bool] = {}
@@ -189,6 +191,8 @@ class Heap:
             return self._method(real, source)
         if cls is types.CellType:
             return self._cell(real, source)
+        if cls is types.BuiltinMethodType and source.from_arguments and _has_owner(real):
+            return self._builtin_method(real, source)
         if type(real) is functools.partial:
             return self._partial(real, source)
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
@@ -282,7 +286,7 @@ class Heap:
             return found
         symbolic = source.label in self.symbolic or (bool(name) and name in self.written_names())
         if not symbolic and isinstance(real, float):
-            symbolic = self._below(source, self._symbolic_roots)
+            symbolic = self._below(source, self._symbolic_roots) or (self.floats_move and source.from_arguments)
         if not symbolic:
             self.guard("equal", source, real)
             return real
@@ -375,6 +379,14 @@ class Heap:
             if hasattr(real, "__dict__"):
                 record.instance = InstanceRecord(self, real, shadow, source, source)
         return shadow
+
+    def _builtin_method(self, real: types.BuiltinMethodType, source: Source) -> Any:
+        """A bound method of an object of C: made anew for every call, so it is known by owner and name."""
+        self.guard("type", source, types.BuiltinMethodType)
+        self.guard("equal", self.sources.slot(source, "__name__"), real.__name__)
+        owner = self.shadow(real.__self__, self.sources.slot(source, "__self__"))
+        shadow = getattr(owner, real.__name__)
+        return self._register(Record(self, real, shadow, source, source))
 
     def _method(self, real: types.MethodType, source: Source) -> Any:
         self.guard("type", source, types.MethodType)
@@ -474,3 +486,7 @@ def is_library(module: str) -> bool:
 
 def _identity(record: CellRecord) -> Any:
     return record.real if record.source.kind == "const" else record.source
+
+
+def _has_owner(method: types.BuiltinMethodType) -> bool:
+    return method.__self__ is not None and not isinstance(method.__self__, (types.ModuleType, type))

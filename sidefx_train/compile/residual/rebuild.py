@@ -151,6 +151,10 @@ class Rebuilder:
             return self._cell(value)
         if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
             return self._function(value)
+        if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
+            owner = value.__self__
+            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+                return self._remember(value, f"{self.expression(owner)}.{value.__name__}")
         if isinstance(value, type) and id(value) in self.world.new_classes:
             self.world.heap.refuse("SFX111", f"the class {value.__qualname__}, made in the step, leaves it")
         if isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:

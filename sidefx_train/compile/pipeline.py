@@ -226,7 +226,7 @@ def _capture_once(
                 raise CaptureFailed("SFX204", "the step took another way the second time", point.location, None)
             _keep_grad_mode(world, state_check, grad_mode)
             effects = collect(world)
-            heap.check_arrays()
+            heap.check_arrays(world.writes)
             check_nothing_left(world.context, effects)
             counters = _counters(world, effects)
             if counters:
@@ -344,7 +344,7 @@ def _all_guards(world: TraceWorld) -> list[Guard]:
 def _separate_tensors(world: TraceWorld) -> list[Guard]:
     """Tensors fetched at every call must not come to share memory with one that the step writes."""
     fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
-    written = [record for record in fetched if record.shadow._version != record.entry_version]
+    written = [record for record in fetched if world.writes.to(record.shadow)]
     guards: list[Guard] = []
     for record in written:
         for other in fetched:

@@ -34,6 +34,10 @@ def _from_numpy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @registry.intercept(torch.as_tensor)
 def _as_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    number = args[0] if args else kwargs.get("data")
+    if isinstance(number, (torch.SymInt, torch.SymFloat)) and set(kwargs) <= {"data", "dtype"}:
+        plain = torch.int64 if isinstance(number, torch.SymInt) else torch.get_default_dtype()
+        return world.guarded(torch.scalar_tensor, (number,), {"dtype": kwargs.get("dtype") or plain})
     record = _record(world, args, kwargs, "data")
     if record is None:
         return ABSENT

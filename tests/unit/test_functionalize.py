@@ -11,9 +11,10 @@ from torch import nn
 
 from sidefx_train.compile.artifacts import IndexCheck
 from sidefx_train.compile.functionalize import functionalize
-from sidefx_train.compile.functionalize.aliases import Aliases, written_args
+from sidefx_train.compile.functionalize.aliases import Aliases
 from sidefx_train.compile.functionalize.check import check_functional
 from sidefx_train.compile.functionalize.hazards import find_hazards, held_back
+from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
 from tests.graphs import trace_fn, trace_step
 

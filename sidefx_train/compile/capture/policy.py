@@ -47,6 +47,9 @@ NATIVE_PYTHON = (
 NATIVE_UPDATES = ("_single_tensor_", "_multi_tensor_")
 """Beginnings of the names of ``torch.optim``'s update functions: they run natively, the rest of it is inlined."""
 
+DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch.optim._adafactor"})
+"""Modules whose update functions decide on a count of steps and so are inlined after all."""
+
 INLINED_FUNCTIONS = frozenset({"checkpoint", "custom_function_call"})
 """Names in native modules that call back into user code and so are inlined after all."""
 
@@ -103,7 +106,7 @@ def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
         return module in ("torch.autograd.grad_mode", "torch.autograd.function") or (
             first == ("self",) and (module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends")))
         )
-    return not (module.startswith("torch.optim.") and name.startswith(NATIVE_UPDATES))
+    return module in DECIDING_OPTIMIZERS or not (module.startswith("torch.optim.") and name.startswith(NATIVE_UPDATES))
 
 
 def is_torch_callable(fn: Any) -> bool:

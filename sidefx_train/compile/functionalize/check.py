@@ -6,7 +6,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import FunctionalGraph
-from sidefx_train.compile.functionalize.aliases import written_args
+from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
 
 

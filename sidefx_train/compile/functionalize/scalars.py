@@ -18,7 +18,8 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import GraphInput, is_scalar
-from sidefx_train.compile.functionalize.aliases import Aliases, written_args
+from sidefx_train.compile.functionalize.aliases import Aliases
+from sidefx_train.compile.graphs import written_args
 
 aten = torch.ops.aten
 

@@ -16,6 +16,7 @@ from sidefx_train.compile.heap.records import Record
 from sidefx_train.compile.heap.source import Source
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.heap.counters import Writes
     from sidefx_train.compile.heap.heap import Heap
 
 _METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
@@ -27,7 +28,6 @@ class ArrayRecord(Record):
 
     Attributes:
         tensor: the fake tensor over its memory, once the step has asked for one.
-        version: that tensor's version at entry.
         read: its contents are guarded.
         shown: a deferred call will show its contents.
     """
@@ -35,7 +35,6 @@ class ArrayRecord(Record):
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source) -> None:
         super().__init__(heap, real, shadow, source)
         self.tensor: torch.Tensor | None = None
-        self.version = 0
         self.read = False
         self.shown = False
 
@@ -63,12 +62,11 @@ class ArrayRecord(Record):
         with compat.real_world():
             real = torch.from_numpy(self.real)
         self.tensor = self.heap.shadow(real, self.heap.sources.array(self.source))
-        self.version = self.tensor._version
         return self.tensor
 
-    def check(self) -> None:
+    def check(self, writes: Writes) -> None:
         """Refuses a step that both reads the array and writes to it through a tensor."""
-        if (self.read or self.shown) and self.tensor is not None and self.tensor._version != self.version:
+        if (self.read or self.shown) and self.tensor is not None and writes.to(self.tensor):
             self.heap.refuse("SFX104", f"reads {self.source.label} and writes to it through a tensor")
 
 

@@ -23,6 +23,7 @@ from sidefx_train.compile.heap import caches, natives, notices, opaque
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
+from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS, is_library
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, TensorMoment, contains_later
 from sidefx_train.compile.heap.records import (
@@ -58,6 +59,7 @@ class CallingWorld:
     context: opaque.ContextVariables
     new_classes: dict[int, type]
     caches: caches.Caches
+    writes: Writes
     deferred: list[DeferredCall]
     reentry: Reentry
     last_error: tuple[Exception, Any, Location | None] | None
@@ -79,6 +81,9 @@ class CallingWorld:
             known = constant_value(self.tracer, value)
             if known is not None:
                 return bool(known)
+            number = number_in(self, value)
+            if number is not None:
+                return bool(number)
         self.touch(value)
         try:
             return self.guarded(bool, (value,), {})
@@ -214,6 +219,9 @@ class CallingWorld:
             known = constant_value(self.tracer, owner) if isinstance(owner, torch.Tensor) else None
             if known is not None:
                 return getattr(known, fn.__name__)()
+            number = number_in(self, owner)
+            if number is not None and fn.__name__ in ("item", "tolist"):
+                return number
             if fn.__name__ == "tolist":
                 self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
         elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
@@ -280,7 +288,8 @@ class CallingWorld:
         try:
             return fn(*args, **kwargs)
         except compat.data_dependent_errors() as error:
-            raise Unsupported("SFX101", first_line(error), self.locate()) from error
+            reason = f"{policy.describe(fn)} asks for a value that exists only when the graph runs"
+            raise Unsupported("SFX101", reason, self.locate()) from error
         except compat.unsupported_fake_errors() as error:
             raise Unsupported("SFX102", first_line(error), self.locate()) from error
         except Exception as error:
@@ -313,7 +322,7 @@ class CallingWorld:
         if isinstance(record, ArrayRecord):
             record.shown = True
         if isinstance(value, torch.Tensor) and self.tracer.has_node(value):
-            return TensorMoment(value, self.tracer.node_of(value), value._version, self.tracer.last_node())
+            return TensorMoment(value, self.tracer.node_of(value), len(self.writes.to(value)), self.tracer.last_node())
         if type(value) in (list, tuple, set, dict):
             self.touch(value)
             if type(value) is dict:

@@ -9,6 +9,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.tracer import GraphTracer
+from sidefx_train.compile.graphs import written_args
 
 _MOST_NODES = 64
 _MOST_ELEMENTS = 1 << 20
@@ -20,9 +21,13 @@ def constant_value(tracer: GraphTracer, value: torch.Tensor) -> torch.Tensor | N
     Found by running the few nodes that compute it; nodes that draw random numbers, are written in place, or are large
     are not constants.
     """
-    if not tracer.has_node(value):
-        return None
-    nodes = _ancestors(tracer.node_of(value))
+    return constant_of(tracer, tracer.node_of(value)) if tracer.has_node(value) else None
+
+
+def constant_of(tracer: GraphTracer, node: fx.Node) -> torch.Tensor | None:
+    """The same for a node of the graph."""
+    wanted = node
+    nodes = _ancestors(wanted)
     if nodes is None or _written(tracer.graph, nodes):
         return None
     results: dict[fx.Node, Any] = {}
@@ -35,7 +40,7 @@ def constant_value(tracer: GraphTracer, value: torch.Tensor) -> torch.Tensor | N
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: results[n])
             results[node] = node.target(*args, **kwargs)
-    found = results[tracer.node_of(value)]
+    found = results[wanted]
     return found if isinstance(found, torch.Tensor) else None
 
 
@@ -60,10 +65,4 @@ def _ancestors(node: fx.Node) -> set[fx.Node] | None:
 
 def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
     """True if any operation writes to memory that one of ``nodes`` made."""
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            continue
-        if any(item in nodes for item in node.all_input_nodes):
-            return True
-    return False
+    return any(item in nodes for node in graph.nodes for item in written_args(node))

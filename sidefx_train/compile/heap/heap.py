@@ -15,11 +15,12 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.artifacts import InputKind
 from sidefx_train.compile.capture.tracer import GraphTracer
@@ -45,6 +46,9 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.compile.heap.source import Source, SourceTable
 from sidefx_train.errors import Location, Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.counters import Writes
 
 BY_IDENTITY: tuple[type, ...] = (
     bool,
@@ -291,10 +295,26 @@ class Heap:
             self.guard("equal", source, real)
             return real
         self.guard("type", source, type(real))
+        return self._symbolic_number(real, source)
+
+    def _symbolic_number(self, real: int | float, source: Source) -> Any:
         number = self.tracer.add_scalar(float(real) if isinstance(real, float) else real, source.label)
         self.numbers.append((number, source, real))
         self._numbers_by_source[id(source)] = number
         return number
+
+    def item_of(self, record: TensorRecord) -> Any:
+        """The number that a 0-dim CPU tensor holds at entry: symbolic, or guarded if it is a bool."""
+        source = self.sources.call(self.sources.slot(record.source, "item"))
+        found = self._numbers_by_source.get(id(source))
+        if found is not None:
+            return found
+        with compat.real_world():
+            real = record.real.item()
+        if type(real) is bool:
+            self.guard("is", source, real)
+            return real
+        return self._symbolic_number(real, source)
 
     def _tensor(self, real: torch.Tensor, source: Source) -> Any:
         if type(real) not in PLAIN_TENSORS:
@@ -446,7 +466,7 @@ class Heap:
             source = source.parent
         return False
 
-    def check_arrays(self) -> None:
+    def check_arrays(self, writes: Writes) -> None:
         """Refuses what arrays cannot be used for in a step.
 
         Raises:
@@ -454,7 +474,7 @@ class Heap:
         """
         for record in list(self.by_real.values()):
             if isinstance(record, ArrayRecord):
-                record.check()
+                record.check(writes)
 
     def dict_record(self, shadow: Any) -> DictRecord | None:
         record = self.record_of(shadow)

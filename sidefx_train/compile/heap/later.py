@@ -44,11 +44,18 @@ class TraceKey:
 
 @dataclass
 class TensorMoment:
-    """A tensor as it was at one point of the trace: a later in-place change must not show."""
+    """A tensor as it was at one point of the trace: a later in-place change must not show.
+
+    Attributes:
+        fake: the tensor.
+        node: what computed it.
+        writes: number of operations that had written to its memory.
+        after: the last operation before that point.
+    """
 
     fake: Any
     node: fx.Node
-    version: int
+    writes: int
     after: fx.Node
 
 

@@ -12,6 +12,7 @@ import torch
 
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.arrays import ArrayRecord
+from sidefx_train.compile.heap.counters import number_in
 from sidefx_train.compile.heap.later import NUMBERS
 from sidefx_train.compile.heap.records import DictRecord, ListRecord, SetRecord, is_plain, slot_names
 
@@ -233,7 +234,8 @@ def convert_number(world: CallingWorld, kind: type, args: tuple[Any, ...]) -> An
     if isinstance(value, torch.Tensor):
         if kind is bool:
             return world.truth(value)
-        value = world.guarded(value.item, (), {})
+        number = number_in(world, value)
+        value = number if number is not None else world.guarded(value.item, (), {})
     if not isinstance(value, NUMBERS):
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:

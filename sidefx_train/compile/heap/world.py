@@ -21,6 +21,7 @@ from sidefx_train.compile.heap import classes, natives, opaque
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
+from sidefx_train.compile.heap.counters import Writes
 from sidefx_train.compile.heap.heap import Heap, is_library
 from sidefx_train.compile.heap.later import (
     NUMBERS,
@@ -56,6 +57,7 @@ class TraceWorld(CallingWorld):
         freed: autograd nodes whose graph a backward pass has freed.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
+        writes: operations that write to tensors.
         inference: contexts of inference mode that the step has entered.
         twins: stand-ins of ``torch.autograd.Function`` classes, whose methods are interpreted.
         own_spaces: dicts of the trace that executed code uses as its globals.
@@ -84,6 +86,7 @@ class TraceWorld(CallingWorld):
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self.writes = Writes(tracer.graph)
         self.inference: list[Any] = []
         self.twins: dict[type, type] = {}
         self.own_spaces: dict[int, dict[str, Any]] = {}
@@ -411,6 +414,8 @@ class TraceWorld(CallingWorld):
         if name in natives.OPERATORS and any(type(value) in _TRACED for value in args):
             for value in args:
                 self.touch(value)
+            if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
+                self._refuse_unknown_index(args[1])
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
                 return self.guarded(natives.OPERATORS[name], args, {})
         for value in args:
@@ -427,6 +432,11 @@ class TraceWorld(CallingWorld):
         if name == "next" and record is not None and record.shadow is record.real:
             self.heap.refuse("SFX103", f"advances the outside iterator {record.source.label}")
         return ABSENT
+
+    def _refuse_unknown_index(self, index: Any) -> None:
+        for item in index if isinstance(index, tuple) else (index,):
+            if isinstance(item, torch.SymInt) and compat.is_unbacked(item):
+                self.heap.refuse("SFX106", "indexes a tensor by a number that exists only when the graph runs")
 
     def _text(self, name: str, args: tuple[Any, ...]) -> Any:
         if not any(contains_later(value) for value in args) and not (

@@ -102,7 +102,10 @@ class Rebuilder:
         tracer = self.world.tracer
         if not tracer.has_node(value):
             self.world.heap.refuse("SFX111", "a tensor that no recorded operation made leaves the step")
-        expression = self.output(tracer.node_of(value))
+        return self._with_autograd(value, self.output(tracer.node_of(value)))
+
+    def _with_autograd(self, value: torch.Tensor, expression: str) -> str:
+        """A result with what autograd knows of ``value``."""
         if not value.requires_grad:
             return expression
         if value.grad_fn is None:
@@ -123,9 +126,11 @@ class Rebuilder:
 
     def _moment(self, moment: TensorMoment) -> str:
         node = moment.node
-        if moment.fake._version != moment.version:
-            node = self.world.tracer.clone_after(moment.fake, node, moment.after)
-            return self.output(node)
+        if len(self.world.writes.to(moment.fake)) != moment.writes:
+            held = self.output(self.world.tracer.clone_after(moment.fake, node, moment.after))
+            if self.world.type_of(moment.fake) is torch.nn.Parameter:
+                return f"{self.writer.constant(torch.nn.Parameter)}({held}, {moment.fake.requires_grad})"
+            return self._with_autograd(moment.fake, held)
         return self.expression(moment.fake)
 
     def _later(self, value: Later) -> str:

@@ -1,0 +1,53 @@
+"""What a node of a recorded graph takes and writes, read from its operator's schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+
+_UNANNOTATED_WRITES: dict[str, tuple[int, ...]] = {
+    # operators that write arguments which their schema calls read-only: (positions), if `training` is true
+    "aten::native_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+}
+_TRAINING_FLAG = 5
+
+
+def node_args(value: Any) -> list[fx.Node]:
+    """Nodes inside nested arguments, in order."""
+    found: list[fx.Node] = []
+
+    def keep(node: fx.Node) -> fx.Node:
+        found.append(node)
+        return node
+
+    fx.map_arg(value, keep)
+    return found
+
+
+def schema_args(node: fx.Node) -> list[tuple[Any, Any]]:
+    """(schema argument, value passed) for every argument that was passed."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    pairs = list(zip(arguments, node.args, strict=False))
+    by_name = {a.name: a for a in arguments}
+    pairs += [(by_name[k], v) for k, v in node.kwargs.items() if k in by_name]
+    return pairs
+
+
+def written_args(node: fx.Node) -> list[fx.Node]:
+    """Tensor arguments the node writes in place."""
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
+        return []
+    found: list[fx.Node] = []
+    for schema_arg, value in schema_args(node):
+        if schema_arg.alias_info is not None and schema_arg.alias_info.is_write:
+            found += node_args(value)
+    hidden = _UNANNOTATED_WRITES.get(node.target._schema.name)
+    if hidden and bool(node.args[_TRAINING_FLAG]):
+        for position in hidden:
+            found += node_args(node.args[position])
+    return found

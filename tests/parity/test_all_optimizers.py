@@ -1,0 +1,116 @@
+"""Every optimizer of ``torch.optim``: captured in one graph, or refused for a reason that is named here."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.parity.harness import Program, batches, classifier, mlp, parity
+
+ALL = {
+    name: cls
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer
+}
+VARIANTS = {
+    "default": {},
+    "single": {"foreach": False},
+    "foreach": {"foreach": True},
+    "weight_decay": {"weight_decay": 0.01},
+    "maximize": {"maximize": True},
+    "tensor_lr": {"lr": torch.tensor(0.01)},
+}
+CAPTURES = {"RAdam": 2}
+"""RAdam's first steps, before its variance can be rectified, are another computation."""
+
+REFUSED = {
+    "LBFGS": ("SFX101", "branches on a tensor's value, which exists only when the graph runs"),  # its line search
+    "SparseAdam": ("SFX109", "aten._sparse_coo_tensor_with_dims_and_tensors.default makes a tensor of layout"),
+    "Adafactor-tensor_lr": ("SFX101", "branches on a tensor's value, which exists only when the graph runs"),
+}
+
+
+def cases() -> list[tuple[str, str]]:
+    found = []
+    for name, cls in ALL.items():
+        for variant, options in VARIANTS.items():
+            known = inspect.signature(cls).parameters
+            rate = "lr" in options and (options.get("foreach") or name in ("LBFGS", "SparseAdam"))
+            if all(option in known for option in options) and not rate:
+                found.append((name, variant))
+    return found
+
+
+def train(name: str, variant: str) -> Program:
+    options = {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in VARIANTS[variant].items()}
+    if name == "SparseAdam":
+        model = nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Flatten(), nn.Linear(6, 3))
+        optimizer = torch.optim.SparseAdam([*model[0].parameters()], **options)
+        return classifier(model, optimizer, lambda i: (torch.tensor([[1], [i % 3]]), torch.tensor([0, 1])))
+    model = mlp()
+    if name == "Muon":  # matrices only
+        model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False))
+    if name == "LBFGS":
+        return closure_step(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
+    return classifier(model, ALL[name](model.parameters(), **options), batches((5, 6), classes=3))
+
+
+def closure_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Program:
+    def step(x, y):
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure).detach()
+
+    return Program(step, batches((5, 6), classes=3), (model, optimizer))
+
+
+def test_nothing_is_left_out():
+    assert {name for name, _ in cases()} == set(ALL)
+
+
+@pytest.mark.parametrize(("name", "variant"), cases(), ids=lambda value: value)
+def test_optimizer(name, variant):
+    reason = REFUSED.get(f"{name}-{variant}", REFUSED.get(name))
+    if reason is None:
+        parity(lambda: train(name, variant), steps=7, captures=CAPTURES.get(name, 1))
+        return
+    report = parity(lambda: train(name, variant), steps=3, captures=None, whole=False)
+    assert report.fallback_count == 3
+    assert {f.code for f in report.fallbacks} == {reason[0]}
+    assert all(f.reason.startswith(reason[1]) for f in report.fallbacks), report.fallbacks
+
+
+def test_state_of_an_optimizer_that_counts():
+    """RAdam resumed at a step of its own choosing: the count is read at every call, not frozen."""
+
+    def make() -> Program:
+        model = mlp()
+        return classifier(model, torch.optim.RAdam(model.parameters(), lr=0.01), batches((5, 6), classes=3))
+
+    def between(program, index):
+        if index == 4:
+            for state in program.watch[1].state.values():
+                state["step"].fill_(1.0)
+        if index == 6:
+            for state in program.watch[1].state.values():
+                state["step"] = torch.tensor(50.0)
+
+    parity(make, steps=9, captures=None, between=between)
+
+
+def numbers_as_tensors(module, inputs):
+    """A backend of its own gets changing numbers as tensors, as Inductor does."""
+    return module.forward
+
+
+@pytest.mark.parametrize("name", ["RAdam", "ASGD", "Adafactor"])
+def test_counting_optimizer_with_numbers_as_tensors(name):
+    parity(lambda: train(name, "default"), steps=7, captures=CAPTURES.get(name, 1), backend=numbers_as_tensors)

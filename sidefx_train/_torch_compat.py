@@ -137,10 +137,12 @@ class GlobalState:
     def __init__(self) -> None:
         self._settings = torch._C._dynamo.guards.GlobalStateGuard()
         self._devices = _default_devices()
+        self._contexts = _entered_contexts()
 
     def same_settings(self) -> bool:
-        """True if everything but modes is the same again."""
-        return bool(self._settings.check())
+        """True if every setting is the same again and every context of torch that was entered has been left."""
+        same = bool(self._settings.check()) and _default_devices() == self._devices
+        return same and _entered_contexts() == self._contexts
 
     def check(self) -> bool:
         """True if the state is the same again, and nothing of the caller's watches tensor operations."""
@@ -150,6 +152,18 @@ class GlobalState:
             and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
             and (_default_devices() == self._devices if torch._C._len_torch_function_stack() else not self._devices)
         )
+
+
+def _entered_contexts() -> tuple[Any, ...]:
+    """Contexts of torch that have been entered, apart from those that set one of the common settings."""
+    return (
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        forward_ad._current_level,
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+        torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
+        torch._C._functorch.peek_interpreter_stack() is None,
+    )
 
 
 def _default_devices() -> tuple[Any, ...]:

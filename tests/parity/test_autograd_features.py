@@ -286,10 +286,9 @@ def test_random_state_set_again():
 
 
 def refused(loss_of, code: str, words: str, model: nn.Module | None = None) -> None:
-    """The step is not captured, for this reason, and its result is eager's."""
-    report = parity(lambda: trained(loss_of, model), steps=3, captures=None, whole=False)
-    assert [(f.code, f.count) for f in report.fallbacks] == [(code, 3)], report.fallbacks
-    assert report.fallbacks[0].reason == words
+    """The step is not captured whole, for this reason, and its result is eager's."""
+    report = parity(lambda: trained(loss_of, model), steps=4, captures=None, whole=False)
+    assert (code, words) in {(found.code, found.reason) for found in report.breaks}, report.breaks
 
 
 def test_random_state_left_set_back():

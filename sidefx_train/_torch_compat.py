@@ -106,6 +106,19 @@ def is_random(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def changes_in_place(target: Any) -> bool:
+    """True for an operator that writes to one of its arguments."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def without_view_relation(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that autograd does not take for a view of another."""
+    if not tensor._is_view():
+        return tensor
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
+
+
 def data_dependent_errors() -> tuple[type[BaseException], ...]:
     """Raised when the program asks for a value that only exists when the graph runs."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException

@@ -17,11 +17,12 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX104": ("object that cannot be shadowed", "Pass its contents as tensors or plain Python values."),
     "SFX105": ("unsupported bytecode", "Rewrite the construct, or report the opcode."),
     "SFX106": ("value known only after the step ran", "Use the value after the step, or keep it a tensor."),
-    "SFX107": ("output that needs autograd outside the step", "Return a detached tensor, or run backward inside."),
+    "SFX107": ("autograd graph that cannot be handed out", "Return a detached tensor, or run backward inside."),
     "SFX108": ("change to a tensor that cannot be replayed", "Use an in-place operation, or do it outside the step."),
     "SFX109": ("tensor type that is not supported", "Use plain dense torch.Tensor objects."),
     "SFX110": ("random state changed inside the step", "Seed outside the step."),
     "SFX111": ("unsupported construct", "Rewrite the construct; the message says which one."),
+    "SFX112": ("backward through a graph from outside", "Nothing need be done: it runs natively, between two parts."),
     # compilation and running
     "SFX201": ("the backend raised", "See the chained exception; backend='aot_eager' separates capture from lowering."),
     "SFX202": ("the captured step raised", "The step was run again eagerly, which raised the error shown."),

@@ -41,6 +41,8 @@ from sidefx_train.compile.heap.opaque import check_nothing_left
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.world import TraceWorld
+from sidefx_train.compile.joint.runtime import join
+from sidefx_train.compile.joint.trace import JointGraph, cut, record_backward
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
 from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.config import CompileConfig
@@ -80,6 +82,7 @@ class Captured:
     learned: Learned
     seconds: float
     suspension: Suspension | None = None
+    joint: JointGraph | None = None
 
 
 @dataclass
@@ -173,7 +176,7 @@ def capture(
             try:
                 return _capture(fn, args, kwargs, name, learned, point)
             except CaptureFailed as again:
-                if again.code == "SFX107":  # what is alive there needs autograd, and further out as well
+                if again.code == "SFX107":  # autograd cannot be cut there, nor further out
                     break
         raise
 
@@ -231,9 +234,18 @@ def _capture_once(
             counters = _counters(world, effects)
             if counters:
                 return replace(learned, symbolic=learned.symbolic | counters)
+
+            def planned() -> Residual:
+                suspended = suspension is not None
+                return plan(world, name, _all_guards(world), effects, returned, len(args), tuple(kwargs), suspended)
+
+            residual, joint = planned(), None
+            if residual.differentiable:
+                recorded = record_backward(world, list(residual.outputs), residual.differentiable)
+                residual = planned()  # Python that the backward ran may have read more
+                joint = cut(world, list(residual.outputs), recorded)
             guards = _all_guards(world)
-            residual = plan(world, name, guards, effects, returned, len(args), tuple(kwargs), suspension is not None)
-            traced = tracer.finish(list(residual.outputs))
+            traced = tracer.finish(list(residual.outputs)) if joint is None else joint.forward
     except Unsupported as stop:
         if stop.defer is not None and stop.defer not in learned.whole:
             return replace(learned, whole=learned.whole | {stop.defer})
@@ -248,7 +260,9 @@ def _capture_once(
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
-    return Captured(name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds, suspension)
+    return Captured(
+        name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds, suspension, joint
+    )
 
 
 def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> Suspension:
@@ -299,7 +313,9 @@ def compile_captured(
     """
     with torch.device("cpu"):  # for tensors that are made on the way: the caller may have set another default
         executable = build(captured.traced, config)
-    if config.verify:
+    if captured.joint is not None:
+        executable = join(captured.joint, executable, build(captured.joint.backward, config))
+    elif config.verify:
         comparable = not (captured.traced.uses_rng and config.rng == "fast" and config.backend_name == "inductor")
         executable = verified(executable, captured.traced, config.verify, comparable, differs)
     for commit, _ in captured.commits:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train.compile import registry
+from sidefx_train.compile.heap.records import TensorRecord
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
@@ -50,6 +51,9 @@ def _run(
         world.touch(value)
     tensors = [roots] if isinstance(roots, torch.Tensor) else list(roots)
     nodes = graph_nodes([t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None])
+    records = [record for record in world.heap.by_real.values() if isinstance(record, TensorRecord)]
+    if any(record.edge is not None and record.edge.node in nodes for record in records):
+        world.heap.refuse("SFX112", "runs backward through an autograd graph that was made before")
     if accumulates:
         leaves = _leaves(tensors, nodes)
         for shadow in [record.shadow for record in world.heap.by_shadow.values() if id(record.shadow) in leaves]:

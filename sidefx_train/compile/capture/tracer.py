@@ -54,6 +54,13 @@ class GraphTracer:
         self.real_inputs.append(real)
         return fake
 
+    def add_tangent(self, output: torch.Tensor, index: int) -> torch.Tensor:
+        """Makes the gradient of an output an input of the graph: a fake tensor of its layout."""
+        with compat.no_recording(), torch.no_grad():
+            fake = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
+        compat.track(fake, self._placeholder(self._fresh(f"tangent_{index}")), self.tracer)
+        return fake
+
     def add_scalar(self, value: int | float, source: str) -> Any:
         """Makes a Python number an input of the graph and returns its symbolic stand-in."""
         number = compat.new_symbolic_number(self.shape_env, value, source)

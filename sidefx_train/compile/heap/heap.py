@@ -321,10 +321,9 @@ class Heap:
             self.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
         if real.layout is not torch.strided or real.is_quantized:
             self.refuse("SFX109", f"{source.label} has layout {real.layout}")
-        if real.grad_fn is not None:
-            self.refuse("SFX107", f"{source.label} belongs to an autograd graph made outside the step")
         static = (
-            source.label not in self.moving
+            real.grad_fn is None
+            and source.label not in self.moving
             and not source.from_arguments
             and (self._below(source, self._static_roots) or isinstance(real, torch.nn.Parameter))
         )
@@ -332,6 +331,8 @@ class Heap:
         if static:
             self.guard("is", source, real)
         self.guard("tensor", place, TensorFacts.of(real))
+        if real.requires_grad and not static and real.is_leaf:
+            self.guard("is", self.sources.slot(place, "grad_fn"), None)
         kind: InputKind = "static" if static else "tensor"
         fake = self.tracer.add_tensor(real, kind, source.label)
         record = TensorRecord(self, real, fake, place, kind)

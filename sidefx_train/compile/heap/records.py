@@ -6,6 +6,8 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.source import Source
 
@@ -82,6 +84,7 @@ class TensorRecord(Record):
         self.attributes: dict[str, Any] = {}
         self.requires_grad = real.requires_grad
         self.entry_version = shadow._version
+        self.edge: Any = None if shadow.grad_fn is None else torch.autograd.graph.get_gradient_edge(shadow)
 
     def reset(self) -> None:
         if self.shadow.is_leaf:

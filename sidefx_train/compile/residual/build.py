@@ -34,12 +34,14 @@ class Residual:
         guard_source: the function ``fetch(args, kwargs)``: guards and prologue only, for measuring.
         names: constants the source refers to.
         outputs: graph nodes the source expects from ``run``, in order.
+        differentiable: values of those outputs whose autograd graph is still needed, by position.
     """
 
     source: str
     guard_source: str
     names: dict[str, Any]
     outputs: tuple[fx.Node, ...]
+    differentiable: dict[int, Any]
 
 
 def plan(
@@ -91,7 +93,7 @@ def plan(
     epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
-    return Residual(source, guard_source, writer.names, tuple(rebuilder.outputs))
+    return Residual(source, guard_source, writer.names, tuple(rebuilder.outputs), rebuilder.differentiable)
 
 
 def link(residual: Residual, name: str, bindings: dict[str, Any], measuring: bool = False) -> Any:

@@ -26,6 +26,7 @@ class Rebuilder:
 
     Attributes:
         outputs: graph nodes whose values the code needs, in the order of ``o[0]``, ``o[1]``...
+        differentiable: outputs whose autograd graph is still needed outside, by position.
         lines: statements that must run before the expressions are used.
     """
 
@@ -34,6 +35,7 @@ class Rebuilder:
         self.writer = writer
         self.outputs: list[fx.Node] = []
         self.lines: list[str] = []
+        self.differentiable: dict[int, torch.Tensor] = {}
         self._index: dict[fx.Node, int] = {}
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
@@ -111,7 +113,10 @@ class Rebuilder:
         if value.grad_fn is None:
             return f"{expression}.requires_grad_()"
         if value.grad_fn not in self.world.freed:
-            self.world.heap.refuse("SFX107", "a tensor leaves the step with a backward graph that is still needed")
+            position = self._index[tracer.node_of(value)]
+            if self.differentiable.setdefault(position, value) is not value:
+                self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
+            return expression
         name = type(value.grad_fn).__name__
         return f"{self.writer.constant(freed)}({expression}, {name!r})"
 

@@ -1,0 +1,84 @@
+"""Joins a compiled forward and a compiled backward under one autograd function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.artifacts import Executable
+from sidefx_train.compile.joint.trace import JointGraph
+
+
+class _CapturedPart(torch.autograd.Function):
+    """The node in the user's autograd graph. Called with ``(joined, args, results, *leaves)``."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Joined, args: list[Any], results: list[Any], *leaves: torch.Tensor) -> Any:
+        graph = joined.graph
+        taken = list(args)
+        results += joined.forward(args)
+        for i in graph.differentiable:
+            results[i] = compat.without_view_relation(results[i])
+        for i, output in graph.aliases:  # one version counter for what shares memory: in-place changes are noticed
+            like = results[i]
+            results[i] = results[output].detach().as_strided(like.size(), like.stride(), like.storage_offset())
+        saved = [taken[i] if kind == "input" else results[i] for kind, i in graph.feeds if kind != "tangent"]
+        ctx.save_for_backward(*saved)
+        ctx.joined = joined
+        return tuple(results[i] for i in graph.differentiable)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+        joined: Joined = ctx.joined
+        return (None, None, None, *joined.gradients(list(ctx.saved_tensors), list(tangents)))
+
+
+class Joined:
+    """A forward and its backward.
+
+    Args:
+        graph: how they belong together.
+        forward: the compiled forward.
+        backward: the compiled backward.
+    """
+
+    def __init__(self, graph: JointGraph, forward: Executable, backward: Executable) -> None:
+        self.graph = graph
+        self.forward = forward.run
+        self._backward = backward.run
+
+    def run(self, args: list[Any]) -> list[Any]:
+        """The step's outputs; those that need autograd are results of one node over the leaves."""
+        leaves = [args[i] for i in self.graph.leaves]
+        results: list[Any] = []
+        made = _CapturedPart.apply(self, args, results, *leaves)
+        outputs = results[: self.graph.outputs]
+        for position, tensor in zip(self.graph.differentiable, made, strict=True):
+            outputs[position] = tensor
+        return outputs
+
+    def gradients(self, saved: list[torch.Tensor], tangents: list[torch.Tensor]) -> list[Any]:
+        """Gradients of the leaves, in their order."""
+        for i, (size, stride) in enumerate(self.graph.layouts):
+            tangents[i] = _laid_out(tangents[i], size, stride)
+        return list(self._backward([*saved, *tangents]))
+
+
+def _laid_out(tangent: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """The tangent with the strides that the backward was compiled for."""
+    if tangent.stride() == stride or tangent.numel() == 0:
+        return tangent
+    made = torch.empty_strided(size, stride, dtype=tangent.dtype, device=tangent.device)
+    return made.copy_(tangent)
+
+
+def join(graph: JointGraph, forward: Executable, backward: Executable) -> Executable:
+    """One executable of both."""
+    joined = Joined(graph, forward, backward)
+    sources = {**forward.sources, **{f"backward {key}": text for key, text in backward.sources.items()}}
+    seconds = {**forward.seconds, **{f"backward {key}": value for key, value in backward.seconds.items()}}
+    notes = (*forward.notes, "joined with its backward for autograd outside", *backward.notes)
+    return Executable(joined.run, forward.atomic, sources, seconds, notes)

@@ -1,0 +1,238 @@
+"""Records the backward of tensors that leave the step with a live autograd graph, and cuts the joint graph in two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.artifacts import GraphInput, TracedGraph
+from sidefx_train.compile.capture.tracer import drop_profiler_nodes
+from sidefx_train.compile.heap.effects import observe
+from sidefx_train.compile.heap.records import TensorRecord
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.world import TraceWorld
+
+Origin = tuple[Literal["input", "result", "tangent"], int]
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """Forward and backward of a capture.
+
+    Attributes:
+        forward: its results are the step's outputs, then what the backward needs besides inputs.
+        backward: takes what it needs and the tangents; its results are gradients.
+        outputs: how many results of the forward are the step's.
+        differentiable: which of those need autograd outside.
+        layouts: (size, strides) of each differentiable output.
+        aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
+        feeds: where each input of the backward comes from.
+        leaves: positions of the inputs that get gradients, one per result of the backward.
+    """
+
+    forward: TracedGraph
+    backward: TracedGraph
+    outputs: int
+    differentiable: tuple[int, ...]
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    aliases: tuple[tuple[int, int], ...]
+    feeds: tuple[Origin, ...]
+    leaves: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A backward that has been recorded behind the forward.
+
+    Attributes:
+        positions: outputs that need autograd.
+        fakes: those outputs.
+        tangents: inputs of the backward, one for each.
+        boundary: the last node of the forward.
+        grads: (input position, gradient).
+    """
+
+    positions: tuple[int, ...]
+    fakes: tuple[torch.Tensor, ...]
+    tangents: tuple[torch.Tensor, ...]
+    boundary: fx.Node
+    grads: tuple[tuple[int, torch.Tensor], ...]
+
+
+def record_backward(world: TraceWorld, outputs: list[fx.Node], differentiable: dict[int, torch.Tensor]) -> Recorded:
+    """Runs the backward of some outputs on the fake tensors.
+
+    Args:
+        world: the capture, still recording.
+        outputs: nodes of the step's outputs.
+        differentiable: the outputs that need autograd, by position.
+
+    Raises:
+        Unsupported: the graph cannot be given to autograd outside.
+    """
+    tracer = world.tracer
+    positions = sorted(differentiable)
+    fakes = [differentiable[i] for i in positions]
+    _check_separate(world, fakes)
+    entries = _entries(world)
+    before = observe(world)
+    tangents = [tracer.add_tangent(fake, i) for i, fake in enumerate(fakes)]
+    boundary = tracer.last_node()
+    edges = [edge for _, edge in entries]
+    try:
+        with torch.enable_grad():
+            found = torch.autograd.grad(fakes, edges, tangents, allow_unused=True) if edges else ()
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
+    changed = before.diff(observe(world))
+    if changed:
+        reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
+        world.heap.refuse("SFX107", reason)
+    grads = [(position, grad) for (position, _), grad in zip(entries, found, strict=True) if grad is not None]
+    return Recorded(tuple(positions), tuple(fakes), tuple(tangents), boundary, tuple(grads))
+
+
+def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
+    """Views of each other or of an input, both needing autograd, would not tell it of later in-place changes."""
+    taken = {_storage(r.shadow) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
+    for fake in fakes:
+        if _storage(fake) in taken:
+            world.heap.refuse("SFX107", "a view that needs autograd leaves the step together with what it is a view of")
+        taken.add(_storage(fake))
+
+
+def _storage(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+def _entries(world: TraceWorld) -> list[tuple[int, Any]]:
+    """(input position, what to differentiate by) of every input that requires gradients."""
+    position_of = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    found: list[tuple[int, Any]] = []
+    for record in world.heap.by_real.values():
+        if not isinstance(record, TensorRecord) or not record.requires_grad:
+            continue
+        if record.edge is not None and record.shadow._version != record.entry_version:
+            world.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
+        if record.edge is None and not (record.shadow.is_leaf and record.shadow.requires_grad):
+            world.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
+        edge = record.edge if record.edge is not None else torch.autograd.graph.get_gradient_edge(record.shadow)
+        found.append((position_of[id(record.real)], edge))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointGraph:
+    """Closes the joint graph as two.
+
+    Raises:
+        Unsupported: the backward needs what cannot be handed over.
+    """
+    tracer = world.tracer
+    positions, fakes, tangents = recorded.positions, recorded.fakes, recorded.tangents
+    boundary, grads = recorded.boundary, recorded.grads
+    drop_profiler_nodes(tracer.graph)
+    tangent_nodes = [tracer.node_of(tangent) for tangent in tangents]
+    grad_nodes = [tracer.node_of(grad) for _, grad in grads]
+    input_nodes = [node for node in tracer.graph.nodes if node.op == "placeholder" and node not in tangent_nodes]
+    before: dict[fx.Node, None] = {}
+    after: dict[fx.Node, None] = {}
+    behind = False
+    for node in tracer.graph.nodes:
+        if node.op != "placeholder":
+            (after if behind else before)[node] = None
+        behind = behind or node is boundary
+    wanted = _needed(grad_nodes, after)
+    crossing: dict[fx.Node, None] = {}
+    for node in [*wanted, *grad_nodes]:
+        for used in node.all_input_nodes if node in wanted else [node]:
+            if used not in wanted and used not in tangent_nodes and used.op != "get_attr":
+                crossing[used] = None
+    results = list(outputs)
+    feeds: list[Origin] = []
+    inputs: list[GraphInput] = []
+    for node in crossing:
+        value = node.meta["val"] if node.op != "placeholder" else tracer.inputs[input_nodes.index(node)].example
+        if not isinstance(value, torch.Tensor):
+            world.heap.refuse("SFX107", "a tensor leaves the step whose backward depends on a number of the step")
+        if node in input_nodes:
+            feeds.append(("input", input_nodes.index(node)))
+        else:
+            if node not in results:
+                results.append(node)
+            feeds.append(("result", results.index(node)))
+        inputs.append(GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name))
+    for i, (node, fake) in enumerate(zip(tangent_nodes, tangents, strict=True)):
+        feeds.append(("tangent", i))
+        inputs.append(GraphInput(node.name, "tensor", compat.fake_snapshot(fake), node.name))
+    forward = _graph(tracer, input_nodes, list(before), results)
+    taken = [*crossing, *tangent_nodes]
+    constants = [node for node in before if node.op == "get_attr"]
+    backward = _graph(tracer, taken, [*constants, *wanted], grad_nodes)
+    storages = [_storage(n.meta["val"]) if isinstance(n.meta.get("val"), torch.Tensor) else None for n in results]
+    shared = {storages[i]: i for i in reversed(range(len(outputs))) if storages[i] is not None}
+    shared |= {storages[i]: i for i in positions}
+    aliases = [
+        (i, shared[storages[i]])
+        for i in range(len(results))
+        if storages[i] in shared
+        and shared[storages[i]] != i
+        and (i >= len(outputs) or shared[storages[i]] in positions)
+    ]
+    forward = _graph(tracer, input_nodes, list(before), results)
+    taken = [*crossing, *tangent_nodes]
+    constants = [node for node in before if node.op == "get_attr"]
+    backward = _graph(tracer, taken, [*constants, *wanted], grad_nodes)
+    storages = [_storage(n.meta["val"]) if isinstance(n.meta.get("val"), torch.Tensor) else None for n in results]
+    aliases = [
+        (i, storages.index(storages[i]))
+        for i in range(len(outputs), len(results))
+        if storages[i] in storages[: len(outputs)]
+    ]
+    return JointGraph(
+        TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before))),
+        TracedGraph(backward, tuple(inputs), tracer.fake_mode, _draws(wanted)),
+        len(outputs),
+        positions,
+        tuple((tuple(fake.shape), tuple(fake.stride())) for fake in fakes),
+        tuple(aliases),
+        tuple(feeds),
+        tuple(position for position, _ in grads),
+    )
+
+
+def _draws(nodes: list[fx.Node]) -> bool:
+    return any(compat.is_random(node.target) for node in nodes if node.op == "call_function")
+
+
+def _needed(roots: list[fx.Node], among: dict[fx.Node, None]) -> list[fx.Node]:
+    """Nodes of ``among`` that the roots depend on, and those that change something in place, in their order."""
+    needed: set[fx.Node] = set()
+    todo = [root for root in roots if root in among]
+    todo += [node for node in among if node.op == "call_function" and compat.changes_in_place(node.target)]
+    while todo:
+        node = todo.pop()
+        if node not in needed:
+            needed.add(node)
+            todo += [used for used in node.all_input_nodes if used in among]
+    return [node for node in among if node in needed]
+
+
+def _graph(tracer: Any, inputs: list[fx.Node], nodes: list[fx.Node], results: list[fx.Node]) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta.update(node.meta)
+    for node in nodes:
+        copies[node] = graph.node_copy(node, lambda used: copies[used])
+    graph.output(tuple(copies[node] for node in results))
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+    return fx.GraphModule(tracer.tracer.root, graph)

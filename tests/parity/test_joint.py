@@ -1,0 +1,375 @@
+"""Values that leave a captured function with a live autograd graph: forward and backward joined outside."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sidefx_train
+from tests.parity.harness import Program, batches, mlp, parity
+from tests.parity.test_breaks import outside
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+
+def compare(make, inputs, backend="eager", steps=3, whole=True, exact=None):
+    """``make() -> (module or function, parameters)`` run eagerly and compiled: values and gradients for each input.
+
+    ``inputs(i)`` gives the arguments of call ``i``; those that require grad are compared too.
+    """
+    exact = backend != "inductor" if exact is None else exact
+    strict = {"fullgraph": True, "on_failure": "raise"} if whole else {}
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        fn, parameters = make()
+        call = sidefx_train.compile(fn, backend=backend, **strict) if compiled else fn
+        seen = []
+        for i in range(steps):
+            args = inputs(i)
+            torch.manual_seed(100 + i)
+            out = call(*args)
+            flat = [t for t in (out.values() if isinstance(out, dict) else out if isinstance(out, tuple) else (out,))]
+            loss = sum((t * torch.linspace(0.5, 2, t.numel()).view(t.shape)).sum() for t in flat if t.requires_grad)
+            for p in parameters:
+                p.grad = None
+            loss.backward()
+            grads = [p.grad for p in parameters] + [a.grad for a in args if isinstance(a, torch.Tensor) and a.is_leaf]
+            seen.append(([t.detach().clone() for t in flat], [t.requires_grad for t in flat], copy.deepcopy(grads)))
+            with torch.no_grad():
+                for p in parameters:
+                    if p.grad is not None:
+                        p -= 0.1 * p.grad
+        outcomes.append(seen)
+        report = call.report() if compiled else None
+    for i, (want, have) in enumerate(zip(*outcomes, strict=True)):
+        assert want[1] == have[1], f"call {i}: requires_grad {have[1]}, eager {want[1]}"
+        for kind, a, b in (("value", want[0], have[0]), ("gradient", want[2], have[2])):
+            for k, (x, y) in enumerate(zip(a, b, strict=True)):
+                assert (x is None) == (y is None), f"call {i}: {kind} {k}: {x} and {y}"
+                if x is not None:
+                    assert x.shape == y.shape and x.stride() == y.stride(), f"call {i}: {kind} {k}: layout"
+                    if not exact:
+                        assert (x - y).norm() <= 1e-5 * max(1.0, x.norm()), f"call {i}: {kind} {k}: {x} and {y}"
+                    else:
+                        assert torch.equal(x, y), f"call {i}: {kind} {k}: {x} and {y}"
+    if whole:
+        assert report.fallback_count == 0 and report.graph_count == 1, str(report)
+    return report
+
+
+def data(*shape, grad=False):
+    def inputs(i):
+        return (torch.randn(*shape, generator=torch.Generator().manual_seed(i)).requires_grad_(grad),)
+
+    return inputs
+
+
+def module(build):
+    def make():
+        made = build()
+        return made, list(made.parameters())
+
+    return make
+
+
+MODELS = {
+    "mlp with batch norm": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+    "dropout": lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
+    "attention": lambda: nn.TransformerEncoderLayer(6, 2, 12, batch_first=True, dropout=0.0),
+    "frozen layer": lambda: nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Tanh(), nn.Linear(6, 2)),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_alone(name, backend):
+    shape = (4, 5, 6) if name == "attention" else (5, 6)
+    compare(module(MODELS[name]), data(*shape, grad=True), backend)
+
+
+def test_model_alone_under_inductor():
+    compare(module(MODELS["mlp with batch norm"]), data(5, 6, grad=True), "inductor")
+
+
+def test_training_loop_around_a_compiled_model():
+    def make() -> Program:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+
+        def step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            return loss, loss.detach()
+
+        def whole(x, y):
+            optimizer.zero_grad()
+            loss, shown = made.step(x, y)
+            loss.backward()
+            optimizer.step()
+            return shown
+
+        made = Program(step, batches((5, 6), classes=3), (model, optimizer))
+        return made
+
+    torch.manual_seed(0)
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        program = make()
+        step = sidefx_train.compile(program.step, backend="eager", fullgraph=True) if compiled else program.step
+        model, optimizer = program.watch
+        seen = []
+        for i in range(10):
+            optimizer.zero_grad()
+            loss, shown = step(*program.batch(i))
+            loss.backward()
+            optimizer.step()
+            seen.append(shown)
+        results.append((seen, [p.detach().clone() for p in model.parameters()]))
+    for a, b in zip(*results, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def function(fn):
+    def make():
+        weight = nn.Parameter(torch.randn(6, 6))
+        return (lambda x: fn(x, weight)), [weight]
+
+    return make
+
+
+class Doubling(torch.autograd.Function):
+    """Its backward is not the derivative of its forward, to see whose is used."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 3 + x * 0
+
+
+def _partly_without_grad(x, w):
+    with torch.no_grad():
+        scale = (x @ w).abs().mean()
+    return (x @ w) * scale
+
+
+FUNCTIONS = {
+    "several outputs": lambda x, w: ((x @ w).relu(), (x * 2).sum(), x.detach() + 1),
+    "dict": lambda x, w: {"a": x @ w, "b": (x @ w.t()).sum(0)},
+    "detached twin": lambda x, w: ((x @ w).sum(), (x @ w).sum().detach()),
+    "no_grad inside": _partly_without_grad,
+    "in-place on an intermediate": lambda x, w: (x @ w).mul_(2).add_(1).relu_(),
+    "custom function": lambda x, w: Doubling.apply(x @ w) + x,
+    "a transposed result": lambda x, w: (x @ w).t(),
+    "input unused": lambda x, w: w.sum() * torch.ones(2),
+    "a result that does not depend on parameters": lambda x, w: (x * 2, w.detach().sum()),
+    "checkpoint": lambda x, w: torch.utils.checkpoint.checkpoint(lambda a: torch.sin(a @ w), x, use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name, backend):
+    # A backward is recorded for a tangent laid out like its output; eager here gets a contiguous one.
+    compare(function(FUNCTIONS[name]), data(5, 6, grad=True), backend, exact=name != "a transposed result")
+
+
+def test_input_with_a_graph_from_outside():
+    """Gradients flow through the captured function into what the caller computed before."""
+
+    def make():
+        first, second = nn.Linear(6, 6), nn.Linear(6, 2)
+        inner = sidefx_train.compile(second, backend="eager", fullgraph=True) if make.compiled else second
+        return first, inner, [*first.parameters(), *second.parameters()]
+
+    results = []
+    for make.compiled in (False, True):
+        torch.manual_seed(0)
+        first, second, parameters = make()
+        for i in range(3):
+            x = data(5, 6)(i)[0]
+            second(first(x).relu()).square().sum().backward()
+        results.append([p.grad.clone() for p in parameters])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_undefined_and_oddly_laid_out_tangents():
+    def run(compiled):
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(6, 6))
+        fn = lambda x: (x @ w, (x * w[0]).sum(1))  # noqa: E731
+        call = sidefx_train.compile(fn, backend="aot_eager", fullgraph=True) if compiled else fn
+        grads = []
+        for tangent in (torch.ones(6, 5).t(), torch.ones(1, 6).expand(5, 6)):
+            w.grad = None
+            first, _ = call(data(5, 6)(1)[0])
+            first.backward(tangent)
+            grads.append(w.grad.clone())
+        return grads
+
+    assert all(torch.equal(a, b) for a, b in zip(run(False), run(True), strict=True))
+
+
+def test_backward_twice_and_through_the_gradient():
+    w = nn.Parameter(torch.randn(6, 6))
+    call = sidefx_train.compile(lambda x: (x @ w).sin().sum(), backend="eager", fullgraph=True)
+    x = data(5, 6)(1)[0]
+    out = call(x)
+    out.backward(retain_graph=True)
+    once = w.grad.clone()
+    out.backward()
+    assert torch.equal(w.grad, once + once)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+    out = call(x)
+    (gradient,) = torch.autograd.grad(out, w, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+        gradient.sum().backward()
+
+
+def test_changing_what_backward_needs_is_noticed():
+    for compiled in (False, True):
+        w = nn.Parameter(torch.randn(6, 6))
+        fn = lambda x: (x @ w).sin()  # noqa: E731
+        call = sidefx_train.compile(fn, backend="eager", fullgraph=True) if compiled else fn
+        out = call(data(5, 6, grad=True)(1)[0])
+        with torch.no_grad():
+            w.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+        y = (
+            (lambda x: (x @ w).exp())
+            if not compiled
+            else sidefx_train.compile(lambda x: (x @ w).exp(), backend="eager")
+        )
+        made = y(data(5, 6, grad=True)(1)[0])
+        with torch.no_grad():
+            made.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            made.sum().backward()
+
+
+def test_views_of_one_another_run_eagerly():
+    make = function(lambda x, w: (lambda y: (y, y.view(-1)))(x @ w))
+    report = compare(make, data(5, 6, grad=True), whole=False)
+    assert report.breaks[0].code == "SFX107"
+
+
+def test_hooks_on_intermediates_run_when_backward_runs():
+    seen = []
+
+    def fn(x, w):
+        y = x @ w
+        y.register_hook(lambda g: (seen.append(g.sum().item()), g * 2)[1])
+        return y.sum()
+
+    compare(function(fn), data(5, 6), whole=False)
+    assert len(seen) == 6 and seen[:3] == seen[3:]
+
+
+def test_grad_mode_decides():
+    model = mlp()
+    call = sidefx_train.compile(model, backend="eager", fullgraph=True)
+    x = data(5, 6)(0)[0]
+    assert call(x).requires_grad
+    with torch.no_grad():
+        assert not call(x).requires_grad
+    assert call(x).requires_grad
+    model.requires_grad_(False)
+    assert not call(x).requires_grad
+    assert torch.equal(call(x), model(x))
+
+
+def test_leaf_or_not_is_looked_at():
+    """A step that ran backward into a leaf must not be replayed for an input with a history."""
+
+    def step(x):
+        (x * 3).sum().backward()
+
+    call = sidefx_train.compile(step, backend="eager")
+    leaf = torch.ones(3, requires_grad=True)
+    call(leaf)
+    assert torch.equal(leaf.grad, torch.full((3,), 3.0))
+    base = torch.ones(3, requires_grad=True)
+    call(base * 2)
+    assert torch.equal(base.grad, torch.full((3,), 6.0))
+
+
+# --- breaks in front of backward ---------------------------------------------------------------------------------
+
+
+def broken_step(forward):
+    def make() -> Program:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        log: list[object] = []
+
+        def step(x, y):
+            log.append("start")
+            loss = forward(model, x, y, log)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            log.append("end")
+            return loss.detach()
+
+        return Program(step, batches((5, 6), classes=3), (model, optimizer, log))
+
+    return make
+
+
+def _break_on_loss(model, x, y, log):
+    loss = F.cross_entropy(model(x), y)
+    if loss > 1.05:
+        log.append("high")
+        loss = loss * 2
+    return loss
+
+
+def _break_in_the_middle(model, x, y, log):
+    hidden = model[0](x)
+    log.append(outside(hidden.sum()))
+    for layer in list(model)[1:]:
+        hidden = layer(hidden)
+    return F.cross_entropy(hidden, y)
+
+
+@pytest.mark.parametrize("forward", [_break_on_loss, _break_in_the_middle])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_autograd_flows_through_breaks(forward, backend):
+    report = parity(broken_step(forward), whole=False, captures=None, backend=backend)
+    assert report.breaks and report.fallback_count == 0, str(report)
+    for part in report.parts:
+        assert part.fallback_count == 0, str(part)
+    assert report.graph_count >= 3, str(report)
+
+
+def test_autograd_flows_through_breaks_under_inductor():
+    report = parity(broken_step(_break_in_the_middle), whole=False, captures=None, backend="inductor", steps=4)
+    assert report.breaks and report.fallback_count == 0, str(report)
+
+
+def test_a_detached_twin_shares_memory_and_version():
+    w = nn.Parameter(torch.randn(6, 6))
+
+    def fn(x):
+        loss = (x @ w).sin()
+        return loss, loss.detach()
+
+    for call in (fn, sidefx_train.compile(fn, backend="eager", fullgraph=True)):
+        out, twin = call(data(5, 6)(1)[0])
+        assert out.data_ptr() == twin.data_ptr() and not twin.requires_grad
+        before = out._version
+        twin.zero_()
+        assert out._version == before + 1 and out.abs().sum() == 0

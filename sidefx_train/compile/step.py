@@ -220,6 +220,7 @@ class CompiledStep:
         """The rest of the step behind a break, compiled like a step."""
         part = CompiledStep(fn, self.config, self._parts)
         part._name = name
+        part._warned = self._warned
         part._report = self._report.add_part(name)
         return part
 
@@ -229,7 +230,8 @@ class CompiledStep:
             point = captured.suspension.point
             self._report.record_break(point.code, point.reason, point.location)
             stop = CaptureFailed(point.code, point.reason, point.location, None)
-            self._warn(stop, (point.code, str(point.location)), "is captured in parts")
+            if point.code != "SFX112":  # follows from another break
+                self._warn(stop, (point.code, str(point.location)), "is captured in parts")
         nodes = pipeline.nodes_of(captured.traced)
         kinds: dict[str, int] = {}
         for item in captured.traced.inputs:

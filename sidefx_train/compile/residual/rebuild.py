@@ -104,7 +104,13 @@ class Rebuilder:
         tracer = self.world.tracer
         if not tracer.has_node(value):
             self.world.heap.refuse("SFX111", "a tensor that no recorded operation made leaves the step")
-        return self._with_autograd(value, self.output(tracer.node_of(value)))
+        node = tracer.node_of(value)
+        if value.grad_fn is not None and value.grad_fn not in self.world.freed:
+            expression = self.output(node)
+            if self.differentiable.setdefault(self._index[node], value) is not value:
+                self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
+            return expression
+        return self._with_autograd(value, self.output(node))
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:
         """A result with what autograd knows of ``value``."""
@@ -113,10 +119,8 @@ class Rebuilder:
         if value.grad_fn is None:
             return f"{expression}.requires_grad_()"
         if value.grad_fn not in self.world.freed:
-            position = self._index[tracer.node_of(value)]
-            if self.differentiable.setdefault(position, value) is not value:
-                self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
-            return expression
+            reason = "an earlier value of a tensor leaves the step, and its backward graph is still needed"
+            self.world.heap.refuse("SFX107", reason)
         name = type(value.grad_fn).__name__
         return f"{self.writer.constant(freed)}({expression}, {name!r})"
 

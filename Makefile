@@ -7,15 +7,18 @@ TORCH_INDEX ?=
 # Workers of the test run; each worker uses one thread.
 JOBS   ?= 2
 ARGS   ?=
+# Random training steps of `make fuzz`: how many, and which.
+N      ?= 5000
+SEED   ?= 0
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test bench lint types unit clean help
+.PHONY: train test fuzz bench lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make train | make test | make bench ARGS='--only mlp_tiny' | make lint | make clean"
+	@echo "make train | make test | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make lint | make clean"
 
 # A stamp is newer than what it was installed from, so an up-to-date .venv costs nothing.
 $(VENV)/.stamp-venv:
@@ -51,6 +54,10 @@ unit: $(VENV)/.stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 test: lint types unit
+
+fuzz: $(VENV)/.stamp-test
+	FUZZ_N=$(N) FUZZ_SEED=$(SEED) FUZZ_PARTS=$(JOBS) OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -n $(JOBS) -m slow tests/fuzz $(ARGS)
 
 bench: $(VENV)/.stamp-run
 	$(BIN)/python -m sidefx_train.bench --suite core $(ARGS)

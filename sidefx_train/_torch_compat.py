@@ -510,6 +510,9 @@ def hint_of(number: Any) -> Any:
     return number.node.hint
 
 
+UNHASHABLE_NUMBER = ("unhashable type: non-nested SymInt",)
+"""Arguments of the TypeError that hashing a symbolic integer raises."""
+
 # --- hooks -------------------------------------------------------------------------------------------------------
 
 

@@ -186,6 +186,11 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
     )
 
 
+def shows_text(fn: Any) -> bool:
+    """True for deferred calls that make text of their arguments and keep nothing."""
+    return fn is print or getattr(fn, "__module__", None) == "logging"
+
+
 def describe(fn: Any) -> str:
     """A callable's name for people."""
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__

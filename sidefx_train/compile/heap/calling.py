@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import collections
 import contextvars
 import functools
 import types
@@ -15,17 +16,17 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
-from sidefx_train.compile.capture import formatting, policy
-from sidefx_train.compile.capture.attributes import is_static
+from sidefx_train.compile.capture import policy
 from sidefx_train.compile.capture.builtins_ import keeps_callables
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap import caches, natives, notices, opaque
+from sidefx_train.compile.heap import caches, natives, notices, opaque, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.counters import Writes, number_in
-from sidefx_train.compile.heap.heap import PLAIN_TENSORS, is_library
-from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, TensorMoment, contains_later
+from sidefx_train.compile.heap.freezing import Freezer
+from sidefx_train.compile.heap.heap import PLAIN_TENSORS
+from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     PLAIN_TYPES,
@@ -95,27 +96,26 @@ class CallingWorld:
 
     def touch(self, value: Any, deep: bool = True) -> None:
         """C code is about to read a container: bring its contents in, nested ones too if ``deep``."""
-        record = self.heap.by_shadow.get(id(value))
-        if record is not None and record.shadow is value:
-            if isinstance(record, (ListRecord, DictRecord, SetRecord)):
-                if not record.filled:
-                    record.fill()
-            elif isinstance(record, ArrayRecord):
-                record.fill()
-            elif isinstance(record, InstanceRecord) and compares_in_python(type(value)):
-                record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
-            else:
+        todo, seen = [value], set()
+        while todo:
+            value = todo.pop()
+            record = self.heap.by_shadow.get(id(value))
+            if record is not None and record.shadow is value:
+                if isinstance(record, (ListRecord, DictRecord, SetRecord)):
+                    if not record.filled:
+                        record.fill()
+                elif isinstance(record, ArrayRecord) or (
+                    isinstance(record, InstanceRecord) and compares_in_python(type(value))
+                ):
+                    record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
+                elif not isinstance(value, tuple):
+                    continue
+            if not deep:
                 return
-        if not deep:
-            return
-        if isinstance(value, (list, tuple, set)):
-            for item in value:
-                if type(item) not in PLAIN_TYPES:
-                    self.touch(item)
-        elif isinstance(value, dict):
-            for item in dict.values(value):
-                if type(item) not in PLAIN_TYPES:
-                    self.touch(item)
+            if isinstance(value, _HOLDERS) and id(value) not in seen:
+                seen.add(id(value))
+                members = dict.values(value) if isinstance(value, dict) else value
+                todo += [item for item in members if type(item) not in PLAIN_TYPES]
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -145,9 +145,9 @@ class CallingWorld:
         if fn is int or fn is float or fn is bool:
             return natives.convert_number(self, fn, args)
         if isinstance(getattr(fn, "__self__", None), str) and contains_later([*args, *kwargs.values()]):
-            return Later(fn, tuple(self.freeze(value) for value in args), self.freeze(kwargs))
-        if fn is print:
-            args = tuple(self._printed(value) for value in args)
+            return Later(
+                fn, tuple(map(self.freeze, args)), {name: self.freeze(value) for name, value in kwargs.items()}
+            )
         if fn is warnings.warn:
             return notices.warn(self, args, kwargs)
         if policy.is_deferred(fn, args):
@@ -156,11 +156,12 @@ class CallingWorld:
         frame = self.interp.current_frame
         if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
             return fn()  # a library tells threads apart: a step runs in one
-        if cls is weakref.ReferenceType:
-            record = self.heap.record_of(fn)
-            if record is not None:
-                return self.heap.shadow(fn(), self.heap.sources.call(record.base))
-            return ABSENT
+        if isinstance(fn, weakref.ReferenceType):
+            return ABSENT if args or kwargs else weak.called(self, fn)
+        if fn is weakref.ref:
+            return weak.make(self, args)
+        if fn is weakref.ref.__new__:
+            self.heap.refuse("SFX104", f"makes a {policy.describe(args[0])}")
         if isinstance(getattr(fn, "__self__", None), contextvars.ContextVar):
             return self.context.call(fn.__name__, fn.__self__, args)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
@@ -174,12 +175,6 @@ class CallingWorld:
         if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
             return natives.container_method(self, fn, args, kwargs)
         return ABSENT
-
-    def _printed(self, value: Any) -> Any:
-        """What ``print`` shows of an object of the user's class: its text now, if that is known now."""
-        if is_static(type(value)) or contains_later(value) or is_library(type(value).__module__):
-            return value
-        return formatting.to_str(self.interp, value)
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(fn, type) or getattr(fn, "__name__", "") in _MAKES_SUBCLASS:
@@ -197,8 +192,11 @@ class CallingWorld:
                 return caches.make(self, args, kwargs)
             if type(owner) is functools._lru_cache_wrapper:
                 caches.check_method(self, owner, fn.__name__)
+            self._refuse_unshadowed(fn, args)
             record = self.heap.record_of(owner)
             if isinstance(owner, (set, frozenset)) or any(fn is known for known in _HASHING) or _is_fromkeys(fn):
+                for value in args:
+                    self.touch(value, deep=False)
                 args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
             elif isinstance(owner, dict):
                 args = tuple(natives.concrete(value) for value in args)
@@ -210,7 +208,6 @@ class CallingWorld:
                 if fn.__name__ in _STORING_METHODS and all(type(value) in PLAIN_TYPES for value in args[:1]):
                     return self.guarded(fn, args, kwargs)
             self._fill_owner(fn, args)
-            self._refuse_unshadowed(fn, args)
             if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE) and callable(fn):
                 self._refuse_call(fn)
         elif getattr(fn, "__name__", "") in _READS_VALUE:
@@ -227,6 +224,8 @@ class CallingWorld:
         elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
         if id(fn) in _BARE:
+            if fn is object.__new__ and args and hasattr(args[0], "__del__"):
+                self.heap.refuse("SFX104", f"makes a {policy.describe(args[0])}, whose __del__ runs when it dies")
             return self.guarded(fn, args, kwargs)
         if not any(fn is known for known in _READS_TYPE):
             deep = not any(fn is known for known in _PASSES_ITEMS) and getattr(fn, "__name__", "") != "extend"
@@ -293,6 +292,9 @@ class CallingWorld:
         except compat.unsupported_fake_errors() as error:
             raise Unsupported("SFX102", first_line(error), self.locate()) from error
         except Exception as error:
+            if isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
+                reason = "hashes a number that may change from call to call"
+                raise Unsupported("SFX111", reason, self.locate()) from error
             self.last_error = (error, fn, self.locate())
             raise
 
@@ -307,8 +309,10 @@ class CallingWorld:
 
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Replays a call after the graph, with its arguments as they are now."""
-        frozen = tuple(self.freeze(value) for value in args)
-        self.deferred.append(DeferredCall(fn, frozen, self.freeze(kwargs), self.locate()))
+        shown = policy.shows_text(fn)
+        freezer = Freezer(self, shown)
+        call = DeferredCall(fn, freezer.many(args), freezer.named(kwargs), self.locate())
+        self.deferred.append(call)
 
     def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
         """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
@@ -317,18 +321,8 @@ class CallingWorld:
         return result
 
     def freeze(self, value: Any) -> Any:
-        """A copy of containers, and tensors as they are at this moment."""
-        record = self.heap.record_of(value)
-        if isinstance(record, ArrayRecord):
-            record.shown = True
-        if isinstance(value, torch.Tensor) and self.tracer.has_node(value):
-            return TensorMoment(value, self.tracer.node_of(value), len(self.writes.to(value)), self.tracer.last_node())
-        if type(value) in (list, tuple, set, dict):
-            self.touch(value)
-            if type(value) is dict:
-                return {key: self.freeze(item) for key, item in value.items()}
-            return type(value)(self.freeze(item) for item in value)
-        return value
+        """A value that text is made of, as it is at this moment."""
+        return Freezer(self, shown=True).value(value)
 
 
 def compares_in_python(cls: type) -> bool:
@@ -352,6 +346,7 @@ def first_line(error: BaseException) -> str:
 
 
 _HASHING = (hash, set, frozenset)
+_HOLDERS = (list, tuple, set, dict, collections.deque)
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 _READS_TYPE = (isinstance, issubclass, type, id, callable)
 """C functions that look at the class or the identity of what they are given."""

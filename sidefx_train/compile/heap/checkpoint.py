@@ -11,6 +11,7 @@ import copy
 import enum
 import functools
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from sidefx_train.compile.heap.later import DeferredCall, Later, TensorMoment
 from sidefx_train.compile.heap.records import DEFINITIONS, PLAIN_TYPES, Record, TensorRecord, is_set, slot_names
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.heap.counters import Writes
     from sidefx_train.compile.heap.world import TraceWorld
 
 
@@ -40,7 +42,7 @@ class Contents:
         attributes: its ``__dict__``.
         slots: its ``__slots__``, where set.
         cell: what a closure cell held, :data:`ABSENT` if empty.
-        tensor: version, ``requires_grad``, gradient and hooks of a tensor.
+        tensor: number of writes so far, ``requires_grad``, gradient and hooks of a tensor.
     """
 
     value: Any
@@ -52,7 +54,7 @@ class Contents:
     tensor: tuple[int, bool, Any, dict[Any, Any]] | None = None
 
     @classmethod
-    def of(cls, value: Any) -> Contents | None:
+    def of(cls, value: Any, writes: Writes) -> Contents | None:
         """The contents of an object of the trace, or ``None`` if it has none that could change."""
         if isinstance(value, types.FunctionType):
             return cls(value, attributes=dict(vars(value)))
@@ -62,7 +64,7 @@ class Contents:
             return cls(value, cell=_cell_contents(value))
         if isinstance(value, torch.Tensor):
             grad = value.grad if value.is_leaf else None
-            return cls(value, tensor=(value._version, value.requires_grad, grad, compat.tensor_hooks(value)))
+            return cls(value, tensor=(len(writes.to(value)), value.requires_grad, grad, compat.tensor_hooks(value)))
         if isinstance(value, (Frame, InterpretedGenerator)):
             names = _FRAME if isinstance(value, Frame) else _GENERATOR
             return cls(value, slots={name: getattr(value, name) for name in names})
@@ -163,8 +165,8 @@ class Checkpoint:
         world = self.world
         if len(world.pending_state) != self.states:
             world.heap.refuse("SFX111", "takes back optimizer state that was made in between")
-        for value, version in self._versions():
-            if value._version != version:
+        for value, writes in self._writes():
+            if len(world.writes.to(value)) != writes:
                 world.heap.refuse("SFX111", "takes back a change made to a tensor in place")
         running = {id(part) for frame in frames(world) for part in (frame, frame.stack)}
         changing = [saved for key, saved in self.contents.items() if key not in running]
@@ -227,7 +229,7 @@ class Checkpoint:
             if id(value) in seen or type(value) in PLAIN_TYPES or self._is_outside(value):
                 continue
             seen.add(id(value))
-            contents = Contents.of(value)
+            contents = Contents.of(value, self.world.writes)
             if contents is not None:
                 self.contents[id(value)] = contents
             todo += list(self.parts(value))[::-1]
@@ -252,13 +254,13 @@ class Checkpoint:
                 todo += self.parts(value)
         return seen
 
-    def _versions(self) -> Iterator[tuple[torch.Tensor, int]]:
+    def _writes(self) -> Iterator[tuple[torch.Tensor, int]]:
         for saved in self.contents.values():
             if saved.tensor is not None:
                 yield saved.value, saved.tensor[0]
         for record in self.world.heap.by_real.values():
             if isinstance(record, TensorRecord) and id(record) not in self.records:
-                yield record.shadow, record.entry_version
+                yield record.shadow, 0
 
 
 def all_records(world: TraceWorld) -> list[Record]:
@@ -342,6 +344,7 @@ _FIXED: tuple[type, ...] = (
     types.MethodType,
     types.CodeType,
     functools.partial,
+    weakref.ReferenceType,
     torch.dtype,
     torch.device,
     torch.SymInt,

@@ -5,6 +5,7 @@ Effects name their target by source and their values as values of the trace; the
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,12 +60,14 @@ class Effect:
         target: the object that changes.
         key: attribute name or dict key, where there is one.
         value: value of the trace (shadow, fake tensor, symbolic number, plain value, container of such).
+        through: class whose method makes the change, for containers whose own class may override it.
     """
 
     kind: EffectKind
     target: Source
     key: Any = None
     value: Any = None
+    through: type | None = None
 
     def describe(self) -> str:
         label = self.target.label
@@ -250,14 +253,17 @@ def _numbered(world: TraceWorld) -> range:
 
 def _instance(record: InstanceRecord) -> list[Effect]:
     changes: list[Effect] = []
-    if record.has_dict:
+    if record.has_dict and record.filled:
+        changes += _whole_dict(record)
+    elif record.has_dict:
         now = object.__getattribute__(record.shadow, "__dict__")
         for name in record.written:
-            if name in now:
-                if name not in record.snapshot or record.snapshot[name] is not now[name]:
-                    changes.append(Effect("set_attr", record.base, name, now[name]))
-            elif name in record.space:
+            if name in record.removed and name in record.space:
                 changes.append(Effect("del_attr", record.base, name))
+            if name in now and (
+                name not in record.snapshot or record.snapshot[name] is not now[name] or name in record.removed
+            ):
+                changes.append(Effect("set_attr", record.base, name, now[name]))
         for name, value in now.items():  # written by C code, past the interpreter
             if name not in record.written and record.snapshot.get(name, ABSENT) is not value:
                 changes.append(Effect("set_attr", record.base, name, value))
@@ -272,6 +278,20 @@ def _instance(record: InstanceRecord) -> list[Effect]:
     return changes
 
 
+def _whole_dict(record: InstanceRecord) -> list[Effect]:
+    """Changes to an instance ``__dict__`` that was read whole, also by C code and past the interpreter."""
+    now = object.__getattribute__(record.shadow, "__dict__")
+    kept = [name for name in record.space if name in now]
+    order = list(now)
+    start = next((i for i, name in enumerate(kept) if order[i] != name), len(kept))
+    moved = set(order[start:])  # deleted and added again: they come after what was kept
+    changes = [Effect("del_attr", record.base, name) for name in record.space if name not in now or name in moved]
+    for name, value in now.items():
+        if name in moved or record.snapshot.get(name, ABSENT) is not value:
+            changes.append(Effect("set_attr", record.base, name, value))
+    return changes
+
+
 def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
     now: dict[Any, Any] = record.shadow
     if record.filled and record.same_entries() and list(now) == list(record.snapshot):
@@ -282,38 +302,45 @@ def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
         gone = [key for key in before if key not in now]
         kept = [key for key in before if key in now]
         if list(now)[: len(kept)] != kept:  # a key was deleted and added again: rebuild in eager's order
-            changes = [Effect("clear", record.base)]
-            return changes + [Effect("set_item", record.base, _key(keys, key), value) for key, value in now.items()]
-        changes = [Effect("del_item", record.base, world.heap.real_key(key)) for key in gone]
+            changes = [Effect("clear", record.base, through=record.through)]
+            return changes + [
+                Effect("set_item", record.base, _key(world, keys, key), value, record.through)
+                for key, value in now.items()
+            ]
+        changes = [Effect("del_item", record.base, world.heap.real_key(key), through=record.through) for key in gone]
     else:
         changes = []
     for key, value in now.items():
         if record.snapshot.get(key, ABSENT) is not value:
-            changes.append(Effect("set_item", record.base, _key(keys, key), value))
+            changes.append(Effect("set_item", record.base, _key(world, keys, key), value, record.through))
     return changes
 
 
-def _key(keys: dict[Any, Any], key: Any) -> Any:
-    return TraceKey(key) if keys[key] is ABSENT else keys[key]
+def _key(world: TraceWorld, keys: dict[Any, Any], key: Any) -> Any:
+    made = isinstance(key, weakref.ReferenceType) and world.heap.record_of(key) is None
+    return TraceKey(key) if made or keys[key] is ABSENT else keys[key]
 
 
 def _list(record: ListRecord) -> list[Effect]:
     if not record.filled:
-        return [Effect("extend", record.base, None, record.appended)] if record.appended else []
+        return [Effect("extend", record.base, None, record.appended, record.through)] if record.appended else []
     now, before = list(record.shadow), record.snapshot
     if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
         return []
     if len(now) > len(before) and all(a is b for a, b in zip(now, before, strict=False)):
-        return [Effect("extend", record.base, None, now[len(before) :])]
-    return [Effect("replace", record.base, None, now)]
+        return [Effect("extend", record.base, None, now[len(before) :], record.through)]
+    return [Effect("replace", record.base, None, now, record.through)]
 
 
 def _set(record: SetRecord) -> list[Effect]:
     if not record.filled:
-        return [Effect("add", record.base, None, list(record.shadow))] if record.shadow else []
+        return [Effect("add", record.base, None, list(record.shadow), record.through)] if record.shadow else []
     if record.shadow == record.snapshot:
         return []
-    return [Effect("clear", record.base), Effect("add", record.base, None, list(record.shadow))]
+    return [
+        Effect("clear", record.base, through=record.through),
+        Effect("add", record.base, None, list(record.shadow), record.through),
+    ]
 
 
 def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:

@@ -14,6 +14,7 @@ import re
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,6 +27,7 @@ from sidefx_train.compile.artifacts import InputKind
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
+from sidefx_train.compile.heap import weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
@@ -87,7 +89,6 @@ PASSED_THROUGH: tuple[type, ...] = (
     staticmethod,
     classmethod,
     functools.partial,
-    weakref.ReferenceType,
 )
 
 
@@ -189,7 +190,7 @@ class Heap:
             return self._tensor(real, source)
         if issubclass(cls, tuple):
             return self._tuple(real, source)
-        if cls in CONTAINERS or issubclass(cls, (dict, list, set)):
+        if cls in CONTAINERS or issubclass(cls, (dict, list, deque, set)):
             return self._container(real, source)
         if cls is types.MethodType:
             return self._method(real, source)
@@ -199,6 +200,8 @@ class Heap:
             return self._builtin_method(real, source)
         if type(real) is functools.partial:
             return self._partial(real, source)
+        if issubclass(cls, weakref.ReferenceType):
+            return self._weak(real, source)
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return self._opaque(real, source)
         return self._instance(real, source)
@@ -213,6 +216,8 @@ class Heap:
         record = self.record_of(key)
         if record is not None:
             return record.real
+        if isinstance(key, weakref.ReferenceType):
+            return weak.real_ref(self, key)
         if isinstance(key, tuple) and not is_plain(key):
             parts = [self.real_key(part) for part in key]
             return ABSENT if any(part is ABSENT for part in parts) else tuple(parts)
@@ -268,6 +273,9 @@ class Heap:
     def _bind(self, real: Any, source: Source) -> Source:
         """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
         if source.kind == "const":
+            return source
+        if source.kind == "call":  # a weak reference always gives the same object, which must be free to die
+            self.guard("type", source, type(real))
             return source
         by_type = source.from_arguments and not issubclass(type(real), (torch.nn.Module, torch.optim.Optimizer))
         if by_type or source.label in self.moving:
@@ -392,7 +400,7 @@ class Heap:
             self.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
         kind = CONTAINERS.get(cls)
         if kind is None:
-            kind = DictRecord if isinstance(real, dict) else ListRecord if isinstance(real, list) else SetRecord
+            kind = DictRecord if isinstance(real, dict) else SetRecord if isinstance(real, set) else ListRecord
         record = kind(self, real, shadow, source, source)  # type: ignore[call-arg]
         self._register(record)
         if not record.plain:
@@ -432,8 +440,17 @@ class Heap:
             record.instance = InstanceRecord(self, real, Attributes(), base, base)
         return self._register(record)
 
+    def _weak(self, real: Any, source: Source) -> Any:
+        self.guard("is", source, real)
+        base = self.sources.const(real, source.label)
+        return self._register(Record(self, real, weak.shadow_of(self, real, base), base, base))
+
     def _instance(self, real: Any, source: Source) -> Any:
         cls = type(real)
+        if hasattr(cls, "__del__"):
+            self.refuse(
+                "SFX104", f"{source.label} is a {cls.__qualname__}, whose __del__ would run for its stand-in too"
+            )
         try:
             shadow = cls() if cls is types.SimpleNamespace else object.__new__(cls)
         except TypeError:

@@ -82,6 +82,25 @@ class DeferredCall:
         return f"calls {name} after the graph"
 
 
+class Shown:
+    """Stands for an object of which only the text is shown.
+
+    Args:
+        as_str: its ``str`` when it was shown.
+        as_repr: its ``repr``.
+    """
+
+    def __init__(self, as_str: str, as_repr: str) -> None:
+        self.as_str = as_str
+        self.as_repr = as_repr
+
+    def __str__(self) -> str:
+        return self.as_str
+
+    def __repr__(self) -> str:
+        return self.as_repr
+
+
 def join_text(parts: tuple[Any, ...]) -> str:
     return "".join(parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
             return None
         if name == "delitem":
             record.fill()
-            del shadow[key]
+            world.guarded(dict.__delitem__ if type(shadow) is not OrderedDict else operator.delitem, (shadow, key), {})
             return None
         if record.bring(key):
             return dict.__getitem__(shadow, key)
@@ -119,7 +119,7 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
             shadow[key] = value
             return value
         if type(shadow) in (dict, defaultdict) or not hasattr(type(shadow), "__missing__"):
-            raise KeyError(key)
+            return world.guarded(dict.__getitem__, (shadow, key), {})  # raises with CPython's own words
         return ABSENT
     for value in args:
         world.touch(value, deep=name not in ("iter", "next"))

@@ -23,6 +23,8 @@ class Record:
         shadow: its stand-in inside the capture (the object itself where nothing can change).
         source: path to the object at entry.
         base: path from which its parts are reached (the object itself, where it is guarded by identity).
+        through: Python's own container class below the object's class, ``None`` if it is that class itself
+            and has every operator that an effect needs.
         plain: the object is a container of exactly one of Python's own classes.
         instance: the attributes of a container whose class is a subclass.
         unshadowed: the object stands for itself though C code could change it.
@@ -35,6 +37,7 @@ class Record:
         self.source = source
         self.base = base or source
         self.plain = type(real) in CONTAINERS
+        self.through = None if self.plain and type(real) is not deque else base_container(type(real))
         self.instance: InstanceRecord | None = None
         self.unshadowed = False
 
@@ -61,7 +64,7 @@ def _copied(value: Any) -> Any:
     return type(value)(value) if type(value) in (dict, list, set) else value
 
 
-_COPIED = frozenset({"snapshot", "missing", "written", "values", "attributes"})
+_COPIED = frozenset({"snapshot", "missing", "written", "removed", "values", "attributes"})
 """Notes that are containers of the record itself."""
 
 
@@ -102,10 +105,12 @@ class Attributes:
 class InstanceRecord(Record):
     """An instance of a Python class; attributes come in one by one, when read."""
 
-    NOTES = ("snapshot", "missing", "written")
+    NOTES = ("snapshot", "missing", "written", "removed", "filled")
 
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
+        self.filled = False
+        self.removed: set[str] = set()
         self.snapshot: dict[str, Any] = {}
         self.missing: set[str] = set()
         self.written: dict[str, None] = {}
@@ -134,14 +139,18 @@ class InstanceRecord(Record):
         return value
 
     def set(self, name: str, value: Any) -> None:
+        mine = object.__getattribute__(self.shadow, "__dict__")
+        if name not in mine:
+            self.written.pop(name, None)  # new attributes come last, in the order they came
         self.written[name] = None
-        object.__getattribute__(self.shadow, "__dict__")[name] = value
+        mine[name] = value
 
     def delete(self, name: str) -> bool:
         """True if the attribute was there."""
         if self.get(name) is ABSENT:
             return False
         self.written[name] = None
+        self.removed.add(name)
         del object.__getattribute__(self.shadow, "__dict__")[name]
         return True
 
@@ -176,13 +185,21 @@ class InstanceRecord(Record):
         for name in slot_names(type(self.real)):
             if name not in self.written and is_set(self.real, name):
                 self.get_slot(name)
-        if self.has_dict:
+        if self.has_dict and not self.filled:
+            self.filled = True
             self.heap.guard("keys", self.heap.sources.slot(self.base, "__dict__"), tuple(self.space))
             for name in self.space:
                 self.get(name)
+            mine = object.__getattribute__(self.shadow, "__dict__")
+            now = dict(mine)
+            mine.clear()
+            mine.update({name: now.pop(name) for name in self.space if name in now and name not in self.removed})
+            mine.update(now)
 
     def reset(self) -> None:
         self.written = {}
+        self.removed = set()
+        self.filled = False
         slots = slot_names(type(self.real))
         if self.has_dict:
             mine = object.__getattribute__(self.shadow, "__dict__")
@@ -460,6 +477,11 @@ def _base(container: Any) -> Any:
     return OrderedDict if isinstance(container, OrderedDict) else dict
 
 
+def base_container(cls: type) -> type | None:
+    """Python's own container class that a class derives from."""
+    return next((base for base in (OrderedDict, dict, list, deque, set) if issubclass(cls, base)), None)
+
+
 def empty_like(real: Any) -> Any:
     """An empty container of the same class."""
     cls = type(real)
@@ -469,9 +491,18 @@ def empty_like(real: Any) -> Any:
         return defaultdict(real.default_factory)
     if cls in CONTAINERS:
         return cls()
-    for base in (OrderedDict, dict, list, set):
-        if isinstance(real, base):
-            return base.__new__(cls)
+    base: Any = base_container(cls)
+    made: Any
+    if base is deque:
+        made = deque.__new__(cls)
+        deque.__init__(made, (), real.maxlen)
+        return made
+    if isinstance(real, defaultdict):
+        made = defaultdict.__new__(cls)
+        defaultdict.__init__(made, real.default_factory)
+        return made
+    if base is not None:
+        return base.__new__(cls)
     raise TypeError(f"cannot make an empty {cls.__qualname__}")
 
 

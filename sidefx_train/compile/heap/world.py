@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from sidefx_train.compile.capture import policy
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap import classes, natives, opaque
+from sidefx_train.compile.heap import classes, natives, opaque, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
@@ -196,7 +197,7 @@ class TraceWorld(CallingWorld):
             if record is not None:
                 return type(record.real)
             return torch.nn.Parameter if isinstance(obj, torch.nn.Parameter) else torch.Tensor
-        return _NUMBER_TYPES.get(cls, cls)
+        return _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
         for base in type.__getattribute__(cls, "__mro__"):
@@ -338,6 +339,8 @@ class TraceWorld(CallingWorld):
             self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
         if name == "__class__":
             return self.type_of(obj)
+        if name == "__callback__" and isinstance(obj, weakref.ReferenceType):
+            self.heap.refuse("SFX111", "reads the callback of a weak reference")
         if isinstance(record, ArrayRecord):
             record.look(name)
         value = getattr(obj, name)
@@ -450,7 +453,13 @@ class TraceWorld(CallingWorld):
         return Later(_TEXT[name], tuple(self.freeze(value) for value in args))
 
 
-_NUMBER_TYPES: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, Later: str}
+_SHOWN_TYPES: dict[type, type] = {
+    weak.ShadowRef: weakref.ref,
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    torch.SymBool: bool,
+    Later: str,
+}
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _TRACED = frozenset({compat.FakeTensor, *NUMBERS})
 _TEXT: dict[str, Callable[..., Any]] = {

@@ -173,6 +173,8 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
     if effect.kind == "set_class_attr":
         return [f"type.__setattr__({writer.value(target)}, {effect.key!r}, {rebuilder.expression(value)})"]
     owner = writer.value(target)
+    if effect.through is not None:
+        return _through(writer, rebuilder, effect, owner)
     if effect.kind == "set_item":
         return [f"{owner}[{_key(writer, rebuilder, effect.key)}] = {rebuilder.expression(value)}"]
     if effect.kind == "del_item":
@@ -195,17 +197,27 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return [f"{owner}.extend({sequence})"]
     if effect.kind == "add":
         return [f"{owner}.update({sequence})"]
-    if target.kind != "const" and _is_deque(rebuilder, target):
-        return [f"{owner}.clear()", f"{owner}.extend({sequence})"]
     return [f"{owner}[:] = {sequence}"]
 
 
-def _is_deque(rebuilder: Rebuilder, target: Source) -> bool:
-    from collections import deque
-
-    return any(
-        isinstance(record.real, deque) for record in rebuilder.world.heap.by_real.values() if record.base is target
-    )
+def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -> list[str]:
+    """The change made by Python's own method, past what the object's class overrides."""
+    base = effect.through
+    assert base is not None, f"{effect.kind} needs no class"
+    cls = writer.constant(base, base.__name__)
+    if effect.kind == "set_item":
+        key = _key(writer, rebuilder, effect.key)
+        return [f"{cls}.__setitem__({owner}, {key}, {rebuilder.expression(effect.value)})"]
+    if effect.kind == "del_item":
+        return [f"{cls}.__delitem__({owner}, {_key(writer, rebuilder, effect.key)})"]
+    if effect.kind == "clear":
+        return [f"{cls}.clear({owner})"]
+    items = [rebuilder.expression(item) for item in effect.value]
+    sequence = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if effect.kind == "add":
+        return [f"{cls}.update({owner}, {sequence})"]
+    cleared = [f"{cls}.clear({owner})"] if effect.kind == "replace" else []
+    return [*cleared, f"{cls}.extend({owner}, {sequence})"]
 
 
 def _key(writer: Writer, rebuilder: Rebuilder, key: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,8 @@ from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
-from sidefx_train.compile.heap.records import PLAIN_TYPES, instance_space, is_set, slot_names
+from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, instance_space, is_set, slot_names
+from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.autograd import freed
 from sidefx_train.compile.residual.writer import Writer
 
@@ -169,8 +172,17 @@ class Rebuilder:
             owner = value.__self__
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
                 return self._remember(value, f"{self.expression(owner)}.{value.__name__}")
+        if isinstance(value, weakref.ReferenceType):
+            return self._reference(value)
         if isinstance(value, type) and id(value) in self.world.new_classes:
             self.world.heap.refuse("SFX111", f"the class {value.__qualname__}, made in the step, leaves it")
+        if type(value) is functools.partial:
+            maker = self.writer.constant(functools.partial, "partial")
+            parts = [self.expression(item) for item in (value.func, *value.args)]
+            parts += [f"{name}={self.expression(item)}" for name, item in value.keywords.items()]
+            return self._remember(value, f"{maker}({', '.join(parts)})")
+        if cls is types.MappingProxyType:
+            self.world.heap.refuse("SFX104", "a mapping proxy made in the step leaves it")
         if isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:
             return self.writer.constant(value)
         if id(cls) in self.world.new_classes:
@@ -181,6 +193,16 @@ class Rebuilder:
             return self._container(value)
         return self._instance(value)
 
+    def _reference(self, value: Any) -> str:
+        target = value()
+        if target is None:
+            return self.writer.constant(value, "dead_reference")
+        maker = self.writer.constant(weakref.ref, "ref")
+        parts = [self.expression(target)]
+        if isinstance(value, ShadowRef):
+            parts.append(self.expression(value.callback))
+        return self._remember(value, f"{maker}({', '.join(parts)})")
+
     def _container(self, value: Any) -> str:
         cls = type(value)
         name = self.writer.fresh("n")
@@ -188,13 +210,20 @@ class Rebuilder:
         self._keep.append(value)
         if cls is list or cls is dict or cls is OrderedDict:
             self.lines.append(f"{name} = {self.writer.constant(cls)}()")
-        elif isinstance(value, deque):
+        elif cls is deque:
             self.lines.append(f"{name} = {self.writer.constant(cls)}(maxlen={value.maxlen})")
         elif cls is defaultdict:
             factory = self.expression(value.default_factory)
             self.lines.append(f"{name} = {self.writer.constant(cls)}({factory})")
         else:
-            self.lines.append(f"{name} = {self.writer.constant(cls)}.__new__({self.writer.constant(cls)})")
+            base: Any = base_container(cls)
+            maker = self.writer.constant(base.__new__, f"new_{base.__name__}")
+            self.lines.append(f"{name} = {maker}({self.writer.constant(cls)})")
+            if isinstance(value, deque):
+                self.lines.append(f"{self.writer.constant(deque.__init__, 'init')}({name}, (), {value.maxlen})")
+            elif isinstance(value, defaultdict):
+                init = self.writer.constant(defaultdict.__init__, "init")
+                self.lines.append(f"{init}({name}, {self.expression(value.default_factory)})")
         if isinstance(value, dict):
             setter = name if cls in (dict, OrderedDict, defaultdict) else None
             for key, item in dict.items(value):

@@ -1,0 +1,89 @@
+"""Arguments of calls made after the graph, as they were when the step made the call."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.heap.arrays import ArrayRecord
+from sidefx_train.compile.heap.heap import is_library
+from sidefx_train.compile.heap.later import NUMBERS, Later, Shown, TensorMoment
+from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, empty_like
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.calling import CallingWorld
+
+
+class Freezer:
+    """Copies containers with all that they hold; objects that other objects refer to twice are copied once.
+
+    Args:
+        world: the world of the capture.
+        shown: only the text of the value matters: objects with a ``__str__`` or ``__repr__`` of their own are
+            replaced by the text that they have now.
+    """
+
+    def __init__(self, world: CallingWorld, shown: bool) -> None:
+        self.world = world
+        self.shown = shown
+        self._copies: dict[int, Any] = {}
+        self._keep: list[Any] = []
+
+    def many(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(self.value, values))
+
+    def named(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.value(value) for name, value in values.items()}
+
+    def value(self, value: Any) -> Any:
+        """The value as it is now."""
+        cls = type(value)
+        if cls in PLAIN_TYPES or isinstance(value, (*NUMBERS, Later)):
+            return value
+        record = self.world.heap.record_of(value)
+        if isinstance(record, ArrayRecord):
+            record.shown = True
+        tracer = self.world.tracer
+        if isinstance(value, torch.Tensor) and tracer.has_node(value):
+            writes = len(self.world.writes.to(value))
+            return TensorMoment(value, tracer.node_of(value), writes, tracer.last_node())
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if self.shown and _has_own_text(cls):
+            return self._text(value)
+        if isinstance(value, tuple):
+            return self._remember(value, tuple.__new__(cls, map(self.value, value)))
+        base: Any = base_container(cls)
+        if base is None:
+            return value
+        self.world.touch(value, deep=False)
+        copy = self._remember(value, empty_like(value))
+        if isinstance(value, dict):
+            for key, item in dict.items(value):
+                base.__setitem__(copy, key, self.value(item))
+        else:
+            adder = base.update if base is set else base.extend
+            adder(copy, [self.value(item) for item in base.__iter__(value)])
+        return copy
+
+    def _remember(self, value: Any, copy: Any) -> Any:
+        self._copies[id(value)] = copy
+        self._keep.append(value)
+        return copy
+
+    def _text(self, value: Any) -> Any:
+        interp = self.world.interp
+        as_str, as_repr = interp.call(str, (value,), {}), interp.call(repr, (value,), {})
+        return Later(Shown, (as_str, as_repr))
+
+
+def _has_own_text(cls: type) -> bool:
+    """True for the user's classes whose text is made by Python code.
+
+    Modules and objects of libraries show what they are, which a step leaves alone, and print themselves afterwards.
+    """
+    if is_library(cls.__module__) or issubclass(cls, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type)):
+        return False
+    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__str__", "__repr__"))

@@ -1,0 +1,68 @@
+"""Weak references during a capture.
+
+A weak reference of the trace refers to a shadow. It must not call anybody back when the shadow dies after the capture,
+so one with a callback is a :class:`ShadowRef`, which only remembers the callback for the epilogue.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.calling import CallingWorld
+    from sidefx_train.compile.heap.heap import Heap
+    from sidefx_train.compile.heap.source import Source
+
+
+class ShadowRef(weakref.ref):  # type: ignore[type-arg]
+    """A reference that has a callback outside."""
+
+    __slots__ = ("callback",)
+
+    def __new__(cls, target: Any, callback: Any = None) -> ShadowRef:
+        made: ShadowRef = super().__new__(cls, target)
+        return made
+
+    def __init__(self, target: Any, callback: Any = None) -> None:
+        super().__init__(target)  # type: ignore[call-arg]
+        self.callback = callback
+
+
+def make(world: CallingWorld, args: tuple[Any, ...]) -> Any:
+    """``weakref.ref(target, callback)`` in the step; :data:`ABSENT` where Python should raise."""
+    if not args or len(args) > 2:
+        return ABSENT
+    if len(args) == 1 or args[1] is None:
+        return world.guarded(weakref.ref, args[:1], {})
+    return world.guarded(ShadowRef, args, {})
+
+
+def shadow_of(heap: Heap, real: Any, base: Source) -> Any:
+    """The stand-in of an outside reference; itself where it is dead, or refers to what stands for itself."""
+    target = real()
+    place = heap.sources.call(base)
+    if target is None:
+        heap.guard("is", place, None)
+        return real
+    shadow = heap.shadow(target, place)
+    if shadow is target or type(real) is not weakref.ref:
+        return real
+    return weakref.ref(shadow) if real.__callback__ is None else ShadowRef(shadow)
+
+
+def called(world: CallingWorld, ref: Any) -> Any:
+    """What a reference gives when called."""
+    record = world.heap.record_of(ref)
+    if record is not None and record.shadow is record.real:
+        return world.heap.shadow(ref(), world.heap.sources.call(record.base))
+    return ref()
+
+
+def real_ref(heap: Heap, ref: Any) -> Any:
+    """A real reference equal to one of the trace, :data:`ABSENT` if it refers to an object made in the step."""
+    target = ref()
+    record = heap.record_of(target) if target is not None else None
+    return ABSENT if record is None else weakref.ref(record.real)

@@ -1,0 +1,104 @@
+"""Runs a program eagerly and captured, and compares the two worlds after every call."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import sys
+import traceback
+import types
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import sidefx_train
+from tests.fuzz.compare import Differs, Pairing
+
+CALLS = 4
+_FILE = "<fuzz program>"
+
+
+@dataclass
+class Outcome:
+    """How a program went.
+
+    Attributes:
+        calls: number of calls.
+        replays: those that ran as a captured graph.
+        reasons: codes and reasons of the others.
+    """
+
+    calls: int = 0
+    replays: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+class _World:
+    """One run of the program, in a module of its own."""
+
+    def __init__(self, source: str, backend: str | None) -> None:
+        module = types.ModuleType("fuzz_program")
+        sys.modules[module.__name__] = module  # dataclasses look their module up
+        exec(compile(source, _FILE, "exec"), vars(module))
+        torch.manual_seed(0)
+        self.step, self.between, self.arguments, self.roots = module.build()
+        self.compiled = None if backend is None else sidefx_train.compile(self.step, backend=backend)
+
+    def call(self, index: int) -> tuple[Any, str]:
+        """What the call gave (a value or an exception in plain words), and what it printed."""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            if index:
+                self.between(index)
+            arguments = self.arguments(index)
+            torch.manual_seed(100 + index)
+            try:
+                value: Any = ("returned", (self.compiled or self.step)(*arguments))
+            except Exception as error:
+                frames = traceback.extract_tb(error.__traceback__)
+                lines = [frame.lineno for frame in frames if frame.filename == _FILE]
+                value = ("raised", type(error).__name__, str(error), lines)
+        return (value, arguments), printed.getvalue()
+
+
+def check(source: str, backend: str = "eager") -> Outcome:
+    """Compares the program's two worlds.
+
+    Raises:
+        Differs: they differ; the message says where.
+    """
+    linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager, captured = _World(source, None), _World(source, backend)
+        pairing = Pairing()
+        spaces = [eager.roots(), captured.roots()]
+        pairing.compare(*spaces, "at the start")
+        raised = False
+        for index in range(CALLS):
+            want, said = eager.call(index)
+            have, heard = captured.call(index)
+            here = f"call {index}"
+            raised = raised or want[0][0] == "raised"
+            if said != heard:
+                raise Differs(f"{here}: printed {heard!r}, eager printed {said!r}")
+            pairing = Pairing()
+            pairing.compare(want, have, here)
+            pairing.compare(eager.roots(), captured.roots(), f"after {here}")
+    report = captured.compiled.report()
+    reasons = tuple(f"{item.code} {item.reason}" for item in report.breaks + report.fallbacks)
+    internal = [
+        reason
+        for reason in reasons
+        if reason.startswith(("SFX205", "SFX201") if raised else ("SFX204", "SFX205", "SFX201"))
+    ]
+    if internal:
+        raise Differs(f"internal error: {internal[0]}")
+    return Outcome(CALLS, report.replays, reasons)
+
+
+if __name__ == "__main__":
+    print(check(open(sys.argv[1]).read()))

@@ -1,0 +1,662 @@
+"""The pieces random training steps are made of.
+
+A template is Python source with holes: ``{I}`` an int, ``{B}`` a truth value, ``{L}`` a list of ints, ``{C}`` a list of
+anything, ``{D}`` a dict, ``{K}`` a key, ``{S}`` a set of ints, ``{V}`` any value, ``{T}`` a (4, 3) tensor, ``{N}`` a
+small literal, ``{BODY}`` an indented block. ``{+I}`` is a fresh local int, ``{+T}`` tensor, ``{+L}`` list, ``{+O}``
+object and ``{+F}`` function, known to what follows; ``{L1}`` is the same list throughout the statement; ``{=I}`` is a local int that may be assigned, ``{O}`` an object.
+"""
+
+from __future__ import annotations
+
+PRELUDE = """
+import collections
+import contextlib
+import dataclasses
+import functools
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Box:
+    total = 0
+    shared = [1]
+
+    def __init__(self, n=0):
+        self.n = n
+        self.bag = []
+
+    def bump(self, k=1):
+        self.n += k
+        return self.n
+
+    @property
+    def double(self):
+        return self.n * 2
+
+    @classmethod
+    def count(cls):
+        cls.total += 1
+        return cls.total
+
+
+class Slots:
+    __slots__ = ("a", "b", "__weakref__")
+
+    def __init__(self, a):
+        self.a = a
+
+
+class MyList(list):
+    def push(self, value):
+        self.append(value)
+        self.pushed = len(self)
+
+
+class MyDict(dict):
+    def __missing__(self, key):
+        return 0
+
+
+class Loud(list):
+    def append(self, value):
+        super().append(value)
+        super().append(value)
+
+    def __iter__(self):
+        return (value for value in super().__iter__())
+
+
+class Louder(dict):
+    def __setitem__(self, key, value):
+        super().__setitem__(key, [value])
+
+
+class Ring(collections.deque):
+    pass
+
+
+class Shout:
+    def __init__(self, n):
+        self.n = n
+
+    def __repr__(self):
+        return f"Shout({self.n}!)"
+
+    def __eq__(self, other):
+        return isinstance(other, Shout) and other.n == self.n
+
+    def __hash__(self):
+        return hash(self.n)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    a: int
+    b: list
+
+
+class Point(NamedTuple):
+    a: int
+    b: list
+
+
+class Track:
+    def __init__(self, where, tag):
+        self.where, self.tag = where, tag
+
+    def __enter__(self):
+        self.where.append(("in", self.tag))
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.where.append(("out", self.tag, kind is not None))
+        return kind is KeyError
+
+
+@contextlib.contextmanager
+def recorded(where):
+    where.append(1)
+    try:
+        yield len(where)
+    finally:
+        where.append(2)
+
+
+G_N = 0
+G_LIST = [3, 1]
+G_TABLE = {"a": 1}
+
+
+def count_to(n):
+    for k in range(n):
+        seen = yield k
+        if seen:
+            return seen
+
+
+def add_global(k):
+    global G_N
+    G_N += k
+    return G_N
+
+
+def outer_list(k):
+    G_LIST.append(k)
+    return len(G_LIST)
+"""
+
+SETUP = """
+    box = Box(1)
+    box.flag = True
+    box.name = "box"
+    box.f = 0.5
+    box.items = [3, 1, 2]
+    box.alias = box.items
+    box.rows = [[1], [2, 3]]
+    box.table = {"a": 1, "b": 2, "c": 3}
+    box.odict = collections.OrderedDict(a=1, b=2)
+    box.dd = collections.defaultdict(list)
+    box.names = {1, 2}
+    box.recent = collections.deque([1, 2], maxlen=4)
+    box.mylist = MyList([5])
+    box.mydict = MyDict(a=1)
+    box.slots = Slots(1)
+    box.loud = Loud([1])
+    box.louder = Louder()
+    box.ring = Ring([1], 3)
+    box.other = Box(7)
+    box.other.owner = box
+    box.hist = []
+    box.fns = []
+    box.buf = torch.arange(12.0).reshape(4, 3)
+    box.row = box.buf[1]
+    box.weak = weakref.ref(box.other)
+    box.weakset = weakref.WeakSet([box.other])
+    box.weakkeys = weakref.WeakKeyDictionary({box.other: 1})
+    c_n = 1
+    c_list = [4]
+    c_box = Box(2)
+    keep = [box.other, c_box]
+
+    def bump_cell(k=1):
+        nonlocal c_n
+        c_n += k
+        return c_n
+
+    def push_cell(k):
+        c_list.append(k)
+        return c_list
+"""
+
+INTS = [
+    "{N}",
+    "box.n",
+    "c_n",
+    "G_N",
+    "len({L})",
+    "box.table.get({K}, {N})",
+    "sum({L})",
+    "len({D})",
+    "x.shape[0]",
+    "box.slots.a",
+    "Box.total",
+    "k_arg",
+    "box.mydict[{K}]",
+    "c_box.n",
+    "box.other.owner.n",
+    "({I} + {I})",
+    "({I} - {I})",
+    "({I} * {N})",
+    "({I} % 7)",
+    "({I} // 3)",
+    "max({I}, {I})",
+    "abs({I})",
+    "({I} if {B} else {I})",
+    "{O}.double",
+    "box.bump({N})",
+    "Box.count()",
+    "bump_cell({N})",
+    "len(push_cell({I}))",
+    "add_global({N})",
+    "outer_list({I})",
+    "sum(v + 1 for v in {L})",
+    "len([v for v in {L} if v > {N}])",
+    "len({v: 1 for v in {L}})",
+    "min({L}, default={N})",
+    "sum(count_to({N}))",
+    "len(box.bag)",
+    "(lambda q: q + {I})({N})",
+    "box.__dict__.get('extra', {N})",
+    "getattr(box, 'extra', {N})",
+    "{D}.setdefault({K}, {N})",
+    "{D}.pop({K}, {N})",
+    "len(box.weakset)",
+    "box.weakkeys.get(box.other, {N})",
+    "box.weak().n",
+    "int({B})",
+    "int(box.it[0]) if getattr(box, 'it', ()) else {N}",
+    "sum(map(lambda q: q * 2, {L}))",
+    "sorted({L} + [0])[-1]",
+    "hash('a') * 0",
+    "id({L}) * 0",
+    "next(iter({L}), {N})",
+]
+
+BOOLS = [
+    "box.flag",
+    "{I} > {N}",
+    "{I} == {I}",
+    "{K} in {D}",
+    "{N} in {L}",
+    "{N} in {S}",
+    "box.items is box.alias",
+    "{C}",
+    "not {B}",
+    "({B} and {B})",
+    "({B} or {B})",
+    "hasattr(box, 'extra')",
+    "isinstance(box.mylist, list)",
+    "arg is box.items",
+    "x.dim() == 2",
+    "model.training",
+    "model.bias.requires_grad",
+    "box.buf.requires_grad",
+    "box.weak() is box.other",
+    "{N} < {I} <= 5",
+    "box.name == 'box'",
+    "box.name.startswith('b')",
+    "any(v > 2 for v in {L})",
+    "{S} <= {S}",
+    "{L} == {L}",
+    "torch.is_grad_enabled()",
+    "model.bias.grad is None",
+    "len({L}) > 2",
+    "bool({D})",
+    "box.row is box.other",
+]
+
+LISTS = ["box.items", "box.alias", "c_list", "G_LIST", "box.rows[0]", "box.mylist", "arg", "Box.shared", "box.rows[-1]"]
+ANY_LISTS = ["box.bag", "c_box.bag", "box.other.bag"]
+DICTS = ["box.table", "box.odict", "box.mydict", "G_TABLE"]
+KEYS = ['"a"', '"b"', '"c"', '"d"', '"new"']
+SETS = ["box.names"]
+HELD = ["box", "keep[0]", "keep[1]"]
+OBJECTS = ["box", "box.other", "c_box", "box.other.owner"]
+
+TENSORS = [
+    "x",
+    "box.buf",
+    "(x * 2)",
+    "({T} + {T})",
+    "({T} * box.f)",
+    "torch.relu({T})",
+    "({T} - {I})",
+    "({T} * model.weight.mean())",
+    "{T}.clone()",
+    "{T}.detach()",
+    "({T} + box.buf[0])",
+    "{T}.view(3, 4).reshape(4, 3)",
+    "torch.cat([{T}[:2], {T}[2:]])",
+    "torch.stack([r * 2 for r in {T}])",
+    "torch.where({T} > 0, {T}, {T} * 0.5)",
+    "({T} + box.row)",
+    "torch.full((4, 3), float({I}))",
+    "F.pad({T}, (1, 1))[:, 1:-1]",
+    "{T}.t().contiguous().t()",
+]
+
+VALUES = [
+    "{I}",
+    "{L}",
+    "{C}",
+    "{T}.detach().sum()",
+    "({I}, {I})",
+    "[{I}, {I}]",
+    "{{'k': {I}, 'l': {L}}}",
+    "Box({I})",
+    "{O}",
+    "box.name + 'x'",
+    "None",
+    "{T}.detach()",
+    "{{1, {N}}}",
+    "MyList({L})",
+    "MyDict({D})",
+    "Slots({I})",
+    "dict({D})",
+    "lambda: {I}",
+    "push_cell",
+    "{O}.bump",
+    "collections.deque({L}, maxlen=3)",
+    "frozenset([{N}])",
+    "f'{box.n}-{c_n}'",
+    "{I} / 4",
+    "collections.Counter({L})",
+    "weakref.ref({W})",
+    "({I}, [{V}])",
+    "box.buf",
+    "tuple({L})",
+    "range({N})",
+]
+
+STATEMENTS = [
+    "box.n = {I}",
+    "box.n += 1",
+    "{+I} = {I}",
+    "c_n = {I}",
+    "c_n += {N}",
+    "G_N = {I}",
+    "{L}.append({I})",
+    "{C}.append({V})",
+    "{D}[{K}] = {I}",
+    "{D}.pop({K}, None)",
+    "print('say', {I}, {B})",
+    "{+T} = {T}",
+    "box.hist.append({T}.detach().mean())",
+    "box.flag = {B}",
+    "{=I} += {I}",
+    "{+L} = [v * 2 for v in {L}]",
+    "{+L} = {L}",
+    "{L}.extend({L})",
+    "{L}.extend(v + 1 for v in list({L}))",
+    "{L}.insert(0, {I})",
+    "{L}.sort()",
+    "{L}.sort(reverse=True)",
+    "{L}.sort(key=lambda v: -v)",
+    "{L}.reverse()",
+    "{L}[:1] = [{I}, {I}]",
+    "{L}[:] = {L}[::-1]",
+    "{L}[1:] = []",
+    "del {L}[2:]",
+    "if {L1}:\n    {L1}.pop()",
+    "if len({L1}) > 1:\n    {L1}.pop(0)",
+    "{L}.clear()",
+    "box.items += [{I}]",
+    "box.items = {L}",
+    "box.items = list({L})",
+    "box.alias = box.items",
+    "box.rows.append({L})",
+    "box.rows = [{L}, [{I}]]",
+    "box.rows[0], box.rows[-1] = box.rows[-1], box.rows[0]",
+    "c_list = {L}",
+    "c_list = [{I}]",
+    "G_LIST = [{I}, {I}]",
+    "G_TABLE = {{'a': {I}}}",
+    "box.f = box.f * 0.5 + {I}",
+    "box.f += 1",
+    "if {K1} in {D1}:\n    del {D1}[{K1}]",
+    "if {K1} in {D1}:\n    {D1}[{K1}] = {D1}.pop({K1})",
+    "{D}.update({{{K}: {I}, {K}: {I}}})",
+    "{D}.update(a={I})",
+    "{D} |= {{{K}: {I}}}",
+    "{D}.clear()",
+    "if {D1}:\n    {D1}.popitem()",
+    "if 'a' in box.odict:\n    box.odict.move_to_end('a')",
+    "box.dd[{K}].append({I})",
+    "box.dd[{K}] = {L}",
+    "for {+I} in list({D}.values()):\n    {BODY}",
+    "for q_key, {+I} in {D}.items():\n    {BODY}",
+    "box.table = {{key: v + 1 for key, v in {D}.items()}}",
+    "{S}.add({I})",
+    "{S}.discard({N})",
+    "{S} |= {{{N}, {I}}}",
+    "{S}.update({L})",
+    "{S}.clear()",
+    "box.names = {S} - {{{N}}}",
+    "box.recent.append({I})",
+    "box.recent.appendleft({I})",
+    "box.recent.rotate(1)",
+    "box.recent.extend({L})",
+    "if box.recent:\n    box.recent.popleft()",
+    "box.mylist.push({I})",
+    "box.mylist.tag = {I}",
+    "box.slots.a = {I}",
+    "box.slots.b = {V}",
+    "if hasattr(box.slots, 'b'):\n    del box.slots.b",
+    "{O}.extra = {I}",
+    "if hasattr(box, 'extra'):\n    del box.extra",
+    "setattr({O}, 'extra', {I})",
+    "{O}.bag = {C}",
+    "{O}.bag = [{V}]",
+    "{O}.__dict__['extra'] = {I}",
+    "vars({O}).update(extra={I}, more={I})",
+    "Box.total = {I}",
+    "Box.total += 1",
+    "Box.shared = [{I}]",
+    "box.other = {O}",
+    "box.name = 'box' + str({N})",
+    "box.bump({I})",
+    "{O}.me = {O}",
+    "{+O} = Box({I})",
+    "{+O} = Box({I})\nbox.bag.append({+O})\n{+O}.me = {+O}",
+    "{+O} = Box({I})\n{+O}.bag.append({+O})\nbox.bag.append([{+O}, {+O}.bag])",
+    "box.bag.append({V})\nbox.bag.append(box.bag[-1])",
+    "box.pair = ({C}, {C})",
+    "box.bag.append(box.bag)",
+    "if box.bag:\n    box.bag.pop()",
+    "del box.bag[:]",
+    "box.fns.append(lambda k: k + {I})",
+    "def {+F}(k):\n    DECLARE\n    {BODY}\n    return k + {I}\n{+I} = {+F}({I})",
+    "def {+F}(k):\n    DECLARE\n    {BODY}\n    return k + {I}\nbox.fns.append({+F})",
+    "def {+F}(n):\n    return 0 if n <= 0 else 1 + {+F}(n - 1)\n{+I} = {+F}({N})",
+    "def {+F}():\n    DECLARE\n    yield {I}\n    {BODY}\n    yield {I}\n{+L} = list({+F}())",
+    "def {+F}():\n    DECLARE\n    try:\n        yield {I}\n    finally:\n        {BODY}\nfor {+I} in {+F}():\n    {BODY}",
+    "made = 0\ndef {+F}():\n    nonlocal made\n    made += 1\n    return made\n{+F}()\nbox.fns.append({+F})\nbox.n = made",
+    "class Local:\n    k = {I}\n    def get(self):\n        return self.k\nbox.n = Local().get()",
+    "{+I} = sum(f(1) for f in box.fns if f.__code__.co_argcount == 1)",
+    "box.fns = box.fns[-2:]",
+    "if {B}:\n    {BODY}",
+    "if {B}:\n    {BODY}\nelse:\n    {BODY}",
+    "for {+I} in range({N}):\n    {BODY}",
+    "for {+I} in list({L}):\n    {BODY}",
+    "for {+I}, q_other in zip({L}, {L}):\n    {BODY}\n    break",
+    "for q_index, {+I} in enumerate({L}):\n    if q_index > 1:\n        continue\n    {BODY}\n    break\nelse:\n    {BODY}",
+    "q_left = 2\nwhile q_left > 0:\n    q_left -= 1\n    {BODY}",
+    "try:\n    {BODY}\n    raise ValueError({I})\nexcept ValueError as error:\n    {BODY}\n    print(error)",
+    "try:\n    {BODY}\n    {+I} = {D}[{K}]\nexcept KeyError as error:\n    print('no', error)",
+    "try:\n    {BODY}\n    {+I} = {I} // {I}\nexcept ZeroDivisionError as error:\n    print(error)\nfinally:\n    {BODY}",
+    "try:\n    {BODY}\n    {+I} = {L}[{I}]\nexcept IndexError as error:\n    print(type(error).__name__, error)\nelse:\n    {BODY}",
+    "try:\n    {+I} = box.nothing\nexcept AttributeError as error:\n    print(error)\n    {BODY}",
+    "with Track({C}, {I}):\n    {BODY}",
+    "with Track({C}, {I}):\n    {BODY}\n    raise KeyError({K})",
+    "try:\n    with Track({C}, {I}):\n        {BODY}\n        raise ValueError('inside')\nexcept ValueError as error:\n    print(error)",
+    "with recorded({L}) as {+I}:\n    {BODY}",
+    "with torch.no_grad():\n    {BODY}",
+    "match {I}:\n    case 0:\n        {BODY}\n    case 1 | 2:\n        {BODY}\n    case _:\n        {BODY}",
+    "print(f'{box.n:>4}|{box.name!r}|{box.f:.2f}')",
+    "print({L}, {D})",
+    "print('sum', {T}.detach().sum().item())",
+    "print(sorted({S}))",
+    "{+T} = {T}\n{+T}.add_(0) if {+T}.grad_fn else None",
+    "box.buf.add_(1)",
+    "box.buf.mul_(0.5)",
+    "box.buf[{N} % 4] = {I}",
+    "box.buf = {T}.detach()",
+    "box.buf = {T}.detach().clone()",
+    "box.row = box.buf[0]",
+    "box.row.add_(1)",
+    "box.buf[0].add_(box.row)",
+    "box.buf.copy_({T}.detach())",
+    "x.mul_(2)",
+    "box.hist.append({T}.detach())",
+    "box.hist.append(box.buf)",
+    "box.hist = box.hist[-2:]",
+    "box.hist.append(loss_before.detach())",
+    "with torch.no_grad():\n    model.weight.mul_(0.9)",
+    "model.bias.grad = None",
+    "model.bias.grad = torch.ones(2)",
+    "if model.weight.grad is not None:\n    model.weight.grad.mul_(0.5)",
+    "model.steps = getattr(model, 'steps', 0) + 1",
+    "model.tag = {V}",
+    "box.last = {T}",
+    "{C}.append(({T}.detach(), {I}))",
+    "{+T} = {T}.clone()\n{+T}[0] = {I}",
+    "box.weakset.add({W})",
+    "box.weakset.discard({W})",
+    "box.weakkeys[{W}] = {I}",
+    "box.weak = weakref.ref({W})",
+    "assert {I} != 12345, 'unlikely'",
+    "if {I} == 5:\n    raise RuntimeError(f'five {box.n}')",
+    "if {I} > 40:\n    return {I}",
+    "try:\n    del {D}[{K}]\nexcept KeyError as error:\n    print('missing', error)",
+    "try:\n    box.names.remove({N})\nexcept KeyError:\n    {BODY}",
+    "{+I}, *q_rest = {L} or [0]",
+    "{+L} = [*{L}, {I}]",
+    "({+I} := {I})",
+    "{+L} = sorted({L}, key=lambda v: (v % 2, v))",
+    "{+L} = list(filter(None, {L}))",
+    "{+L} = [*reversed({L})]",
+    "q_first, q_second = [1], [2]\nq_first, q_second = q_second, q_first\n{C}.append(q_first)\n{C}.append(q_first)",
+    "{C}.append(model)",
+    "{C}.append(arg)",
+    "arg.append({I})",
+    "{C}.append(x)",
+    "print({C}, {O}.n)",
+    "print({D1})\n{D1}[{K}] = {I}",
+    "print(box.recent, box.dd)",
+    "box.keep_me = [Shout({I})]\nprint(box.keep_me, Shout({I}))",
+    "box.loud = Loud([{I}])\nbox.loud.append({I})",
+    "box.loud.append({I})",
+    "box.louder[{K}] = {I}",
+    "box.ring.append({I})",
+    "box.frozen = Frozen({I}, {L})",
+    "{C}.append(Point({I}, {L}))",
+    "if hasattr({O}, 'extra'):\n    del box.other.extra\n    box.other.extra = {I}",
+    "box.order = [*vars({O})]",
+    "box.made = {{{N}: {I}, 'z': {V}}}",
+    "box.nested = {{'a': {{'b': [{V}]}}}}\nbox.nested['a']['b'].append({I})",
+    "box.nested = {{'a': box.nested}} if hasattr(box, 'nested') else {{}}\nbox.nested.pop('a', None)",
+    "box.names = set({L})",
+    "box.seq = [*box.names]",
+    "box.fns.append(functools.partial(outer_list, {I}))",
+    "box.items = box.items[:]\nbox.items[0:1] = [{I}]",
+    "box.pairs = list(zip({L}, {D}.items()))",
+    "box.it = tuple(map(str, {L}))",
+    "box.bag.append({{**{D}, {K}: {I}}})",
+    "box.n, c_n = c_n, box.n",
+    "box.__class__.total += {N}",
+    "type(box).shared.append({I})",
+    "box.other, box.mate = c_box, box.other",
+    "box.counter = collections.Counter({L})\nbox.counter[{I}] += 1",
+    "box.chain = [{L}]\nfor q_a in box.chain:\n    q_a.append({I})",
+    "q_iter = iter({L})\nbox.firsts = [next(q_iter, None), next(q_iter, None)]",
+    "box.flag ^= True",
+    "box.f = -box.f if box.f > 1 else box.f + 0.25",
+    "box.hist.append(box.buf[{N} % 4])",
+    "box.hist.append(box.buf.view(12))",
+    "box.buf.view(12)[{N}] = 5.0",
+    "box.buf.t_()\nbox.buf.t_()",
+    "box.scale = torch.tensor(float({N}))",
+    "box.row = box.row.clone()",
+    "box.buf += box.row",
+    "box.grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]",
+    "model.weight.grad = None",
+    "model.train(not model.training)",
+    "opt.param_groups[0]['lr'] = opt.param_groups[0]['lr'] * 0.9",
+    "for group in opt.param_groups:\n    group['tag'] = {I}",
+]
+
+BEFORE_BACKWARD = [
+    "h.register_hook(lambda g: g * 2)",
+    "h.register_hook(lambda g: box.items.append(len(box.items)))",
+    "h.register_hook(lambda g: box.hist.append(g.sum()))",
+    "h.retain_grad()",
+    "handle = h.register_hook(lambda g: g + 1)\nhandle.remove()",
+    "h = h * box.f",
+    "h = h + {T}[:, :2]",
+    "loss_before = loss_before + model.weight.pow(2).sum() * 0.1",
+    "loss_before = loss_before * {N} + 0.5",
+]
+
+AFTER_BACKWARD = [
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+    "box.hist.append(model.weight.grad.norm())",
+    "for p in model.parameters():\n    if p.grad is not None:\n        p.grad.mul_(0.5)",
+    "box.grads = [p.grad for p in model.parameters()]",
+    "box.hist.append(h.grad)",
+]
+
+RETURNS = [
+    "{I}",
+    "loss_before.detach()",
+    "{V}",
+    "(loss_before.detach(), {I}, {V})",
+    "{{'loss': loss_before.detach(), 'n': {I}, 'bag': {C}}}",
+    "None",
+    "loss_before.item()",
+    "[{T}.detach(), {L}]",
+]
+
+MUTATIONS = [
+    "box.flag = not box.flag",
+    "box.n = {N}",
+    "box.n = float(box.n)",
+    "box.items.append({N})",
+    "box.items = list(box.items)",
+    "box.alias = box.items",
+    "box.alias = list(box.items)",
+    "box.table = dict(box.table)",
+    "box.table['d'] = {N}",
+    "box.table = dict(reversed(box.table.items()))",
+    "box.table.pop('a', None)",
+    "box.names.add(9)",
+    "box.buf.detach().add_(1)",
+    "box.buf = torch.ones(4, 3)",
+    "box.buf = torch.ones(3, 4).t()",
+    "box.buf = torch.ones(4, 3, dtype=torch.float64)",
+    "box.row = box.buf[2]",
+    "box.row = torch.ones(3)",
+    "box.row = x_next[0]",
+    "box.other = Box({N})\nbox.other.owner = box",
+    "box.other.bag = box.bag",
+    "box.bag = []",
+    "box.f = 0.25",
+    "box.name = 'other'",
+    "box.extra = {N}",
+    "vars(box).pop('extra', None)",
+    "box.slots = Slots({N})",
+    "box.slots.b = {N}",
+    "box.mylist = MyList([{N}])",
+    "Box.total = {N}",
+    "Box.shared = [{N}, {N}]",
+    "Box.bump = lambda self, k=1: 3",
+    "c_n = {N}",
+    "c_list = box.items",
+    "c_list = [{N}]",
+    "c_box = box",
+    "G_N = {N}",
+    "G_LIST = box.items",
+    "G_TABLE['new'] = {N}",
+    "add_global = lambda k: k + 1",
+    "model.bias.requires_grad_(not model.bias.requires_grad)",
+    "model.eval()",
+    "model.weight.data.mul_(1.5)",
+    "model.bias = nn.Parameter(torch.ones(2))",
+    "model.register_forward_hook(lambda m, i, o: box.items.append(7))",
+    "model.weight.register_hook(lambda g: g * 3)",
+    "opt.param_groups[0]['lr'] *= 0.5",
+    "opt.param_groups[0]['weight_decay'] = 0.1",
+    "model.weight.grad = torch.ones(2, 3)",
+    "box.dd['a'] = box.items",
+    "box.rows = [box.items, box.items]",
+    "box.fns = [f for f in box.fns[-1:]]",
+    "x_next = torch.cat([x_next, x_next])[:, :3][1:5]",
+    "x_next = x_next.clone().requires_grad_()",
+    "arg_next = box.items",
+    "arg_next = [1]",
+    "k_next = {N}",
+    "k_next = k_next + 1",
+    "k_next = True",
+    "x_next = box.buf",
+    "model.steps = {N}",
+    "model.tag = None",
+    "box.recent = collections.deque([{N}], maxlen=2)",
+    "box.weakset.discard(box.other)",
+    "box.buf = box.buf.detach().requires_grad_()",
+    "torch.set_grad_enabled(True)",
+    "box.bag.append(1)",
+    "for f in box.fns:\n    f(1) if f.__code__.co_argcount else f()",
+]

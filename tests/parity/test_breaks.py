@@ -248,7 +248,59 @@ def test_break_inside_for(iterable):
             log.append("end")
         return loss * total
 
-    parity(trained(after, lambda: {"calls": 0, "names": ["a", "b", "c"]}), whole=False, captures=None)
+    in_parts(trained(after, lambda: {"calls": 0, "names": ["a", "b", "c"]}))
+
+
+def test_break_in_a_loop_over_an_iterator_that_is_held():
+    def after(loss, log, state):
+        items = iter(state["names"])
+        log.append(next(items))
+        for item in items:
+            for i in range(2):
+                log.append((item, i, outside(loss)))
+            if item == "b":
+                break
+        log.append(list(items))
+        return loss
+
+    in_parts(trained(after, lambda: {"calls": 0, "names": ["a", "b", "c", "d"]}))
+
+
+def test_a_list_changed_while_it_is_walked_over():
+    def after(loss, log, state):
+        names = ["a", "b"]
+        for name in names:
+            log.append((name, outside(loss)))
+            if len(names) < 4:
+                names.append(name * 2)
+        return loss
+
+    in_parts(trained(after))
+
+
+def test_break_inside_a_generator_runs_eagerly():
+    def after(loss, log, state):
+        def values():
+            for i in range(2):
+                yield outside(loss) + i
+
+        for value in values():
+            log.append(value)
+        return loss
+
+    parity(trained(after), whole=False, captures=None)
+
+
+def test_break_inside_except_runs_eagerly():
+    def after(loss, log, state):
+        try:
+            raise KeyError("k")
+        except KeyError as error:
+            log.append(outside(loss))
+            log.append(str(error))
+        return loss
+
+    parity(trained(after), whole=False, captures=None)
 
 
 def test_a_closure_made_before_the_break():

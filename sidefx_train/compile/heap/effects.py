@@ -16,6 +16,7 @@ from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.checkpoint import Checkpoint
 from sidefx_train.compile.heap.difference import Comparison
+from sidefx_train.compile.heap.iterators import IteratorRecord
 from sidefx_train.compile.heap.later import DeferredCall, TraceKey
 from sidefx_train.compile.heap.records import (
     UNREAD,
@@ -48,6 +49,7 @@ EffectKind = Literal[
     "set_class_attr",
     "set_grad",
     "set_requires_grad",
+    "advance",
 ]
 
 
@@ -87,6 +89,8 @@ class Effect:
             return f"adds {len(self.value)} to {label}"
         if self.kind in ("set_cell", "del_cell"):
             return f"sets variable {label}"
+        if self.kind == "advance":
+            return f"takes {'the rest' if self.value is None else self.value} from {label}"
         if self.kind == "set_grad":
             return f"sets {label}.grad"
         return f"sets {label}.requires_grad"
@@ -212,6 +216,7 @@ def collect(world: TraceWorld) -> SideEffects:
 def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
     """Compares every shadow with its snapshot."""
     changes: list[Effect] = []
+    walked: list[Effect] = []  # after what they walk over has its new contents
     heap = world.heap
     for record in list(heap.by_real.values()):
         if isinstance(record, InstanceRecord):
@@ -222,6 +227,9 @@ def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
             changes += _list(record)
         elif isinstance(record, SetRecord):
             changes += _set(record)
+        elif isinstance(record, IteratorRecord):
+            if record.taken() != 0 and record.begun is not None:
+                walked.append(Effect("advance", record.source, None, record.taken()))
         elif isinstance(record, TensorRecord):
             changes += _tensor(record, finished)
         if record.instance is not None:
@@ -242,7 +250,7 @@ def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
             continue
         if world.class_snapshot.get((cls, name), ABSENT) is not value:
             changes.append(Effect("set_class_attr", heap.sources.const(cls, cls.__qualname__), name, value))
-    return changes
+    return changes + walked
 
 
 def _numbered(world: TraceWorld) -> range:

@@ -27,7 +27,7 @@ from sidefx_train.compile.artifacts import InputKind
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
-from sidefx_train.compile.heap import weak
+from sidefx_train.compile.heap import iterators, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
@@ -196,6 +196,9 @@ class Heap:
             return self._method(real, source)
         if cls is types.CellType:
             return self._cell(real, source)
+        if cls in iterators.TYPES and source.from_arguments:
+            made = iterators.shadow_iterator(self, real, source)
+            return self._register(iterators.IteratorRecord(self, real, made, source))
         if cls is types.BuiltinMethodType and source.from_arguments and _has_owner(real):
             return self._builtin_method(real, source)
         if type(real) is functools.partial:

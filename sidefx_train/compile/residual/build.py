@@ -11,6 +11,7 @@ from sidefx_train.compile.guards.codegen import write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.program import split
 from sidefx_train.compile.heap.effects import Effect, SideEffects
+from sidefx_train.compile.heap.iterators import advance
 from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
@@ -179,6 +180,8 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return [f"{owner}[{_key(writer, rebuilder, effect.key)}] = {rebuilder.expression(value)}"]
     if effect.kind == "del_item":
         return [f"del {owner}[{_key(writer, rebuilder, effect.key)}]"]
+    if effect.kind == "advance":
+        return [f"{writer.constant(advance)}({owner}, {effect.value})"]
     if effect.kind == "clear":
         return [f"{owner}.clear()"]
     if effect.kind == "set_cell":

@@ -12,8 +12,10 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.capture.attributes import is_static
+from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
+from sidefx_train.compile.heap.iterators import REBUILT
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
 from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, instance_space, is_set, slot_names
 from sidefx_train.compile.heap.weak import ShadowRef
@@ -166,8 +168,12 @@ class Rebuilder:
             )
         if cls is types.CellType:
             return self._cell(value)
+        if cls in REBUILT:
+            return self._iterator(value)
         if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
             return self._function(value)
+        if isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
+            self.world.heap.refuse("SFX104", "a callback that C code was given leaves the step")
         if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
             owner = value.__self__
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
@@ -292,6 +298,15 @@ class Rebuilder:
             if is_set(value, slot):
                 item = self.expression(object.__getattribute__(value, slot))
                 self.lines.append(f"object.__setattr__({name}, {slot!r}, {item})")
+
+    def _iterator(self, value: Any) -> str:
+        """An iterator of a C class over what it walks over, at its place."""
+        made, arguments, *state = value.__reduce__()
+        parts = ", ".join(self.expression(part) for part in arguments)
+        expression = self._remember(value, f"{self.writer.constant(made)}({parts})")
+        if state and state[0] is not None:
+            self.lines.append(f"{expression}.__setstate__({state[0]!r})")
+        return expression
 
     def _cell(self, cell: types.CellType) -> str:
         outside = self.world.heap.cells.get(id(cell))

@@ -1,0 +1,100 @@
+"""Iterators of C classes: known by what they walk over and how far they are.
+
+A part of a step gets those of the loops it is in the middle of. Each is shadowed by an iterator of the same class over
+shadows, at the same place; the epilogue advances the real one by as many items as the step took.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.heap.records import Record
+from sidefx_train.compile.heap.source import Source
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.heap import Heap
+
+_SEQUENCES: tuple[type, ...] = tuple(type(iter(sequence)) for sequence in ([], (), "", range(0), range(1 << 70)))
+_WRAPPERS = (enumerate, zip)
+TYPES: frozenset[type] = frozenset({*_SEQUENCES, *_WRAPPERS, type(reversed([]))})
+"""Classes whose instances can be shadowed."""
+
+REBUILT: frozenset[type] = TYPES | {
+    type(iter({})),
+    type(iter({}.values())),
+    type(iter({}.items())),
+    type(iter(set())),
+}
+"""Classes whose instances, made in the step, can be made again outside; those over dicts and sets walk over a copy."""
+
+
+class IteratorRecord(Record):
+    """An iterator that existed before the capture."""
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source) -> None:
+        super().__init__(heap, real, shadow, source)
+        self.begun = position(shadow)
+
+    def taken(self) -> int | None:
+        """How many items the step has taken; ``None`` if it came to the end."""
+        now = position(self.shadow)
+        return None if now is None else now - (self.begun or 0)
+
+
+def position(iterator: Any) -> int | None:
+    """A number that grows by one with each item taken; ``None`` at the end."""
+    made, arguments, *state = iterator.__reduce__()
+    if made is enumerate:
+        return None if position(arguments[0]) is None else int(arguments[1])
+    if made is zip:
+        inner = [position(part) for part in arguments]
+        return None if None in inner or not inner else inner[0]
+    if isinstance(arguments[0], list) or made is reversed:
+        if not state:
+            return None
+        return -state[0] if made is reversed else int(state[0])
+    left = operator.length_hint(iterator)
+    return -left if left else None
+
+
+def advance(iterator: Iterator[Any], count: int | None) -> None:
+    """Takes ``count`` items, or all."""
+    if count is None:
+        deque(iterator, maxlen=0)
+    else:
+        for _ in range(count):
+            next(iterator)
+
+
+def shadow_iterator(heap: Heap, real: Any, source: Source) -> Any:
+    """The stand-in of an outside iterator, and everything it depends on guarded."""
+    heap.guard("type", source, type(real))
+    reduced = real.__reduce__()
+    whole = heap.sources.call(heap.sources.slot(source, "__reduce__"))
+    heap.guard("length", whole, len(reduced))
+    arguments = heap.sources.item(whole, 1)
+    heap.guard("length", arguments, len(reduced[1]))
+    parts = []
+    for i, part in enumerate(reduced[1]):
+        place = heap.sources.item(arguments, i)
+        if type(part) is int:
+            heap.guard("equal", place, part)
+        elif type(real) in _WRAPPERS:
+            if id(part) in heap.by_real or type(part) not in TYPES:
+                heap.refuse("SFX103", f"goes on with the outside iterator {source.label}, of another iterator")
+            part = shadow_iterator(heap, part, place)
+        else:
+            part = heap.shadow(part, place)
+            record = heap.record_of(part)
+            if record is not None:
+                record.fill()
+        parts.append(part)
+    made = reduced[0](*parts)
+    if len(reduced) > 2:
+        heap.guard("equal", heap.sources.item(whole, 2), reduced[2])
+        if reduced[2] is not None:
+            made.__setstate__(reduced[2])
+    return made

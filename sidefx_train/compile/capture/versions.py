@@ -26,6 +26,9 @@ CLOSE_RETURNS = VERSION >= (3, 13)
 INTRINSICS_PUSH = VERSION >= (3, 12)
 """``import *`` and the display of expressions are intrinsics, which leave a result on the stack."""
 
+NULL_IS_UPPER = VERSION >= (3, 13)
+"""Of a call's two callable slots the empty one lies above the callable, not below."""
+
 FOR_ITER_SKIP = {(3, 11): 0, (3, 12): 1, (3, 13): 2}.get(VERSION, 2)
 """Instructions after a loop that are skipped when its iterator is exhausted (``END_FOR``, ``POP_TOP``)."""
 

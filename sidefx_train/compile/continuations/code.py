@@ -30,6 +30,7 @@ _STATE, _INNER = ".state", ".inner"
 _SKIPPED = frozenset({"NOP", "RESUME", "PRECALL", "RESUME_CHECK", "NOT_TAKEN", "KW_NAMES", "CACHE", "EXTENDED_ARG"})
 _ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_VALUE", "RETURN_CONST"})
 _CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+_PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "LOAD_SUPER_ATTR", "SEND", "PUSH_EXC_INFO"})
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _STORE_FAST, _STORE_DEREF = bc.instr._opcode.opmap["STORE_FAST"], bc.instr._opcode.opmap["STORE_DEREF"]  # type: ignore[attr-defined]
 
@@ -269,7 +270,8 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     covering = body.tries[index]
     if covering is not None:
         opened = bc.TryBegin(covering.target, covering.push_lasti, covering.stack_depth)
-        items.append(opened)
+        # An error out of a callee is looked up one unit in front of the call, where a compiler has its operands.
+        items += [opened, bc.Instr("NOP", location=location)]
     last = group[-1]
     if not entered and isinstance(last.arg, bc.Label):
         there = bc.Label()
@@ -323,12 +325,22 @@ def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[b
         popped = {"CALL": arg + 2, "CALL_KW": arg + 3, "CALL_FUNCTION_EX": 3 + (arg & 1)}[unit.name]
     elif unit.name == "FOR_ITER":
         popped, pushed = 0, 1
+    elif unit.name == "PUSH_NULL":
+        return (*nulls, True)
+    elif unit.name == "SWAP":
+        found = list(nulls)
+        assert isinstance(unit.arg, int), "SWAP has a depth"
+        found[-1], found[-unit.arg] = found[-unit.arg], found[-1]
+        return tuple(found)
+    elif unit.name == "LOAD_GLOBAL" and unit.stack_effect() == 2:
+        return (*nulls, False, True) if versions.NULL_IS_UPPER else (*nulls, True, False)
+    elif unit.name in _PUSH_WHAT_THEY_FIND:
+        raise Unsupported("SFX111", f"{unit.name} cannot be run in the middle")
     else:
-        pre, pushed = unit.pre_and_post_stack_effect(jump)
-        popped = -pre
-        if unit.name == "LOAD_GLOBAL" and pushed > 1:
-            raise Unsupported("SFX111", "a global that is called cannot be looked up in the middle")
-    if popped > len(nulls) or popped < 0 or pushed < 0:
+        before, after = unit.pre_and_post_stack_effect(jump)
+        popped = max(0, -before)
+        pushed = before + after + popped
+    if popped > len(nulls) or pushed < 0:
         raise Unsupported("SFX204", f"{unit.name} takes {popped} of {len(nulls)} values")
     return (*nulls[: len(nulls) - popped], *[False] * pushed)
 

@@ -41,6 +41,13 @@ def live_slots(program: Program, index: int) -> frozenset[int]:
     return before[index] & everything
 
 
+def own_effect(instr: Instruction) -> tuple[frozenset[int], frozenset[int]]:
+    """(slots that an instruction binds, slots that it unbinds)"""
+    if instr.name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+        return frozenset(), frozenset({instr.arg})
+    return _effect(instr)[1], frozenset()
+
+
 def _effect(instr: Instruction) -> tuple[frozenset[int], frozenset[int]]:
     """(slots read, slots written)"""
     name, arg, value = instr.name, instr.arg, instr.value

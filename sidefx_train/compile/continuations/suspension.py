@@ -12,7 +12,7 @@ from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.opcodes import calling
 from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.continuations.code import Bridge, Layout, bridge, original
-from sidefx_train.compile.continuations.liveness import live_slots
+from sidefx_train.compile.continuations.liveness import live_slots, own_effect
 from sidefx_train.errors import Location, Unsupported
 
 _EXECUTE = Interpreter.execute.__code__
@@ -118,15 +118,22 @@ def _frame(frame: Frame, index: int, entered: bool) -> tuple[Bridge, tuple[tuple
     cell_slots = _cell_slots(code)
     bound = {own.slots[i]: value for i, value in _values(frame, own.slots) if value is not NULL}
 
-    def needed(position: int) -> tuple[str, ...]:
+    stored, unbound = own_effect(own.instructions[at])
+    if stored and not entered and frame.stack[-1] is NULL:  # a comprehension gives an unbound variable back
+        stored, unbound = unbound, stored
+    bound_after = {*bound, *(own.slots[i] for i in stored)} - {own.slots[i] for i in unbound}
+
+    def needed(position: int, known: Any = bound_after) -> tuple[str, ...]:
         live = live_slots(own, position)
-        return tuple(own.slots[i] for i in sorted(live) if i not in cell_slots and own.slots[i] in bound)
+        return tuple(own.slots[i] for i in sorted(live) if i not in cell_slots and own.slots[i] in known)
 
     cells = tuple(own.slots[i] for i in sorted(cell_slots))
     for name in cells:
         if type(bound.get(name)) is not types.CellType:
             raise Unsupported("SFX111", f"the variable {name} is not a cell yet")
-    layout = Layout(code, at, needed(at), cells, tuple(value is NULL for value in frame.stack))
+    if any(isinstance(value, calling.Pending) for value in frame.stack):
+        raise Unsupported("SFX111", "a function is being made")
+    layout = Layout(code, at, needed(at, bound), cells, tuple(value is NULL for value in frame.stack))
     made = bridge(layout, entered, needed)
     values = tuple(bound[name] for name in layout.names) + tuple(v for v in frame.stack if v is not NULL)
     return made, (tuple(bound[name] for name in cells), values)

@@ -17,7 +17,8 @@ from sidefx_train.compile.heap.source import Source
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
 
-_SEQUENCES: tuple[type, ...] = tuple(type(iter(sequence)) for sequence in ([], (), "", range(0), range(1 << 70)))
+_WALKED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
+_SEQUENCES = tuple(type(iter(sequence)) for sequence in _WALKED)
 _WRAPPERS = (enumerate, zip)
 TYPES: frozenset[type] = frozenset({*_SEQUENCES, *_WRAPPERS, type(reversed([]))})
 """Classes whose instances can be shadowed."""

@@ -122,7 +122,7 @@ def make_plain_function(interp: Interpreter, frame: Frame, instr: Instruction) -
     """3.13: a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds what else there is."""
     code = frame.pop()
     if code.co_freevars:
-        frame.push(_Pending(code))
+        frame.push(Pending(code))
         return
     made = types.FunctionType(code, frame.globals, code.co_name)
     interp.world.new_function(made)
@@ -131,7 +131,7 @@ def make_plain_function(interp: Interpreter, frame: Frame, instr: Instruction) -
         frame.stack[-1].__qualname__ = code.co_qualname
 
 
-class _Pending:
+class Pending:
     """A function whose closure has not been set yet."""
 
     def __init__(self, code: types.CodeType) -> None:
@@ -141,7 +141,7 @@ class _Pending:
 
 def set_function_attribute(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     function, value = frame.pop(), frame.pop()
-    if isinstance(function, _Pending):
+    if isinstance(function, Pending):
         function.attributes.append((instr.arg, value))
         if instr.arg == 8:
             attributes = function.attributes

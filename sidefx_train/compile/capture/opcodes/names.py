@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import attributes
 from sidefx_train.compile.capture.frame import NULL, Frame
-from sidefx_train.compile.capture.versions import INTRINSICS_PUSH
+from sidefx_train.compile.capture.versions import INTRINSICS_PUSH, NULL_IS_UPPER
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -28,8 +28,19 @@ def load_global(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     if value is ABSENT:
         raise NameError(f"name {instr.value!r} is not defined", name=instr.value)
     if instr.arg:
+        _push_callable(frame, value)
+    else:
+        frame.push(value)
+
+
+def _push_callable(frame: Frame, value: Any) -> None:
+    """Fills a call's two callable slots."""
+    if NULL_IS_UPPER:
+        frame.push(value)
         frame.push(NULL)
-    frame.push(value)
+    else:
+        frame.push(NULL)
+        frame.push(value)
 
 
 def store_global(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -174,8 +185,7 @@ def load_attr(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 def load_method(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     value = attributes.load(interp, frame.pop(), instr.value)
-    frame.push(NULL)
-    frame.push(value)
+    _push_callable(frame, value)
 
 
 def store_attr(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
@@ -193,8 +203,9 @@ def load_super_attr(interp: Interpreter, frame: Frame, instr: Instruction) -> No
     made = interp.call(function, (cls, instance) if instr.arg & 2 else (), {})
     value = attributes.load(interp, made, instr.value)
     if is_method:
-        frame.push(NULL)
-    frame.push(value)
+        _push_callable(frame, value)
+    else:
+        frame.push(value)
 
 
 # Imports.

@@ -1,0 +1,249 @@
+"""Every body is stopped in front of each of its instructions in turn, and goes on natively: nothing may differ."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from sidefx_train.compile.capture.interpreter import Interpreter, Suspended
+from sidefx_train.compile.capture.world import DirectWorld
+from sidefx_train.compile.continuations.drive import Frames, Parts
+from sidefx_train.compile.continuations.suspension import stop_points, suspend
+from sidefx_train.errors import Unsupported
+from tests.parity.interpreting import bodies, observe
+
+
+class Manager:
+    def __init__(self, name: str, swallow: type[BaseException] | None = None) -> None:
+        self.name, self.swallow = name, swallow
+
+    def __enter__(self) -> Manager:
+        print("enter", self.name)
+        return self
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> bool:
+        print("exit", self.name, kind and kind.__name__)
+        return self.swallow is not None and kind is not None and issubclass(kind, self.swallow)
+
+    @property
+    def doubled(self) -> str:
+        return self.name * 2
+
+    def __getitem__(self, key: Any) -> Any:
+        return (self.name, key)
+
+    def __iadd__(self, other: Any) -> Manager:
+        self.name += str(other)
+        return self
+
+
+def body_loops() -> Any:
+    total, names = 0, []
+    for i in range(4):
+        if i == 1:
+            continue
+        for j, name in enumerate("ab"):
+            total += i * j
+            names.append((name, total))
+        if i == 3:
+            break
+    else:
+        names.append("never")
+    while total > 10:
+        total -= 7
+    return total, names
+
+
+def body_calls_with_every_kind_of_argument() -> Any:
+    def inner(a: int, /, b: int = 2, *rest: int, c: int = 3, **more: int) -> Any:
+        return a, b, rest, c, more
+
+    def outer(n: int) -> Any:
+        return [inner(n, *range(n), **{"x": n}), inner(n, c=n + 1), max(n, inner(n)[1])]
+
+    return outer(2), outer(b"!"[0] - 30)
+
+
+def body_with() -> Any:
+    found = []
+    with Manager("a") as a, Manager("b", ValueError) as b:
+        found.append(a.doubled + b.doubled)
+        int("no number")
+        found.append("not reached")
+    with Manager("c"):
+        found.append(b[1:2])
+    b += 3
+    return found, b.name
+
+
+def body_try() -> Any:
+    found = []
+
+    def risky(n: int) -> int:
+        try:
+            if n == 2:
+                raise KeyError(n)
+            return 10 // n
+        except KeyError as error:
+            found.append(("key", str(error)))
+            return -1
+        finally:
+            found.append(("finally", n))
+
+    for n in (1, 2, 0):
+        try:
+            found.append(risky(n))
+        except ZeroDivisionError as error:
+            found.append(("zero", str(error), type(error.__context__).__name__))
+        else:
+            found.append("else")
+    return found
+
+
+def body_raises() -> Any:
+    def inner(values: list[int]) -> int:
+        return values[3]
+
+    def outer() -> int:
+        kept = [1, 2]
+        return inner(kept) + 1
+
+    return outer()
+
+
+def body_closures() -> Any:
+    count = 0
+
+    def bump(by: int = 1) -> int:
+        nonlocal count
+        count += by
+        return count
+
+    def make(k: int) -> Any:
+        def add(x: int) -> int:
+            return x + k + count
+
+        return add
+
+    adders = [make(k) for k in range(3)]
+    bump()
+    bump(by=3)
+    return [add(10) for add in adders], count, bump.__closure__ is not None
+
+
+def body_comprehensions_and_unpacking() -> Any:
+    squares = {k: k * k for k in range(4) if k % 2}
+    first, *rest = sorted({3, 1, 2})
+    nested = [[row[i] for row in ((1, 2), (3, 4))] for i in range(2)]
+    a, (b, c) = 1, (2, 3)
+    return squares, first, rest, nested, sum(x for x in (a, b, c)), [*rest, *nested[0]], {**squares, "z": 1}
+
+
+def body_match_and_formatting() -> Any:
+    def kind(value: Any) -> str:
+        match value:
+            case {"k": k, **others}:
+                return f"mapping {k!r} {len(others):>3}"
+            case [x, *_] if x:
+                return f"sequence {x}"
+            case int() | float():
+                return "number"
+            case _:
+                return "other"
+
+    return [kind(v) for v in ({"k": 1, "m": 2}, [1, 2], [0], 2.5, None)]
+
+
+def body_booleans() -> Any:
+    values = [0, 1, None, "", "x"]
+    a = [v or "empty" for v in values]
+    b = [v and "full" for v in values]
+    c = ["none" if v is None else "some" for v in values]
+    return a, b, c, 1 < len(values) < 10, not values, 1 in values, (n := 3) + n
+
+
+def body_methods() -> Any:
+    class Base:
+        def greet(self, name: str) -> str:
+            return f"base {name}"
+
+    class Derived(Base):
+        level: int = 2
+
+        def greet(self, name: str) -> str:
+            return Base.greet(self, name).upper() + "!" * self.level
+
+    made = Derived()
+    made.level += 1
+    del made.level
+    return made.greet("x"), "a,b".split(",").index("b"), [].append, Derived.level
+
+
+def body_with_return_inside() -> Any:
+    def early(n: int) -> str:
+        for i in range(3):
+            with Manager(str(i)):
+                if i == n:
+                    return f"left at {i}"
+        return "end"
+
+    return early(1), early(5)
+
+
+def body_deletes_and_globals() -> Any:
+    global _SEEN
+    _SEEN = [1]
+    _SEEN.append(2)
+    local = {"a": 1, "b": 2}
+    del local["a"]
+    found = (local, list(_SEEN))
+    del local, _SEEN
+    return found
+
+
+def _native(fn: Any, name: str) -> Any:
+    return fn
+
+
+@pytest.mark.parametrize("body", bodies(globals()), ids=lambda body: body.__name__)
+def test_stopped_at_every_instruction(body: Any) -> None:
+    file = body.__code__.co_filename
+    wanted = observe(lambda: body(), file)
+    counting = Interpreter(DirectWorld())
+    with contextlib.suppress(Exception):
+        observe(lambda: counting.run(body), file)
+    assert counting.begun > 20, "the body is interpreted"
+    stopped = 0
+    why: dict[str, int] = {}
+    for at in range(1, counting.begun + 1):
+        outcome = []
+
+        def run(at: int = at, outcome: list[str] = outcome) -> Any:
+            interp = Interpreter(DirectWorld())
+            interp.stop_at = at
+            try:
+                return interp.run(body)
+            except Suspended as reached:
+                points = stop_points(reached, "SFX103", "test", None)
+                if reached.handling or not points or points[0].depth != len(reached.frames):
+                    outcome.append("inside C code or a handler")
+                    return None
+                try:
+                    suspension = suspend(reached.frames, points[0])
+                except Unsupported as why:
+                    outcome.append(f"refused: {why.reason}")
+                    return None
+            outcome.append("stopped")
+            return Frames(suspension, Parts(_native)).drive(suspension.states)
+
+        found = observe(run, file)
+        if outcome != ["stopped"]:
+            why[outcome[0] if outcome else "none"] = why.get(outcome[0] if outcome else "none", 0) + 1
+            continue
+        stopped += 1
+        assert found.printed == wanted.printed, f"instruction {at}: printed {found.printed!r}, not {wanted.printed!r}"
+        assert repr(found.value) == repr(wanted.value) or body is body_methods, f"instruction {at}: {found.value!r}"
+        assert (found.error and found.error[:2]) == (wanted.error and wanted.error[:2]), f"instruction {at}"
+    assert stopped > counting.begun * 0.4, f"{stopped} of {counting.begun} stopped; not: {why}"

@@ -6,10 +6,13 @@ counted: they say nothing about the interpreter.
 
 from __future__ import annotations
 
+import builtins
 import doctest
 import importlib
 import io
 import os
+import random
+import re
 import sys
 import traceback
 import types
@@ -101,11 +104,15 @@ class _Tracebacks(unittest.TestResult):
 
 
 def _run_method(label: str, case: unittest.TestCase, passed: list[str], failures: Failures) -> None:
+    random.seed(1)
     native = unittest.TestResult()
     unittest.TestSuite([case]).run(native)
     if not native.wasSuccessful() or native.skipped or not native.testsRun:
         return
     passed.append(label)
+    random.seed(1)
+    re.purge()  # a pattern compiled anew warns anew
+    builtins_before = dict(vars(builtins))
     case = type(case)(case._testMethodName)
     plain = unittest.TestCase._callTestMethod  # type: ignore[attr-defined]
 
@@ -118,6 +125,7 @@ def _run_method(label: str, case: unittest.TestCase, passed: list[str], failures
         unittest.TestSuite([case]).run(result)
     finally:
         unittest.TestCase._callTestMethod = plain  # type: ignore[attr-defined]
+        vars(builtins).update(builtins_before)  # some tests replace them
     if result.traces:
         failures[label] = "\n".join(result.traces)
     elif result.unexpectedSuccesses:

@@ -11,7 +11,11 @@ import copy
 import dataclasses
 import enum
 import functools
+import gc
+import io
 import itertools
+import math
+import operator
 import re
 import types
 import warnings
@@ -19,7 +23,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.parity.compiling import cases, check_case, check_refused
+from sidefx_train.errors import GraphBreakError
+from tests.parity.compiling import cases, check_case, check_refused, compiled
 
 # --- special methods called by C code ---------------------------------------------------------------------------
 
@@ -30,6 +35,9 @@ class Noisy:
     def __init__(self, value, log):
         self.value = value
         self.log = log
+
+    def twice(self):
+        return self.value * 2
 
     def __hash__(self):
         self.log.append(("hash", self.value))
@@ -99,6 +107,21 @@ def case_lt_in_sorting():
     def body():
         items.sort()
         return [n.value for n in sorted(items, reverse=True)], min(items).value, max(items).value
+
+    return body, (log, items)
+
+
+def case_callbacks_see_the_objects_own_classes():
+    log = []
+    items = [Noisy(n, log) for n in (3, 1, 2)]
+
+    def larger(a, b):
+        log.append((type(a) is Noisy, isinstance(b, Noisy), a.twice()))
+        return a if b < a else b
+
+    def body():
+        found = functools.reduce(larger, items)
+        return found.value, found is items[0], type(found).__name__, list(itertools.accumulate(items, larger))[-1].value
 
     return body, (log, items)
 
@@ -1442,6 +1465,76 @@ def case_formatting():
     return body, log
 
 
+def case_printing_elsewhere():
+    class Log:
+        def __init__(self):
+            self.parts = []
+
+        def write(self, text):
+            self.parts.append(text)
+
+    log = Log()
+
+    def body():
+        print("a", 1, log.parts[:1], sep="|", file=log)
+        memory = io.StringIO()
+        with contextlib.redirect_stdout(memory):
+            print("redirected")
+        print("direct", file=memory, end="")
+        return log.parts[-3:], memory.getvalue()
+
+    return body, log
+
+
+def case_operator_objects():
+    log = []
+
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+        @property
+        def y(self):
+            log.append("y")
+            return -self.x
+
+        def plus(self, n, by=1):
+            return self.x + n * by
+
+    points = [Point(3), Point(1)]
+
+    def body():
+        return (
+            [p.x for p in sorted(points, key=operator.attrgetter("y"))],
+            list(map(operator.methodcaller("plus", 2), points)), operator.methodcaller("plus", 2, by=3)(points[0]),
+            list(map(operator.attrgetter("x", "y"), points)),
+            operator.itemgetter(1, 0)("ab"), operator.attrgetter("x.real")(points[1]),
+        )  # fmt: skip
+
+    return body, log
+
+
+def case_globals_as_a_dict():
+    space = globals()
+    space["TEMPORARY"] = 0
+
+    def body():
+        globals()["TEMPORARY"] += 1
+        found = [globals()["TEMPORARY"], TEMPORARY, "TEMPORARY" in globals(), globals().get("nothing", 5)]  # noqa: F821
+        globals()["OTHER"] = found[0]
+        del globals()["OTHER"]
+        return found, vars(math)["pi"]
+
+    return body, None
+
+
+def refused_globals_as_a_whole():
+    def body():
+        return len(globals()) > 0
+
+    return body, None
+
+
 def case_printing():
     class Shown:
         def __init__(self):
@@ -1590,6 +1683,64 @@ def case_errors_of_exec():
         return found
 
     return body, None
+
+
+def test_finalizers_run_for_real_objects_only():
+    log = []
+
+    class Owner:
+        def __init__(self):
+            self.n = 0
+
+        def __del__(self):
+            log.append("deleted")
+
+    class Slim(Owner):
+        __slots__ = ("m",)
+
+    owner, slim = Owner(), Slim()
+
+    def body():
+        owner.n += 1
+        slim.m = owner.n
+        return owner.n
+
+    step = compiled(body)
+    assert [step(), step()] == [1, 2]
+    gc.collect()
+    assert log == [], "a shadow ran __del__"
+    del owner, slim, body, step
+    gc.collect()
+    assert log == ["deleted", "deleted"]
+
+
+def test_finalizer_of_a_new_object_is_refused():
+    """A replay makes no such object, so nothing would be deleted."""
+
+    class Owner:
+        def __del__(self):
+            pass
+
+    with pytest.raises(GraphBreakError, match="__del__"):
+        compiled(lambda: Owner().__class__.__name__)()
+
+
+def test_class_changed_between_calls():
+    """An object's class is guarded besides its identity."""
+
+    class A:
+        def name(self):
+            return "A"
+
+    class B(A):
+        def name(self):
+            return "B"
+
+    obj = A()
+    step = compiled(lambda: obj.name())
+    assert step() == "A"
+    obj.__class__ = B
+    assert step() == "B"
 
 
 @pytest.mark.parametrize("case", cases(globals(), "refused_"), ids=lambda case: case.__name__.removeprefix("refused_"))

@@ -22,6 +22,7 @@ REFUSED = {
     "body_subclass_of_builtins": "SFX111",  # instances of a class made in the step leave it
     "body_container_subclass_with_attributes": "SFX111",
     "body_dict_missing_and_default": "SFX111",
+    "body_del_method": "SFX104",  # a replay would not make the object that is deleted
     "body_format_exc": "SFX103",  # reads source files
 }
 """What is not captured, with the code of the reason."""

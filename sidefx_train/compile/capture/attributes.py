@@ -45,11 +45,14 @@ def is_static(cls: type) -> bool:
 
 
 def _is_generic(wrapper: Any) -> bool:
-    return type(wrapper) is _SLOT and wrapper.__objclass__ in _GENERIC
+    """True for ``__getattribute__`` of a type in ``_GENERIC``, under no other name."""
+    return type(wrapper) is _SLOT and wrapper.__objclass__ in _GENERIC and wrapper.__name__ == "__getattribute__"
 
 
 def _stores_plainly(wrapper: Any) -> bool:
-    return type(wrapper) is _SLOT and (wrapper.__objclass__ in _GENERIC or wrapper.__objclass__ is types.ModuleType)
+    if type(wrapper) is not _SLOT or wrapper.__name__ not in ("__setattr__", "__delattr__"):
+        return False
+    return wrapper.__objclass__ in _GENERIC or wrapper.__objclass__ is types.ModuleType
 
 
 def is_c_level(attr: Any) -> bool:

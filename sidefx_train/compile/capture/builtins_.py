@@ -143,10 +143,15 @@ def _type_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[
     return attributes.class_generic(interp, args[0], args[1])
 
 
+def _of_another_kind(wrapper: Any, obj: Any) -> bool:
+    """True if ``wrapper`` must not be applied to ``obj``: ``object.__setattr__`` to a class, and the reverse."""
+    return issubclass(type(obj), type) != (wrapper.__objclass__ is type)
+
+
 def _register_stores() -> None:
     def setter(wrapper: Any) -> Substitute:
         def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if kwargs or len(args) != 3:
+            if kwargs or len(args) != 3 or _of_another_kind(wrapper, args[0]):
                 return interp.native(wrapper, args, kwargs)
             if not interp.world.override_setattr(args[0], args[1], args[2]):
                 attributes.generic_store(interp, args[0], args[1], args[2])
@@ -156,7 +161,7 @@ def _register_stores() -> None:
 
     def deleter(wrapper: Any) -> Substitute:
         def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if kwargs or len(args) != 2:
+            if kwargs or len(args) != 2 or _of_another_kind(wrapper, args[0]):
                 return interp.native(wrapper, args, kwargs)
             if not interp.world.override_delattr(args[0], args[1]):
                 attributes.generic_delete(interp, args[0], args[1])
@@ -288,9 +293,9 @@ def is_instance(interp: Interpreter, obj: Any, cls: Any) -> bool:
         return True
     if type(cls) is tuple:
         return any(is_instance(interp, obj, each) for each in cls)
-    if isinstance(cls, types.UnionType):
+    if type(cls) is types.UnionType:
         return any(is_instance(interp, obj, each) for each in cls.__args__)
-    if isinstance(cls, type):
+    if issubclass(type(cls), type):
         hook = special(interp, cls, "__instancecheck__")
         if hook is ABSENT:
             return _default_instance(interp, obj, seen, cls)
@@ -343,9 +348,14 @@ def _abc_subclasscheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[
     return interp.native(abc.ABCMeta.__subclasscheck__, args, kwargs)
 
 
+@_plain(_abc._abc_register)
+def _abc_register(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.native(abc.ABCMeta.register, args, kwargs)
+
+
 @_plain(issubclass)
 def _issubclass(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not kwargs and len(args) == 2 and isinstance(args[1], type):
+    if not kwargs and len(args) == 2 and issubclass(type(args[1]), type):
         hook = special(interp, args[1], "__subclasscheck__")
         if hook is not ABSENT and not _is_abc_hook(hook):
             return operators.truth(interp, call_special(interp, hook, args[1], (args[0],)))
@@ -401,16 +411,18 @@ def local_names(interp: Interpreter) -> Any:
 def _globals(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args or kwargs or interp.current_frame is None:
         return interp.native(globals, args, kwargs)
-    return interp.current_frame.globals
+    return interp.world.globals_dict(interp.current_frame.globals)
 
 
 @_plain(dir)
 def _dir(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args and not kwargs:
         space = local_names(interp)
-        if not isinstance(space, dict):
+        if type(space) is not dict:
             space = interp.iterate(interp.call(interp.getattr(space, "keys"), (), {}))
         return sorted(space)
+    if type(args[0]) is InterpretedGenerator:
+        return dir(types.GeneratorType)
     method = special(interp, args[0], "__dir__") if len(args) == 1 else ABSENT
     if method is not ABSENT:
         return sorted(iteration.to_list(interp, call_special(interp, method, args[0], ())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -150,6 +151,8 @@ def call_object(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dic
     """Calls what is neither a function nor a class: by its Python-level ``__call__`` or natively."""
     if type(fn) is functools.partial:
         return _call_partial(interp, fn, args, kwargs)
+    if type(fn) in GETTERS and len(args) == 1 and not kwargs:
+        return _get(interp, fn, args[0])
     attr = attributes.special(interp, fn, "__call__")
     if attr is ABSENT and issubclass(type(fn), functools.partial):
         return _call_partial(interp, fn, args, kwargs)
@@ -164,6 +167,31 @@ def _call_partial(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: d
     load = interp.getattr
     merged = {**load(fn, "keywords"), **kwargs}
     return interp.call(load(fn, "func"), (*load(fn, "args"), *args), merged)
+
+
+GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
+"""C classes whose instances read or call something of their argument."""
+
+
+def _get(interp: Interpreter, getter: Any, obj: Any) -> Any:
+    """``getter(obj)`` for an object of :mod:`operator`."""
+    maker, given = getter.__reduce__()
+    if type(getter) is operator.methodcaller:
+        name, keywords = given[0], {}
+        if type(maker) is functools.partial:
+            name, keywords = maker.args[0], maker.keywords
+            given = (name, *given)
+        return interp.call(interp.getattr(obj, name), given[1:], keywords)
+    if type(getter) is operator.itemgetter:
+        found = [interp.getitem(obj, key) for key in given]
+    else:
+        found = []
+        for path in given:
+            value = obj
+            for name in path.split("."):
+                value = interp.getattr(value, name)
+            found.append(value)
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def runs_python(fn: Any) -> bool:

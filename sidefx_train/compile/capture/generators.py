@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 import types
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -89,6 +91,7 @@ class InterpretedGenerator:
         return self
 
     def __next__(self) -> Any:
+        """Implement next(self)."""
         return self.send(None)
 
     def send(self, value: Any) -> Any:
@@ -134,13 +137,16 @@ class InterpretedGenerator:
         if self.running:
             raise ValueError("generator already executing")
         self.running = True
+        interp, frame = self.interp, self.frame
+        frame.back, interp.current_frame = interp.current_frame, frame
         try:
-            return action(self.interp, *args), None
+            return action(interp, *args), None
         except Unsupported:
             raise
         except BaseException as raised:
             return None, raised
         finally:
+            interp.current_frame, frame.back = frame.back, None
             self.running = False
 
     def close(self) -> Any:
@@ -198,10 +204,24 @@ Generator.register(InterpretedGenerator)
 for _member in vars(InterpretedGenerator).values():
     if isinstance(_member, types.FunctionType):
         NATIVE_CODE.add(id(_member.__code__))
-    elif isinstance(_member, property) and isinstance(_member.fget, types.FunctionType):
-        NATIVE_CODE.add(id(_member.fget.__code__))
+    elif isinstance(_member, property):
+        NATIVE_CODE.update(
+            id(_fn.__code__) for _fn in (_member.fget, _member.fset) if isinstance(_fn, types.FunctionType)
+        )
 
 _NO_THROW = object()
+
+
+def report_unraisable(error: BaseException, source: Any) -> None:
+    """Hands an exception that has nowhere to go to ``sys.unraisablehook``."""
+    details = types.SimpleNamespace(
+        exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__, err_msg=None, object=source
+    )
+    if sys.unraisablehook is not sys.__unraisablehook__:
+        sys.unraisablehook(details)
+    else:  # CPython's own takes nothing but its own records
+        print(f"Exception ignored in: {source!r}", file=sys.stderr)
+        traceback.print_exception(error)
 
 
 def _stop_error(stop: StopIteration) -> RuntimeError:
@@ -252,5 +272,12 @@ def close_iterator(interp: Interpreter, target: Any) -> None:
     try:
         method = interp.getattr(target, "close")
     except AttributeError:
+        return
+    except Unsupported:
+        raise
+    except Exception as error:  # CPython reports it and goes on
+        interp.in_flight = None
+        error.__traceback__ = cleaned(error.__traceback__)
+        report_unraisable(error, target)
         return
     interp.call(method, (), {})

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import formatting, iteration, operators
+from sidefx_train.compile.capture import calls, formatting, iteration, operators
 from sidefx_train.compile.capture.attributes import call_special, is_static, special
 from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.world import ABSENT
@@ -62,7 +62,7 @@ def _reversed(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]
     obj = args[0]
     if method is ABSENT and special(interp, obj, "__getitem__") is not ABSENT:
         size = interp.call(len, (obj,), {})
-        return (operators.getitem(interp, obj, i) for i in range(size - 1, -1, -1))
+        return iteration.ReversedSequence(interp, obj, size)
     return interp.native(reversed, args, kwargs)
 
 
@@ -82,7 +82,7 @@ def _iterables_first(fn: Any, count: int | None = None, callables: int = 0) -> N
 
 def _for_call(interp: Interpreter, fn: Any) -> Any:
     """``fn`` for C code that calls it: classes and callable objects of Python re-enter the interpreter too."""
-    if fn is None or (is_static(type(fn)) and not isinstance(fn, type)):
+    if fn is None or (is_static(type(fn)) and not isinstance(fn, type) and type(fn) not in calls.GETTERS):
         return fn
     if isinstance(fn, type) and is_static(fn):
         return fn
@@ -331,6 +331,8 @@ def for_mapping(interp: Interpreter, source: Any) -> Any:
 
 
 def _dict_update(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args:
+        return interp.native(dict.update, args, kwargs)
     return interp.native(dict.update, (args[0], *(for_mapping(interp, arg) for arg in args[1:])), kwargs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +29,23 @@ class SequenceIterator:
     def __next__(self) -> Any:
         if self.index < 0:
             raise StopIteration
+        if self.index == sys.maxsize:
+            raise OverflowError("iter index too large")
         item = self.item()
         if item is ABSENT:
-            self.index = -1
+            self.index, self.obj = -1, None
             raise StopIteration
         self.index += 1
         return item
+
+    def __reduce__(self) -> Any:
+        if self.index < 0:
+            return iter, ((),)
+        return iter, (self.obj,), self.index
+
+    def __setstate__(self, index: int) -> None:
+        if self.index >= 0:
+            self.index = max(index, 0)
 
     def item(self) -> Any:
         """The item at the current position, :data:`ABSENT` behind the last."""
@@ -42,6 +54,28 @@ class SequenceIterator:
         except (IndexError, StopIteration):
             self.interp.in_flight = None
             return ABSENT
+
+
+class ReversedSequence(SequenceIterator):
+    """``reversed`` of an object that has ``__len__`` and ``__getitem__`` only."""
+
+    def __init__(self, interp: Interpreter, obj: Any, size: int) -> None:
+        super().__init__(interp, obj)
+        self.index = size - 1
+
+    def __next__(self) -> Any:
+        item = self.item() if self.index >= 0 else ABSENT
+        if item is ABSENT:
+            self.index, self.obj = -1, None
+            raise StopIteration
+        self.index -= 1
+        return item
+
+    def __length_hint__(self) -> int:
+        if self.index < 0:
+            return 0
+        size: int = self.interp.call(len, (self.obj,), {})
+        return self.index + 1 if self.index < size else 0
 
 
 class PythonIterator:
@@ -78,9 +112,9 @@ class PythonIterable:
         return length_hint(self.interp, self.obj)
 
 
-for _cls in (SequenceIterator, PythonIterator, PythonIterable):
+for _cls in (SequenceIterator, ReversedSequence, PythonIterator, PythonIterable):
     NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if isinstance(_fn, types.FunctionType))
-_OWN_ITERATORS = frozenset({InterpretedGenerator, SequenceIterator, PythonIterator})
+_OWN_ITERATORS = frozenset({InterpretedGenerator, SequenceIterator, ReversedSequence, PythonIterator})
 _C_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
 """Iterators that only walk over what they were made from: stepped without asking the world."""
 

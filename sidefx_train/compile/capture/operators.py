@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import types
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -144,7 +145,7 @@ def compare(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
     kind, other = interp.type_of(left), interp.type_of(right)
     right_first = kind is not other and is_subtype(other, kind) and backward is not ABSENT
     if right_first:
-        answer = _method(interp, backward, right, left)
+        answer = _half_compare(interp, SWAPPED[name], backward, right, left)
         if answer is not NotImplemented:
             return answer
     answer = _half_compare(interp, name, forward, left, right)
@@ -165,6 +166,13 @@ def compare(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
 
 def _half_compare(interp: Interpreter, name: str, method: Any, left: Any, right: Any) -> Any:
     if method is not ABSENT:
+        if type(method) is not types.FunctionType:
+            try:
+                method = attributes.bind(interp, method, left, interp.type_of(left))
+            except AttributeError:  # CPython forgets the errors of this lookup
+                interp.in_flight = None
+                return NotImplemented
+            return interp.call(method, (right,), {})
         return _method(interp, method, left, right)
     own = interp.world.class_attr(interp.type_of(left), _DUNDERS[name])
     if own is ABSENT or own is None:
@@ -326,7 +334,7 @@ def _class_getitem(interp: Interpreter, cls: type, key: Any) -> Any:
         return call_special(interp, method, cls, (key,))
     if cls is not type and interp.world.class_attr(interp.type_of(cls), "__getitem__") is ABSENT:
         attr = interp.world.class_attr(cls, "__class_getitem__")
-        if attr is not ABSENT and not attributes.is_c_level(attr):
+        if attr is not ABSENT and attr is not None and not attributes.is_c_level(attr):
             return interp.call(attributes.bind(interp, attr, None, cls), (key,), {})
     return interp.world.native_call(operator.getitem, (cls, key), {})
 

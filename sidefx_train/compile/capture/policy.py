@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import functools
 import inspect
+import io
 import logging
 import os
 import sys
@@ -67,7 +68,16 @@ PURE_MODULES = frozenset(
 IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "breakpoint"})
 
 PURE_FUNCTIONS: frozenset[Any] = frozenset(
-    {sys.intern, sys.getrecursionlimit, sys.is_finalizing, _thread.RLock, _thread.allocate_lock, os.fspath}
+    {
+        sys.intern,
+        sys.getrecursionlimit,
+        sys.is_finalizing,
+        _thread.RLock,
+        _thread.allocate_lock,
+        os.fspath,
+        io.StringIO,
+        io.BytesIO,
+    }
 )
 """C functions of other modules that depend on and change nothing that a step could see."""
 

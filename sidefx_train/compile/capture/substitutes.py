@@ -8,12 +8,15 @@ import functools
 import inspect
 import math
 import operator
+import pickle
 import types
+import typing
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import formatting, operators
+from sidefx_train.compile.capture import formatting, notices, operators
 from sidefx_train.compile.capture.attributes import call_special, is_c_level, is_static, special
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.errors import Unsupported
@@ -33,7 +36,7 @@ KEEPS: list[Any] = [
     weakref.ref, weakref.proxy, isinstance, issubclass, type, type.__new__, object.__new__, object.__init__,
     operator.is_, operator.is_not, operator.eq, operator.contains, operator.setitem, operator.getitem, super, bool,
     list, tuple, dict, set, frozenset, types.SimpleNamespace, setattr, getattr, hasattr, delattr, dir, vars,
-    inspect.unwrap, types.FunctionType, builtins.__build_class__,
+    inspect.unwrap, types.FunctionType, builtins.__build_class__, pickle.dumps, pickle.dump, pickle.Pickler,
 ]  # fmt: skip
 """C callables that store or look at callables but do not call them."""
 
@@ -138,6 +141,8 @@ def _register_dunders() -> None:
 
     def make(fn: Any, names: tuple[str, ...], want: Any) -> None:
         def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if fn is operator.index and args and issubclass(type(args[0]), int):
+                return interp.native(fn, args, kwargs)
             if args and not is_static(type(args[0])) and (len(args) == 1 or fn is round):
                 for name in names:
                     method = interp.world.class_attr(interp.type_of(args[0]), name)
@@ -146,19 +151,18 @@ def _register_dunders() -> None:
                     if method is None or is_c_level(method):
                         break
                     answer = call_special(interp, method, args[0], args[1:], kwargs)
-                    if want is not None and not isinstance(answer, want):
-                        if name == "__hash__":
-                            raise TypeError("__hash__ method should return an integer")
-                        shown = interp.type_of(answer).__name__
-                        kind = interp.type_of(args[0]).__name__
-                        if want is float:
-                            raise TypeError(f"{kind}.__float__ returned non-float (type {shown})")
-                        if want is complex:
-                            raise TypeError(f"{kind}.__complex__ returned non-complex (type {shown})")
-                        raise TypeError(f"{name} returned non-{want.__name__} (type {shown})")
+                    if want is None:
+                        return answer
+                    if not isinstance(answer, want):
+                        raise TypeError(_wrong_answer(interp, name, want, args[0], answer))
                     if fn is hash:
                         return -2 if answer == -1 else int(answer) if -(2**63) <= answer < 2**63 else hash(int(answer))
-                    return fn(answer) if want is not None and fn in (int, float, complex) else answer
+                    if type(answer) is not want:
+                        text = _wrong_answer(interp, name, want, args[0], answer)
+                        text += f".  The ability to return an instance of a strict subclass of {want.__name__} is "
+                        text += "deprecated, and may not be supported in a future version of Python."
+                        interp.call(warnings.warn, (text, DeprecationWarning, 1), {})
+                    return fn(answer) if fn in (int, float, complex) else answer
             return interp.native(fn, args, kwargs)
 
         TABLE[fn] = substitute
@@ -175,6 +179,13 @@ def _register_dunders() -> None:
     make(math.trunc, ("__trunc__",), None)
 
 
+def _wrong_answer(interp: Interpreter, name: str, want: type, obj: Any, answer: Any) -> str:
+    if name == "__hash__":
+        return "__hash__ method should return an integer"
+    kind = f"{interp.type_of(obj).__name__}." if want in (float, complex) else ""
+    return f"{kind}{name} returned non-{want.__name__} (type {interp.type_of(answer).__name__})"
+
+
 _register_dunders()
 
 
@@ -182,6 +193,38 @@ _register_dunders()
 def _print(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shown = tuple(arg if is_static(type(arg)) else formatting.to_str(interp, arg) for arg in args)
     return interp.native(print, shown, kwargs)
+
+
+@_register(warnings.warn)
+def _warn(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return notices.warn(interp, args, kwargs)
+
+
+def _register_type_parameters() -> None:
+    """From 3.12 on these are C code that takes its caller's module for its own."""
+    for cls in (typing.TypeVar, typing.ParamSpec, getattr(typing, "TypeVarTuple", None)):
+        if cls is not None and _made_in_c(cls):
+            TABLE[cls] = _in_module(cls)
+
+
+def _made_in_c(cls: type) -> bool:
+    """True if instances are made by C code."""
+    return not isinstance(cls.__new__, types.FunctionType) and not isinstance(
+        inspect.getattr_static(cls, "__init__"), types.FunctionType
+    )
+
+
+def _in_module(cls: type) -> Substitute:
+    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = interp.native(cls, args, kwargs)
+        if interp.current_frame is not None:
+            made.__module__ = interp.current_frame.globals.get("__name__")
+        return made
+
+    return substitute
+
+
+_register_type_parameters()
 
 
 def run_code(

@@ -31,6 +31,9 @@ class World(Protocol):
     def run_in(self, space: dict[str, Any]) -> None:
         """Told of each dict that executed code is about to use as its globals or locals."""
 
+    def globals_dict(self, space: dict[str, Any]) -> dict[str, Any]:
+        """What ``globals()`` gives in a function whose globals are ``space``."""
+
     def load_cell(self, cell: types.CellType) -> Any:
         """Contents of a cell, :data:`ABSENT` if empty."""
 
@@ -108,7 +111,12 @@ class DirectWorld:
         space = namespace.get("__builtins__", builtins)
         if isinstance(space, types.ModuleType):
             space = vars(space)
-        return space.get(name, ABSENT)
+        if isinstance(space, dict):
+            return space.get(name, ABSENT)
+        try:
+            return space[name]
+        except KeyError:
+            return ABSENT
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         namespace[name] = value
@@ -118,6 +126,9 @@ class DirectWorld:
 
     def run_in(self, space: dict[str, Any]) -> None:
         return None
+
+    def globals_dict(self, space: dict[str, Any]) -> dict[str, Any]:
+        return space
 
     def load_cell(self, cell: types.CellType) -> Any:
         try:

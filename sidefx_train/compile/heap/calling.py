@@ -6,6 +6,8 @@ import _thread
 import collections
 import contextvars
 import functools
+import io
+import sys
 import types
 import warnings
 import weakref
@@ -16,8 +18,9 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
-from sidefx_train.compile.capture import policy
+from sidefx_train.compile.capture import formatting, policy
 from sidefx_train.compile.capture.builtins_ import keeps_callables
+from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import caches, natives, notices, opaque, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
@@ -25,7 +28,7 @@ from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.freezing import Freezer
-from sidefx_train.compile.heap.heap import PLAIN_TENSORS
+from sidefx_train.compile.heap.heap import PLAIN_TENSORS, deletes, is_library
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
@@ -61,6 +64,7 @@ class CallingWorld:
     new_classes: dict[int, type]
     caches: caches.Caches
     writes: Writes
+    module_spaces: dict[int, dict[str, Any]]
     deferred: list[DeferredCall]
     reentry: Reentry
     last_error: tuple[Exception, Any, Location | None] | None
@@ -85,6 +89,8 @@ class CallingWorld:
             number = number_in(self, value)
             if number is not None:
                 return bool(number)
+        if id(value) in self.module_spaces:
+            return True  # there is at least its name
         self.touch(value)
         try:
             return self.guarded(bool, (value,), {})
@@ -99,6 +105,8 @@ class CallingWorld:
         todo, seen = [value], set()
         while todo:
             value = todo.pop()
+            if id(value) in self.module_spaces and not self.heap.trusts(value):
+                self.heap.refuse("SFX111", f"reads the whole namespace of {value.get('__name__')}")
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value:
                 if isinstance(record, (ListRecord, DictRecord, SetRecord)):
@@ -148,6 +156,9 @@ class CallingWorld:
             return Later(
                 fn, tuple(map(self.freeze, args)), {name: self.freeze(value) for name, value in kwargs.items()}
             )
+        if fn is print and self._writes_inside(kwargs.get("file")):
+            self._print_now(args, **kwargs)
+            return None
         if fn is warnings.warn:
             return notices.warn(self, args, kwargs)
         if policy.is_deferred(fn, args):
@@ -176,6 +187,30 @@ class CallingWorld:
             return natives.container_method(self, fn, args, kwargs)
         return ABSENT
 
+    def _writes_inside(self, file: Any) -> bool:
+        """True if ``print`` goes to an object whose contents the step may read: one of Python, or made in the step."""
+        if file is None:
+            space = self.heap.namespaces.get(id(vars(sys)))
+            if space is None or "stdout" not in space.values:
+                return False
+            file = space.values["stdout"]
+            return file is not None and file is not space.snapshot.get("stdout")
+        record = self.heap.record_of(file)
+        return record is None or record.shadow is not record.real
+
+    def _print_now(
+        self, args: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
+    ) -> None:
+        file = self.interp.getattr(sys, "stdout") if file is None else file
+        write = self.interp.getattr(file, "write")
+        for index, value in enumerate(args):
+            if index:
+                self.interp.call(write, (" " if sep is None else sep,), {})
+            self.interp.call(write, (formatting.to_str(self.interp, value),), {})
+        self.interp.call(write, ("\n" if end is None else end,), {})
+        if flush:
+            self.interp.call(self.interp.getattr(file, "flush"), (), {})
+
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(fn, type) or getattr(fn, "__name__", "") in _MAKES_SUBCLASS:
             for made in (fn, *args):
@@ -192,7 +227,8 @@ class CallingWorld:
                 return caches.make(self, args, kwargs)
             if type(owner) is functools._lru_cache_wrapper:
                 caches.check_method(self, owner, fn.__name__)
-            self._refuse_unshadowed(fn, args)
+            if type(owner) not in CONTAINERS or fn.__name__ not in _STORING_METHODS:
+                self._refuse_unshadowed(fn, args)
             record = self.heap.record_of(owner)
             if isinstance(owner, (set, frozenset)) or any(fn is known for known in _HASHING) or _is_fromkeys(fn):
                 for value in args:
@@ -205,9 +241,12 @@ class CallingWorld:
                 if record is not None and isinstance(owner, (dict, set)):
                     for value in args:
                         self.own_key(value)
-                if fn.__name__ in _STORING_METHODS and all(type(value) in PLAIN_TYPES for value in args[:1]):
+                hashes = isinstance(owner, (dict, set)) and not all(type(value) in PLAIN_TYPES for value in args[:1])
+                if fn.__name__ in _STORING_METHODS and not hashes:
                     return self.guarded(fn, args, kwargs)
             self._fill_owner(fn, args)
+            if isinstance(owner, _BUFFERS) and record is None:
+                return self.guarded(fn, args, kwargs)
             if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE) and callable(fn):
                 self._refuse_call(fn)
         elif getattr(fn, "__name__", "") in _READS_VALUE:
@@ -223,9 +262,10 @@ class CallingWorld:
                 self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
         elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
+        kind = fn if isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
+        if isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
+            self.heap.refuse("SFX104", f"makes a {policy.describe(kind)}, whose __del__ runs when it dies")
         if id(fn) in _BARE:
-            if fn is object.__new__ and args and hasattr(args[0], "__del__"):
-                self.heap.refuse("SFX104", f"makes a {policy.describe(args[0])}, whose __del__ runs when it dies")
             return self.guarded(fn, args, kwargs)
         if not any(fn is known for known in _READS_TYPE):
             deep = not any(fn is known for known in _PASSES_ITEMS) and getattr(fn, "__name__", "") != "extend"
@@ -305,7 +345,13 @@ class CallingWorld:
         self.heap.refuse("SFX103", f"calls {policy.describe(fn)}, which may have effects outside the step")
 
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
-        return reenter
+        def led_back(*args: Any, **kwargs: Any) -> Any:
+            if not self.reentry.swapped:
+                return reenter(*args, **kwargs)
+            return self.reentry.outside(lambda: reenter(*args, **kwargs))
+
+        NATIVE_CODE.add(id(led_back.__code__))
+        return led_back
 
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Replays a call after the graph, with its arguments as they are now."""
@@ -346,6 +392,7 @@ def first_line(error: BaseException) -> str:
 
 
 _HASHING = (hash, set, frozenset)
+_BUFFERS = (io.StringIO, io.BytesIO)
 _HOLDERS = (list, tuple, set, dict, collections.deque)
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 _READS_TYPE = (isinstance, issubclass, type, id, callable)

@@ -92,6 +92,20 @@ PASSED_THROUGH: tuple[type, ...] = (
 )
 
 
+def deletes(cls: type) -> bool:
+    """True if instances of a class run Python code when they die."""
+    return any(
+        isinstance(vars(base).get("__del__"), types.FunctionType) for base in type.__getattribute__(cls, "__mro__")
+    )
+
+
+class Retired:
+    """What a shadow of a class with ``__del__`` becomes when its capture is over."""
+
+
+_NEVER_DELETED: list[Any] = []
+
+
 class Heap:
     """Shadows, records and guards of one capture.
 
@@ -286,6 +300,7 @@ class Heap:
             return source
         self.guard("is", source, real)
         base = self.sources.const(real, source.label)
+        self.guard("type", base, type(real))  # ``obj.__class__ = ...`` leaves the identity as it is
         self._inherit(source, base)
         return base
 
@@ -450,10 +465,6 @@ class Heap:
 
     def _instance(self, real: Any, source: Source) -> Any:
         cls = type(real)
-        if hasattr(cls, "__del__"):
-            self.refuse(
-                "SFX104", f"{source.label} is a {cls.__qualname__}, whose __del__ would run for its stand-in too"
-            )
         try:
             shadow = cls() if cls is types.SimpleNamespace else object.__new__(cls)
         except TypeError:
@@ -464,6 +475,16 @@ class Heap:
         if type(cls.__getattribute__) is types.FunctionType:
             source.hooked = base.hooked = True
         return self._register(InstanceRecord(self, real, shadow, source if base is source else base, base))
+
+    def retire(self) -> None:
+        """Ends the shadows' lives quietly: a ``__del__`` is for the real object to run."""
+        for record in self.by_real.values():
+            shadow = record.shadow
+            if isinstance(record, InstanceRecord) and shadow is not record.real and deletes(type(shadow)):
+                try:
+                    object.__dict__["__class__"].__set__(shadow, Retired)
+                except TypeError:  # slots: another layout in memory
+                    _NEVER_DELETED.append(shadow)
 
     # --- attributes with a special nature -------------------------------------------------------------------------
 

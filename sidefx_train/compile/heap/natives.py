@@ -126,6 +126,24 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
     return ABSENT
 
 
+def namespace_operator(world: TraceWorld, name: str, args: tuple[Any, ...]) -> Any:
+    """Subscript and containment of a module's namespace, which the program got as a dict."""
+    space, key = args[0], args[1]
+    if name == "setitem":
+        world.store_global(space, key, args[2])
+        return None
+    if name == "delitem":
+        if not world.delete_global(space, key):
+            raise KeyError(key)
+        return None
+    value = world.heap.namespace(space).get(key)
+    if name == "contains":
+        return value is not ABSENT
+    if value is ABSENT:
+        raise KeyError(key)
+    return value
+
+
 def concrete(value: Any) -> Any:
     """A symbolic number's value, guarded: it is about to be hashed or used by C code."""
     if isinstance(value, torch.SymInt):
@@ -179,6 +197,12 @@ def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs
             return ABSENT if length is None else length
         return len(args[0]) if isinstance(record, ArrayRecord) else ABSENT
     owner = fn.__self__
+    if id(owner) in world.module_spaces and not kwargs:
+        if name == "get" and args:
+            value = world.heap.namespace(owner).get(args[0])
+            return (args[1] if len(args) > 1 else None) if value is ABSENT else value
+        if not world.heap.trusts(owner):
+            world.heap.refuse("SFX111", f"calls {name} of the namespace of {owner.get('__name__')}")
     record = world.heap.record_of(owner) if owner is not None else None
     if record is None or kwargs or not record.plain:
         return ABSENT

@@ -50,15 +50,20 @@ _set_class: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
 
 
 class Reentry:
-    """Classes with re-entering special methods, made as they are needed during one capture."""
+    """Classes with re-entering special methods, made as they are needed during one capture.
+
+    Attributes:
+        swapped: objects that have such a class now, with their own class and that one.
+    """
 
     def __init__(self, world: CallingWorld) -> None:
         self.world = world
+        self.swapped: list[tuple[Any, type, type]] = []
         self._classes: dict[type, type | None] = {}
 
     def objects(self, fn: Any, values: Iterable[Any]) -> list[Any]:
         """The objects among ``values``, and in plain containers among them, whose methods a call of ``fn`` may run."""
-        if not isinstance(fn, _NATIVE_KINDS) and not is_static(type(fn)):
+        if type(fn) is types.FunctionType or not (isinstance(fn, _NATIVE_KINDS) or is_static(type(fn))):
             return []
         found: dict[int, Any] = {}
         for value in values:
@@ -69,7 +74,9 @@ class Reentry:
     @contextlib.contextmanager
     def around(self, objects: list[Any]) -> Iterator[None]:
         """Special methods of ``objects`` re-enter the interpreter meanwhile."""
-        swapped: list[tuple[Any, type]] = []
+        outer = self.swapped
+        self.swapped = list(outer)
+        added: list[tuple[Any, type, type]] = []
         try:
             for value in objects:
                 cls = type(value)
@@ -79,11 +86,28 @@ class Reentry:
                     _set_class(value, stand_in)
                 except TypeError:  # another layout in memory
                     continue
-                swapped.append((value, cls))
+                added.append((value, cls, stand_in))
+            self.swapped += added
             yield
         finally:
-            for value, cls in swapped:
-                _set_class(value, cls)
+            self.swapped = outer
+            for value, cls, stand_in in added:
+                if type(value) is stand_in:
+                    _set_class(value, cls)
+
+    def outside(self, run: Callable[[], Any]) -> Any:
+        """``run()``, interpreted code called by C code: it sees all objects with their own classes."""
+        swapped = self.swapped
+        self.swapped = []
+        for value, cls, _ in swapped:
+            _set_class(value, cls)
+        try:
+            return run()
+        finally:
+            self.swapped = swapped
+            for value, cls, stand_in in swapped:
+                if type(value) is cls:
+                    _set_class(value, stand_in)
 
     def _collect(self, value: Any, found: dict[int, Any], depth: int) -> None:
         cls = type(value)
@@ -118,14 +142,14 @@ class Reentry:
                 if not (name.startswith("__") and name.endswith("__")) or name in _KEPT:
                     continue
                 if type(value) is types.FunctionType:
-                    space[name] = self._shim(cls, value)
+                    space[name] = self._shim(value)
                     special = True
                 elif value is None and name not in ("__doc__", "__module__"):
                     space[name] = None
         if not special:
             return None
         base = next(base for base in type.__getattribute__(cls, "__mro__") if is_static(base))
-        space["__getattribute__"] = self._attribute(cls)
+        space["__getattribute__"] = self._attribute()
         space["__module__"], space["__qualname__"] = cls.__module__, cls.__qualname__
         if not _adds(cls, "__dict__"):
             space["__slots__"] = ()
@@ -134,28 +158,19 @@ class Reentry:
         except TypeError:
             return None
 
-    def _shim(self, cls: type, fn: types.FunctionType) -> Callable[..., Any]:
+    def _shim(self, fn: types.FunctionType) -> Callable[..., Any]:
         def shim(self_: Any, /, *args: Any, **kwargs: Any) -> Any:
-            return self._inside(self_, cls, lambda: self.world.interp.call(fn, (self_, *args), kwargs))
+            return self.outside(lambda: self.world.interp.call(fn, (self_, *args), kwargs))
 
         NATIVE_CODE.add(id(shim.__code__))
         return shim
 
-    def _attribute(self, cls: type) -> Callable[..., Any]:
+    def _attribute(self) -> Callable[..., Any]:
         def attribute(self_: Any, name: str) -> Any:
-            return self._inside(self_, cls, lambda: self.world.interp.getattr(self_, name))
+            return self.outside(lambda: self.world.interp.getattr(self_, name))
 
         NATIVE_CODE.add(id(attribute.__code__))
         return attribute
-
-    def _inside(self, value: Any, cls: type, run: Callable[[], Any]) -> Any:
-        outer = type(value)
-        _set_class(value, cls)
-        try:
-            return run()
-        finally:
-            if type(value) is cls:
-                _set_class(value, outer)
 
 
 def _adds(cls: type, name: str) -> bool:

@@ -61,6 +61,7 @@ class TraceWorld(CallingWorld):
         writes: operations that write to tensors.
         inference: contexts of inference mode that the step has entered.
         twins: stand-ins of ``torch.autograd.Function`` classes, whose methods are interpreted.
+        module_spaces: namespaces of modules that the program holds as dicts.
         own_spaces: dicts of the trace that executed code uses as its globals.
         pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
     """
@@ -90,6 +91,7 @@ class TraceWorld(CallingWorld):
         self.writes = Writes(tracer.graph)
         self.inference: list[Any] = []
         self.twins: dict[type, type] = {}
+        self.module_spaces: dict[int, dict[str, Any]] = {}
         self.own_spaces: dict[int, dict[str, Any]] = {}
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}
@@ -105,10 +107,14 @@ class TraceWorld(CallingWorld):
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Leaves inference mode for a step that stopped inside it: none of its ``__exit__`` methods is run then."""
+        """Leaves inference mode for a step that stopped inside it: none of its ``__exit__`` methods is run then.
+
+        Shadows whose class has ``__del__`` are retired.
+        """
         try:
             yield
         finally:
+            self.heap.retire()
             for context in reversed(self.inference):
                 guard = vars(context).get("_inference_mode_context")
                 if guard is not None:
@@ -121,7 +127,7 @@ class TraceWorld(CallingWorld):
     # --- globals and cells ---------------------------------------------------------------------------------------
 
     def run_in(self, space: dict[str, Any]) -> None:
-        if id(space) in self.own_spaces or id(space) in self.heap.namespaces:
+        if any(id(space) in known for known in (self.own_spaces, self.module_spaces, self.heap.namespaces)):
             return
         frame = self.interp.current_frame
         while frame is not None:
@@ -130,6 +136,11 @@ class TraceWorld(CallingWorld):
             frame = frame.back
         self.touch(space, deep=False)
         self.own_spaces[id(space)] = space
+
+    def globals_dict(self, space: dict[str, Any]) -> dict[str, Any]:
+        if id(space) not in self.own_spaces:
+            self.module_spaces[id(space)] = space
+        return space
 
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
         if id(namespace) in self.own_spaces:
@@ -335,6 +346,8 @@ class TraceWorld(CallingWorld):
                 return type(obj)
             if isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
                 return record.get_slot(name)
+        if name == "__dict__" and issubclass(type(obj), types.ModuleType):
+            return self.globals_dict(vars(obj))
         if issubclass(type(obj), torch.Tensor) and name in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
         if name == "__class__":
@@ -411,6 +424,8 @@ class TraceWorld(CallingWorld):
         for value in args:
             if issubclass(type(value), Later):
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
+        if id(first) in self.module_spaces and name in ("getitem", "setitem", "delitem", "contains"):
+            return natives.namespace_operator(self, name, args)
         record = self.heap.by_shadow.get(id(first))
         if isinstance(record, DictRecord) and record.shadow is first and record.plain:
             return natives.dict_operator(self, record, name, args)

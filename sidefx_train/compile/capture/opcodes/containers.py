@@ -138,12 +138,8 @@ def dict_merge(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         pairs = list(_mapping(interp, source, failure).items())
     for key, value in pairs:
         if key in target:
-            if not isinstance(key, str):
-                raise TypeError("keywords must be strings")
-            raise TypeError(f"{function_name(callee)} got multiple values for keyword argument {key!r}")
+            raise TypeError(f"{function_name(callee)} got multiple values for keyword argument '{key}'")
         target[key] = value
-    if not all(isinstance(key, str) for key in target):
-        raise TypeError("keywords must be strings")
 
 
 def unpack_sequence(interp: Interpreter, frame: Frame, instr: Instruction) -> None:

@@ -36,7 +36,7 @@ Failures = dict[str, str]
 """Names of failed cases with their tracebacks."""
 
 
-def run_module(name: str, only: str = "") -> tuple[list[str], Failures]:
+def run_module(name: str, only: str = "") -> tuple[list[str], Failures, list[str]]:
     """Runs one module of CPython's tests.
 
     Args:
@@ -44,21 +44,23 @@ def run_module(name: str, only: str = "") -> tuple[list[str], Failures]:
         only: a part of the names of the cases to run; all, if empty.
 
     Returns:
-        The cases that CPython passes, and those of them that fail when interpreted.
+        The cases that CPython passes, those of them that fail when interpreted, and the cases that CPython fails or
+        skips here.
     """
     module = importlib.import_module(f"test.{name}")
     passed: list[str] = []
     failures: Failures = {}
+    left: list[str] = []
     for test in _flat(unittest.defaultTestLoader.loadTestsFromModule(module)):
         if type(test).__name__ == "_FailedTest":
             raise ImportError(str(getattr(test, "_exception", test)))
         label = _label(test)
         if isinstance(test, doctest.DocTestCase):
             if only in label:
-                _run_doctest(label, test, passed, failures)
+                _run_doctest(label, test, passed, failures, left)
         elif only in label:
-            _run_method(label, test, passed, failures)
-    return passed, failures
+            _run_method(label, test, passed, failures, left)
+    return passed, failures, left
 
 
 def _flat(suite: Any) -> Iterator[unittest.TestCase]:
@@ -103,11 +105,12 @@ class _Tracebacks(unittest.TestResult):
             self.traces.append(f"{subtest}\n" + "".join(traceback.format_exception(*err)))
 
 
-def _run_method(label: str, case: unittest.TestCase, passed: list[str], failures: Failures) -> None:
+def _run_method(label: str, case: unittest.TestCase, passed: list[str], failures: Failures, left: list[str]) -> None:
     random.seed(1)
     native = unittest.TestResult()
     unittest.TestSuite([case]).run(native)
     if not native.wasSuccessful() or native.skipped or not native.testsRun:
+        left.append(label)
         return
     passed.append(label)
     random.seed(1)
@@ -149,7 +152,7 @@ class _Examples(doctest.DocTestRunner):
         self.failed[example.lineno] = example.source + "".join(traceback.format_exception(*exc_info))
 
 
-def _run_doctest(label: str, case: Any, passed: list[str], failures: Failures) -> None:
+def _run_doctest(label: str, case: Any, passed: list[str], failures: Failures, left: list[str]) -> None:
     test = case._dt_test
     runs = []
     for execute in (exec, None):
@@ -169,6 +172,7 @@ def _run_doctest(label: str, case: Any, passed: list[str], failures: Failures) -
     for example in test.examples:
         name = f"{label}:{example.lineno}"
         if example.lineno in native or example.options.get(doctest.SKIP):
+            left.append(name)
             continue
         passed.append(name)
         if example.lineno in interpreted:

@@ -10,7 +10,7 @@ from tests.cpython import run
 
 SAMPLE = (
     "test_generators", "test_with", "test_scope", "test_super", "test_extcall", "test_unpack_ex", "test_patma",
-    "test_except_star", "test_dictcomps", "test_fstring", "test_property", "test_dataclasses", "test_yield_from",
+    "test_except_star", "test_dictcomps", "test_property", "test_yield_from", "test_class", "test_raise", "test_list",
 )  # fmt: skip
 
 
@@ -26,8 +26,12 @@ def test_module(name):
 @pytest.mark.skipif(importlib.util.find_spec("test.test_with") is None, reason="this Python comes without its tests")
 def test_the_runner_can_fail():
     """A case that is listed and passes, one that does not exist, and one that differs unlisted are all reported."""
-    result = {"cases": ["A.good", "A.bad", "A.known"], "failures": {"A.bad": "trace", "A.known": "trace"}}
-    known = {"A.known": "reason", "A.good": "stale", "A.gone": "stale"}
+    result = {
+        "cases": ["A.good", "A.bad", "A.known"],
+        "failures": {"A.bad": "trace", "A.known": "trace"},
+        "left": ["A.skipped"],
+    }
+    known = {"A.known": "reason", "A.good": "stale", "A.gone": "stale", "A.skipped": "reason"}
     found = run.problems("module", "", result, known)
     assert [line.partition(": ")[2].split(" ")[0] for line in found] == ["A.bad", "A.good", "A.gone"]
     assert run.problems("module", "", {"error": "crashed"}, {}) == ["module: crashed"]

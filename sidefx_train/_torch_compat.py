@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import Source
+from torch._higher_order_ops.while_loop import while_loop as while_loop
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -65,6 +66,30 @@ def fake_snapshot(fake: torch.Tensor) -> torch.Tensor:
 def track(value: Any, proxy: fx.Proxy, tracer: PythonKeyTracer) -> None:
     """Says that ``proxy`` computes ``value`` (a fake tensor or a symbolic number)."""
     track_tensor_tree(value, proxy, constant=None, tracer=tracer)
+
+
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+
+def record_higher_order(mode: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
+    """Records an operator over functions (``cond``) by its own rule for proxies."""
+    return op.python_key_table[ProxyTorchDispatchMode](mode, *args, **kwargs)
+
+
+@contextmanager
+def tracing_subgraphs(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompositions: Any = None) -> Iterator[None]:
+    """Operators over functions inside (``cond``) trace their functions for the graph of ``tracer``."""
+    from torch.fx.experimental.proxy_tensor import _MakefxTracer, _set_make_fx_tracer
+
+    maker = _MakefxTracer(decompositions, "symbolic", True, False, False, False, True)
+    maker.fake_tensor_mode, maker.fx_tracer = fake_mode, tracer
+    with _set_make_fx_tracer(maker):
+        yield
+
+
+def tracked_tensors(tracer: PythonKeyTracer) -> dict[fx.Node, torch.Tensor]:
+    """Fake tensors by the node that computes them."""
+    return {held.proxy.node: fake for fake, held in tracer.tensor_tracker.items()}
 
 
 @dataclass(frozen=True)
@@ -290,6 +315,7 @@ def functionalizing(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompos
         disable_autocast_cache(),
         torch.no_grad(),
         torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)),
+        tracing_subgraphs(fake_mode, tracer, decompositions),
         FunctionalTensorMode(),
     ):
         yield

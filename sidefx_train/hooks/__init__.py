@@ -1,6 +1,7 @@
 """Hooks and backward passes during a capture; importing this package plugs them in."""
 
 from sidefx_train.hooks import arrays as arrays
+from sidefx_train.hooks import branches as branches
 from sidefx_train.hooks import capture as capture
 from sidefx_train.hooks import functions as functions
 from sidefx_train.hooks import metrics as metrics

@@ -44,13 +44,17 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
     """Records operations; while an earlier random state is set, draws are copies of the earlier ones.
 
     Attributes:
+        grad_switched: an operation was recorded with autograd off.
         cursors: by type of device, the next draw to repeat; absent while new numbers are drawn.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, tracer: GraphTracer) -> None:
         super().__init__(tracer.tracer, "symbolic")
         self.graph_tracer = tracer
         self.cursors: dict[str, int] = {}
+        self.grad_switched = False
 
     def draws(self, kind: str) -> list[fx.Node]:
         """Nodes that drew new numbers, in order."""
@@ -72,6 +76,10 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             self.cursors.pop(kind, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, compat.HigherOrderOperator):
+            return compat.record_higher_order(self, func, args, kwargs or {})
+        if not torch.is_grad_enabled():
+            self.grad_switched = True
         if self.cursors and _is_draw(func, args, kwargs or {}):
             kind = _device_type((args, kwargs)) or "cpu"
             if kind in self.cursors:

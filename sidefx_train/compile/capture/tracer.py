@@ -38,7 +38,8 @@ class GraphTracer:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Records every tensor operation of this thread until left."""
-        with torch.autograd.set_multithreading_enabled(False), self.fake_mode, self.proxy_mode:
+        subgraphs = compat.tracing_subgraphs(self.fake_mode, self.tracer)
+        with torch.autograd.set_multithreading_enabled(False), subgraphs, self.fake_mode, self.proxy_mode:
             yield
 
     def add_tensor(self, real: torch.Tensor, kind: InputKind, source: str) -> torch.Tensor:

@@ -246,8 +246,10 @@ class Retracer:
             return self.slots[self.slot_of[node]]
         raise BackendError("SFX201", f"no value for {node.format_node()}")
 
-    def _constant(self, node: fx.Node) -> torch.Tensor:
+    def _constant(self, node: fx.Node) -> torch.Tensor | fx.GraphModule:
         real = getattr(self.traced.module, str(node.target))
+        if isinstance(real, fx.GraphModule):  # a branch of torch.cond, retraced by the operator
+            return real
         if not isinstance(real, torch.Tensor):
             raise BackendError("SFX201", f"constant {node.target} of type {type(real).__name__}")
         if real.dim() == 0 and self.options.tensor_scalars:

@@ -65,6 +65,7 @@ class CallingWorld:
     caches: caches.Caches
     writes: Writes
     module_spaces: dict[int, dict[str, Any]]
+    branching: bool
     deferred: list[DeferredCall]
     reentry: Reentry
     last_error: tuple[Exception, Any, Location | None] | None
@@ -212,6 +213,8 @@ class CallingWorld:
             self.interp.call(self.interp.getattr(file, "flush"), (), {})
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.branching and getattr(fn, "__name__", "") in _REGISTERS_HOOK:
+            self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
         if isinstance(fn, type) or getattr(fn, "__name__", "") in _MAKES_SUBCLASS:
             for made in (fn, *args):
                 if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
@@ -404,6 +407,7 @@ _READS_NOTHING = frozenset(
     {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
 )
 _READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
+_REGISTERS_HOOK = frozenset({"register_hook", "register_prehook", "register_post_accumulate_grad_hook", "retain_grad"})
 _MAKES_SUBCLASS = frozenset({"_make_subclass", "_make_wrapper_subclass", "as_subclass"})
 _HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _NO_OWNER = (type(None), types.ModuleType, type)

@@ -58,6 +58,7 @@ class TraceWorld(CallingWorld):
         freed: autograd nodes whose graph a backward pass has freed.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
+        branching: a branch of ``torch.cond`` is being interpreted.
         writes: operations that write to tensors.
         inference: contexts of inference mode that the step has entered.
         twins: stand-ins of ``torch.autograd.Function`` classes, whose methods are interpreted.
@@ -89,6 +90,7 @@ class TraceWorld(CallingWorld):
         self.class_snapshot: dict[tuple[type, str], Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = Writes(tracer.graph)
+        self.branching = False
         self.inference: list[Any] = []
         self.twins: dict[type, type] = {}
         self.module_spaces: dict[int, dict[str, Any]] = {}

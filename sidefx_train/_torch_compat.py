@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -552,3 +553,9 @@ def set_tensor_hooks(tensor: torch.Tensor, hooks: dict[int, Any]) -> None:
     if tensor._backward_hooks is not None:
         tensor._backward_hooks.clear()
         tensor._backward_hooks.update(hooks)
+
+
+def module_tagging() -> Any:
+    """What ``torch.compile``, once used, calls for every module that is made, to know new ones; ``None`` before."""
+    tracker = getattr(sys.modules.get("torch._dynamo.mutation_guard"), "GenerationTracker", None)
+    return None if tracker is None else tracker.tag.__func__

@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 
@@ -35,3 +36,17 @@ def _enter_inference_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict
 @registry.intercept_method(TorchDispatchMode, "__enter__")
 def _enter_dispatch_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     world.heap.refuse("SFX111", f"enters {type(args[0]).__qualname__}, a TorchDispatchMode")
+
+
+@registry.late
+def register() -> bool:
+    """Plugs in once ``torch.compile`` has been used: it tags modules as they are made, also those made in a step."""
+    tag = compat.module_tagging()
+    if tag is None:
+        return False
+    registry.intercept(tag)(_no_tag)
+    return True
+
+
+def _no_tag(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    return None

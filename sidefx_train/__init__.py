@@ -12,11 +12,22 @@ from typing import Any
 from sidefx_train import compile as compile
 from sidefx_train import errors as errors
 from sidefx_train.compile.api import explain as explain
+from sidefx_train.compile.api import mark_dynamic as mark_dynamic
 from sidefx_train.compile.step import CompiledStep as CompiledStep
 from sidefx_train.report import StepReport as StepReport
 
 __version__ = "0.1.0"
-__all__ = ["CompiledStep", "FitResult", "SideFXCompile", "StepReport", "compile", "errors", "explain", "fit"]
+__all__ = [
+    "CompiledStep",
+    "FitResult",
+    "SideFXCompile",
+    "StepReport",
+    "compile",
+    "errors",
+    "explain",
+    "fit",
+    "mark_dynamic",
+]
 
 _LAZY = {
     "SideFXCompile": "sidefx_train.callbacks",

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._device import DeviceContext
 
 # --- recording ---------------------------------------------------------------------------------------------------
@@ -113,6 +113,15 @@ def new_symbolic_number(shape_env: ShapeEnv, value: int | float, name: str) -> A
     return shape_env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
 
 
+def fake_of(mode: FakeTensorMode, real: torch.Tensor, dynamic: frozenset[int], name: str) -> torch.Tensor:
+    """A fake stand-in; the sizes of the dimensions in ``dynamic`` are symbols."""
+    if not dynamic:
+        return mode.from_tensor(real, static_shapes=True)
+    sizes = [DimDynamic.DYNAMIC if i in dynamic else DimDynamic.STATIC for i in range(real.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    return mode.from_tensor(real, source=_NamedSource(name), symbolic_context=context)
+
+
 def symbol_of(number: Any) -> Any:
     """The sympy expression of a symbolic number."""
     return number.node.expr
@@ -163,10 +172,11 @@ def unsupported_fake_errors() -> tuple[type[BaseException], ...]:
 # --- guards ------------------------------------------------------------------------------------------------------
 
 
-def tensor_guards(tensors: list[torch.Tensor]) -> Any:
-    """One C++ check of type, dtype, device, sizes, strides, requires_grad and dispatch keys of all tensors."""
-    sizes = [list(t.shape) for t in tensors]
-    strides = [list(t.stride()) for t in tensors]
+def tensor_guards(tensors: list[torch.Tensor], sizes: list[list[Any]], strides: list[list[Any]]) -> Any:
+    """One C++ check of type, dtype, device, sizes, strides, requires_grad and dispatch keys of all tensors.
+
+    A size or stride given as ``None`` is not looked at.
+    """
     return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 

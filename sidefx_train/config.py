@@ -22,7 +22,8 @@ class CompileConfig:
         backend: ``"inductor"``, ``"eager"`` (runs the captured aten graph op by op: the oracle),
             ``"aot_eager"`` (the functionalized graph op by op), or ``(gm, example_inputs) -> callable``.
         fullgraph: raise :class:`~sidefx_train.errors.GraphBreakError` where a step cannot be captured whole.
-        dynamic: ``None`` and ``False``: sizes are exact, a new size is captured anew. ``True`` is not in this version.
+        dynamic: ``None``: a size is exact until it has changed once, then symbolic in an entry of its own. ``True``:
+            sizes of the arguments are symbolic at once. ``False``: every new size is captured anew.
         cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
         verify: number of first replays compared with the captured graph run op by op (0: none).
@@ -51,8 +52,6 @@ class CompileConfig:
             raise ValueError(f"rng={self.rng!r}: expected 'fast' or 'eager'")
         if self.on_failure not in ("eager", "raise"):
             raise ValueError(f"on_failure={self.on_failure!r}: expected 'eager' or 'raise'")
-        if self.dynamic:
-            raise NotImplementedError("dynamic=True: sizes are exact in this version; a new size is captured anew")
         if self.cuda_graphs == "on":
             raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
         if self.verify < 0:

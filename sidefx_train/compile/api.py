@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+import torch
 
 import sidefx_train.hooks
 import sidefx_train.optim  # noqa: F401 - both plug themselves into the compiler
+from sidefx_train.compile.heap.heap import MARK
 from sidefx_train.compile.step import CompiledStep
 from sidefx_train.config import Backend, CompileConfig
 from sidefx_train.report import StepReport
@@ -30,7 +33,8 @@ def compile_step(
         backend: ``"inductor"``, ``"eager"`` (the captured aten graph op by op), ``"aot_eager"``, or a callable
             ``(gm, example_inputs) -> callable``.
         fullgraph: raise ``GraphBreakError`` where the step cannot be captured whole.
-        dynamic: ``None`` and ``False``: sizes are exact, a new size is captured anew. ``True`` is not in this version.
+        dynamic: ``None``: a size is exact until it has changed once, then symbolic in an entry of its own. ``True``:
+            sizes of the arguments are symbolic at once. ``False``: every new size is captured anew.
         cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
         verify: number of first replays compared with the captured graph run op by op, whose results are returned; a
@@ -73,3 +77,22 @@ def explain(step: Any) -> StepReport:
     if not isinstance(report, StepReport):
         raise TypeError(f"explain needs what sidefx_train.compile returned, got {type(step).__name__}")
     return report
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int | Sequence[int]) -> None:
+    """Says that a size of a tensor will change: a step that is captured with it takes any size there.
+
+    Without this a size is exact until it has changed once. Sizes 0 and 1 stay exact: torch treats them differently.
+
+    Args:
+        tensor: an argument of the step, or a tensor the step reads.
+        dim: one dimension or several; negative ones count from the end.
+
+    Raises:
+        IndexError: the tensor has no such dimension.
+    """
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    for one in dims:
+        if not -tensor.dim() <= one < tensor.dim():
+            raise IndexError(f"dimension {one} of a tensor of {tensor.dim()} dimensions")
+    setattr(tensor, MARK, tuple({*getattr(tensor, MARK, ()), *(one % tensor.dim() for one in dims)}))

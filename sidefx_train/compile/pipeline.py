@@ -32,8 +32,15 @@ from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.continuations.code import is_continuation
 from sidefx_train.compile.continuations.drive import Frames, Parts
 from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
-from sidefx_train.compile.guards.codegen import failing, number_conditions, storage_of, tensor_check, write_guards
-from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.guards.codegen import (
+    failing,
+    number_conditions,
+    size_conditions,
+    storage_of,
+    tensor_check,
+    write_guards,
+)
+from sidefx_train.compile.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
@@ -60,12 +67,16 @@ class Learned:
     Attributes:
         symbolic: labels of numbers that change from call to call.
         moving: labels of objects that are replaced from call to call.
+        dynamic: (label, dimension) of tensors whose size changes.
+        all_dynamic: every size of the arguments is to be taken for changing.
         whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
     """
 
     symbolic: frozenset[str] = frozenset()
     moving: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
+    dynamic: frozenset[tuple[str, int]] = frozenset()
+    all_dynamic: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,7 @@ class Captured:
     seconds: float
     suspension: Suspension | None = None
     joint: JointGraph | None = None
+    symbolic_sizes: bool = False
 
 
 @dataclass
@@ -110,6 +122,16 @@ class Entry:
     def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
         """The first guard that fails, with the value found."""
         return first_failure(self.guards, args, kwargs)
+
+    def changed_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[tuple[str, int]]:
+        """(label, dimension) of every tensor that misses by its size alone."""
+        changed: set[tuple[str, int]] = set()
+        for guard in self.guards:
+            if guard.kind == "tensor":
+                missed, found = failing(guard, args, kwargs)
+                if missed and isinstance(found, TensorFacts):
+                    changed |= {(guard.source.label, dim) for dim in guard.value.sizes_that_differ(found)}
+        return frozenset(changed)
 
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """The generated function with ``run`` in place of the compiled graph, for measuring."""
@@ -213,6 +235,7 @@ def _capture_once(
     try:
         with tracer.active(), compat.restoring_state(), world.ending():
             heap = world.heap
+            heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
             heap.floats_move = is_continuation(fn)
             grad_mode = torch.is_grad_enabled()
             target = heap.shadow(fn, heap.sources.const(fn, name))
@@ -261,7 +284,18 @@ def _capture_once(
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
     return Captured(
-        name, traced, residual, tuple(guards), effects, state_check, commits, learned, seconds, suspension, joint
+        name,
+        traced,
+        residual,
+        tuple(guards),
+        effects,
+        state_check,
+        commits,
+        learned,
+        seconds,
+        suspension,
+        joint,
+        bool(world.heap.sizes),
     )
 
 
@@ -349,7 +383,9 @@ def _all_guards(world: TraceWorld) -> list[Guard]:
     sources: dict[str, Source] = {
         str(compat.symbol_of_input(number)): source for number, source, _ in world.heap.numbers
     }
-    conditions, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources)
+    conditions = size_conditions(world.heap.sizes, sources)
+    recorded, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources)
+    conditions += recorded
     if others:
         world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
     guards = list(world.heap.guards.values())

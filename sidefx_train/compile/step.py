@@ -58,8 +58,10 @@ class CompiledStep:
         self._name = _name_of(fn)
         self._replays: list[Callable[..., Any]] = []
         self._entries: list[Entry] = []
+        self._newest: Entry | None = None
+        self._exact = False
         self._stopped: list[CaptureFailed] = []
-        self._learned = Learned()
+        self._learned = Learned(all_dynamic=bool(config.dynamic))
         self._warned: set[tuple[str, str]] = set()
         self._hits = 0
         self._busy = False
@@ -115,8 +117,10 @@ class CompiledStep:
         """Forgets every captured graph, what was learned, and the report."""
         self._replays = []
         self._entries = []
+        self._newest = None
+        self._exact = False
         self._stopped = []
-        self._learned = Learned()
+        self._learned = Learned(all_dynamic=bool(self.config.dynamic))
         self._warned.clear()
         self._hits = 0
         self._report = StepReport(name=self._name, backend=self.config.backend_name)
@@ -194,26 +198,38 @@ class CompiledStep:
     def _make_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         self._busy = True
         try:
-            in_parts = not self.config.fullgraph and self.config.on_failure != "raise"
+            entry = self._captured_entry(args, kwargs)
+        finally:
+            self._busy = False
+        self._newest = entry
+        # Exact entries first: one that takes any size is there for the sizes that have none of their own.
+        self._entries = sorted([entry, *self._entries], key=lambda known: known.captured.symbolic_sizes)
+        self._replays = [e.replay for e in self._entries]
+        return entry
+
+    def _captured_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        in_parts = not self.config.fullgraph and self.config.on_failure != "raise"
+        try:
             captured = pipeline.capture(self._fn, args, kwargs, self._name, self._learned, in_parts)
-            self._learned = captured.learned
             entry = pipeline.compile_captured(
                 captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
             )
-        except (CaptureFailed, KeyboardInterrupt):
+        except KeyboardInterrupt:
             raise
-        except BackendError as error:
-            if self.config.fullgraph or self.config.on_failure == "raise":
+        except (CaptureFailed, BackendError) as error:
+            learned = self._learned
+            if learned.dynamic or learned.all_dynamic:  # perhaps it is the symbolic sizes: exact ones from now on
+                self._exact = True
+                self._learned = replace(learned, dynamic=frozenset(), all_dynamic=False)
+                return self._captured_entry(args, kwargs)
+            if isinstance(error, CaptureFailed) or self.config.fullgraph or self.config.on_failure == "raise":
                 raise
             raise CaptureFailed("SFX201", error.reason, error.location, None) from error
         except Exception as error:
             if os.environ.get("SIDEFX_DEBUG"):
                 traceback.print_exc()
             raise CaptureFailed("SFX204", _summary(error), _user_location(error), None, raised=True) from error
-        finally:
-            self._busy = False
-        self._entries.insert(0, entry)
-        self._replays = [e.replay for e in self._entries]
+        self._learned = captured.learned
         return entry
 
     def _make_part(self, fn: types.FunctionType, name: str) -> CompiledStep:
@@ -256,13 +272,17 @@ class CompiledStep:
         """Why the newest entry missed; numbers and objects that change are treated as such from now on."""
         if not self._entries:
             return None
-        found = self._entries[0].why(args, kwargs)
+        newest = self._newest or self._entries[0]
+        found = newest.why(args, kwargs)
         if found is None:
             return "global state", "as captured", "changed (grad mode, autocast, threads, arguments...)", None
         guard, value = found
         label = guard.source.label
         if guard.kind == "equal" and type(guard.value) in (int, float) and type(value) is type(guard.value):
             self._learned = replace(self._learned, symbolic=self._learned.symbolic | {label})
+        elif guard.kind == "tensor" and self.config.dynamic is not False and not self._exact:
+            changed = newest.changed_sizes(args, kwargs)
+            self._learned = replace(self._learned, dynamic=self._learned.dynamic | changed)
         elif guard.kind == "is" and isinstance(value, torch.Tensor) and isinstance(guard.value, torch.Tensor):
             self._learned = replace(self._learned, moving=self._learned.moving | {label})
         old = guard.describe() if guard.kind in ("number", "absent", "no_item") else _short(guard.value)
@@ -333,6 +353,8 @@ class CompiledStep:
 
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)
+        if self._newest is entry:
+            self._newest = None
         self._replays = [e.replay for e in self._entries]
 
 

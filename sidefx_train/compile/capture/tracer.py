@@ -42,10 +42,15 @@ class GraphTracer:
         with torch.autograd.set_multithreading_enabled(False), subgraphs, self.fake_mode, self.proxy_mode:
             yield
 
-    def add_tensor(self, real: torch.Tensor, kind: InputKind, source: str) -> torch.Tensor:
-        """Makes ``real`` an input of the graph and returns its fake stand-in (same storage for aliases)."""
+    def add_tensor(
+        self, real: torch.Tensor, kind: InputKind, source: str, dynamic: frozenset[int] = frozenset()
+    ) -> torch.Tensor:
+        """Makes ``real`` an input of the graph and returns its fake stand-in (same storage for aliases).
+
+        Sizes of the dimensions in ``dynamic`` are symbolic.
+        """
         with compat.no_recording():
-            fake = self.fake_mode.from_tensor(real, static_shapes=True)
+            fake = compat.fake_of(self.fake_mode, real, dynamic, source)
             fake.grad = None
             example = compat.fake_snapshot(fake)
         name = self._fresh(source)

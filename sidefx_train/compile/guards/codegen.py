@@ -51,10 +51,13 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
 
 def tensor_check(guards: list[Guard], fetch: Callable[[Source], Any]) -> Callable[..., bool]:
     """The batched check of all tensor guards, in the order :func:`write_guards` passes the tensors."""
-    sources = [guard.source for guard in guards if guard.kind == "tensor"]
-    sources.sort(key=lambda source: source.kind == "const")  # stable: fetched ones first
-    tensors = [fetch(source) for source in sources]
-    return compat.tensor_guards(tensors).check if tensors else _always
+    wanted = [guard for guard in guards if guard.kind == "tensor"]
+    wanted.sort(key=lambda guard: guard.source.kind == "const")  # stable: fetched ones first
+    if not wanted:
+        return _always
+    facts: list[TensorFacts] = [guard.value for guard in wanted]
+    sizes, strides = [list(fact.shape) for fact in facts], [list(fact.stride) for fact in facts]
+    return compat.tensor_guards([fetch(guard.source) for guard in wanted], sizes, strides).check  # type: ignore[no-any-return]
 
 
 def _always() -> bool:
@@ -194,6 +197,26 @@ def number_conditions(expressions: list[Any], sources: dict[str, Source]) -> tup
     return conditions, others
 
 
+def size_conditions(sizes: list[tuple[Any, Source]], sources: dict[str, Source]) -> list[NumberCondition]:
+    """Conditions that tie symbolic sizes and strides of inputs to their symbols.
+
+    Args:
+        sizes: each with where it is found.
+        sources: where each symbol is found; gets the symbols of the sizes.
+    """
+    conditions: list[NumberCondition] = []
+    for size, source in sizes:
+        expression = compat.symbol_of_input(size)
+        name = str(expression)
+        if expression.is_Symbol and name not in sources:
+            sources[name] = source
+            conditions.append(NumberCondition(f"{name} > 1", ((name, source),)))  # torch takes 0 and 1 for special
+            continue
+        names = tuple((str(symbol), sources[str(symbol)]) for symbol in sorted(expression.free_symbols, key=str))
+        conditions.append(NumberCondition(f"found == {compat.python_source(expression)}", (("found", source), *names)))
+    return conditions
+
+
 # --- the slow way ------------------------------------------------------------------------------------------------
 
 
@@ -224,8 +247,10 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if guard.kind == "same":
         return value is not guard.value.fetch(args, kwargs), value
     if guard.kind == "tensor":
-        facts = TensorFacts.of(value) if isinstance(value, torch.Tensor) else type(value)
-        return facts != guard.value, facts
+        if not isinstance(value, torch.Tensor):
+            return True, type(value)
+        facts = TensorFacts.of(value)
+        return not guard.value.fits(facts), facts
     if guard.kind == "empty_cell":
         return cell_is_set(value), value
     if guard.kind == "unset_slot":

@@ -76,13 +76,13 @@ class Guard:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What a tensor looked like at entry."""
+    """What a tensor looked like at entry; a size or stride of ``None`` may be any."""
 
     cls: type
     dtype: Any
     device: Any
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
     requires_grad: bool
 
     @classmethod
@@ -96,10 +96,32 @@ class TensorFacts:
             tensor.requires_grad,
         )
 
+    def fits(self, found: TensorFacts) -> bool:
+        """True if a tensor of these facts passes."""
+        return (
+            (self.cls, self.dtype, self.device, self.requires_grad)
+            == (found.cls, found.dtype, found.device, found.requires_grad)
+            and _fit(self.shape, found.shape)
+            and _fit(self.stride, found.stride)
+        )
+
+    def sizes_that_differ(self, found: TensorFacts) -> frozenset[int]:
+        """Dimensions whose size alone keeps a tensor from passing; empty if something else does too."""
+        same = (self.cls, self.dtype, self.device, self.requires_grad, len(self.shape))
+        if same != (found.cls, found.dtype, found.device, found.requires_grad, len(found.shape)):
+            return frozenset()
+        pairs = zip(self.shape, found.shape, strict=True)
+        return frozenset(i for i, (a, b) in enumerate(pairs) if a is not None and a != b)
+
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.cls.__name__} {dtype}{list(self.shape)} strides {list(self.stride)} on {self.device}{grad}"
+        shape, stride = (str(list(sizes)).replace("None", "any") for sizes in (self.shape, self.stride))
+        return f"{self.cls.__name__} {dtype}{shape} strides {stride} on {self.device}{grad}"
+
+
+def _fit(wanted: tuple[int | None, ...], found: tuple[int | None, ...]) -> bool:
+    return len(wanted) == len(found) and all(a is None or a == b for a, b in zip(wanted, found, strict=True))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -117,6 +118,9 @@ class Heap:
         moving: labels of sources whose object has been seen to be replaced.
 
     Attributes:
+        dynamic: (label, dimension) of tensors whose size is symbolic.
+        all_dynamic: so is every size of the arguments.
+        sizes: symbolic sizes and strides of inputs, with where they are found.
         floats_move: floats among the arguments are symbolic: what a break hands to the next part changes every time.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
     """
@@ -144,6 +148,9 @@ class Heap:
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
         self.floats_move = False
+        self.dynamic: frozenset[tuple[str, int]] = frozenset()
+        self.all_dynamic = False
+        self.sizes: list[tuple[Any, Source]] = []
         self._symbolic_roots: set[int] = set()
         self._static_roots: set[int] = set()
         self._trusted: dict[int, bool] = {}
@@ -356,11 +363,12 @@ class Heap:
         place = self.sources.const(real, source.label) if static else source
         if static:
             self.guard("is", source, real)
-        self.guard("tensor", place, TensorFacts.of(real))
+        dynamic = frozenset() if static else self._dynamic(real, source)
         if real.requires_grad and not static and real.is_leaf:
             self.guard("is", self.sources.slot(place, "grad_fn"), None)
         kind: InputKind = "static" if static else "tensor"
-        fake = self.tracer.add_tensor(real, kind, source.label)
+        fake = self.tracer.add_tensor(real, kind, source.label, dynamic)
+        self.guard("tensor", place, self._facts(real, fake, place))
         record = TensorRecord(self, real, fake, place, kind)
         self._register(record)
         if real.is_leaf:
@@ -368,6 +376,27 @@ class Heap:
         if real.is_leaf and real.requires_grad:
             self._tensor_hooks(real, fake, record.source)
         return fake
+
+    def _dynamic(self, real: torch.Tensor, source: Source) -> frozenset[int]:
+        """Dimensions whose size is symbolic; sizes 0 and 1 never are."""
+        dims = {dim for label, dim in self.dynamic if label == source.label} | marked_dims(real)
+        if self.all_dynamic and source.from_arguments:
+            dims |= set(range(real.dim()))
+        return frozenset(dim for dim in dims if dim < real.dim() and real.shape[dim] > 1)
+
+    def _facts(self, real: torch.Tensor, fake: torch.Tensor, source: Source) -> TensorFacts:
+        """What is guarded of a tensor; symbolic sizes and strides are guarded by conditions."""
+        facts = TensorFacts.of(real)
+        shape, stride = list(facts.shape), list(facts.stride)
+        for kind, values, symbols in (("shape", shape, fake.shape), ("stride", stride, fake.stride())):
+            for dim, symbol in enumerate(symbols):
+                if isinstance(symbol, torch.SymInt):
+                    whole = self.sources.slot(source, kind)
+                    if kind == "stride":
+                        whole = self.sources.call(whole)
+                    self.sizes.append((symbol, self.sources.item(whole, dim)))
+                    values[dim] = None
+        return replace(facts, shape=tuple(shape), stride=tuple(stride))
 
     def read_grad(self, fake: Any) -> None:
         """Brings the gradient of a leaf in, guarded, before anything looks at it or adds to it."""
@@ -552,3 +581,12 @@ def _identity(record: CellRecord) -> Any:
 
 def _has_owner(method: types.BuiltinMethodType) -> bool:
     return method.__self__ is not None and not isinstance(method.__self__, (types.ModuleType, type))
+
+
+def marked_dims(tensor: torch.Tensor) -> set[int]:
+    """Dimensions given to :func:`sidefx_train.mark_dynamic`."""
+    return set(getattr(tensor, MARK, ()))
+
+
+MARK = "_sidefx_dynamic"
+"""Attribute of a tensor that holds its dynamic dimensions."""

@@ -25,7 +25,9 @@ class _CapturedPart(torch.autograd.Function):
             like = results[i]
             results[i] = results[output].detach().as_strided(like.size(), like.stride(), like.storage_offset())
         saved = [taken[i] if kind == "input" else results[i] for kind, i in graph.feeds if kind != "tangent"]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
+        ctx.numbers = {i: value for i, value in enumerate(saved) if not isinstance(value, torch.Tensor)}
+        ctx.layouts = [(results[i].size(), results[i].stride()) for i in graph.differentiable]
         ctx.joined = joined
         return tuple(results[i] for i in graph.differentiable)
 
@@ -33,7 +35,9 @@ class _CapturedPart(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
         joined: Joined = ctx.joined
-        return (None, None, None, *joined.gradients(list(ctx.saved_tensors), list(tangents)))
+        saved = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(ctx.saved_tensors)]
+        laid_out = [_laid_out(t, size, stride) for t, (size, stride) in zip(tangents, ctx.layouts, strict=True)]
+        return (None, None, None, *joined.gradients([*saved, *laid_out]))
 
 
 class Joined:
@@ -60,11 +64,9 @@ class Joined:
             outputs[position] = tensor
         return outputs
 
-    def gradients(self, saved: list[torch.Tensor], tangents: list[torch.Tensor]) -> list[Any]:
-        """Gradients of the leaves, in their order."""
-        for i, (size, stride) in enumerate(self.graph.layouts):
-            tangents[i] = _laid_out(tangents[i], size, stride)
-        return list(self._backward([*saved, *tangents]))
+    def gradients(self, inputs: list[Any]) -> list[Any]:
+        """Gradients of the leaves, in their order, from what was saved and the tangents."""
+        return list(self._backward(inputs))
 
 
 def _laid_out(tangent: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

@@ -29,7 +29,6 @@ class JointGraph:
         backward: takes what it needs and the tangents; its results are gradients.
         outputs: how many results of the forward are the step's.
         differentiable: which of those need autograd outside.
-        layouts: (size, strides) of each differentiable output.
         aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
         feeds: where each input of the backward comes from.
         leaves: positions of the inputs that get gradients, one per result of the backward.
@@ -39,7 +38,6 @@ class JointGraph:
     backward: TracedGraph
     outputs: int
     differentiable: tuple[int, ...]
-    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     aliases: tuple[tuple[int, int], ...]
     feeds: tuple[Origin, ...]
     leaves: tuple[int, ...]
@@ -134,7 +132,7 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
         Unsupported: the backward needs what cannot be handed over.
     """
     tracer = world.tracer
-    positions, fakes, tangents = recorded.positions, recorded.fakes, recorded.tangents
+    positions, tangents = recorded.positions, recorded.tangents
     boundary, grads = recorded.boundary, recorded.grads
     drop_profiler_nodes(tracer.graph)
     tangent_nodes = [tracer.node_of(tangent) for tangent in tangents]
@@ -158,15 +156,16 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
     inputs: list[GraphInput] = []
     for node in crossing:
         value = node.meta["val"] if node.op != "placeholder" else tracer.inputs[input_nodes.index(node)].example
-        if not isinstance(value, torch.Tensor):
-            world.heap.refuse("SFX107", "a tensor leaves the step whose backward depends on a number of the step")
         if node in input_nodes:
             feeds.append(("input", input_nodes.index(node)))
         else:
             if node not in results:
                 results.append(node)
             feeds.append(("result", results.index(node)))
-        inputs.append(GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name))
+        if isinstance(value, torch.Tensor):
+            inputs.append(GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name))
+        else:
+            inputs.append(GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value)))
     for i, (node, fake) in enumerate(zip(tangent_nodes, tangents, strict=True)):
         feeds.append(("tangent", i))
         inputs.append(GraphInput(node.name, "tensor", compat.fake_snapshot(fake), node.name))
@@ -199,7 +198,6 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
         TracedGraph(backward, tuple(inputs), tracer.fake_mode, _draws(wanted)),
         len(outputs),
         positions,
-        tuple((tuple(fake.shape), tuple(fake.stride())) for fake in fakes),
         tuple(aliases),
         tuple(feeds),
         tuple(position for position, _ in grads),

@@ -370,6 +370,11 @@ def has_data_mutation(value: torch.Tensor) -> bool:
     return torch._functionalize_has_data_mutation(value.elem)
 
 
+def has_metadata_mutation(value: torch.Tensor) -> bool:
+    """True if an operation changed a functional tensor's sizes or strides in place."""
+    return torch._functionalize_has_metadata_mutation(value.elem)
+
+
 def storage_replaced(value: torch.Tensor) -> bool:
     """True if ``set_`` gave a functional tensor another storage."""
     return torch._functionalize_was_storage_changed(value.elem)

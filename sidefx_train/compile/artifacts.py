@@ -86,7 +86,7 @@ class Output:
     """How the runner makes one output of the step.
 
     ``kind`` is ``"result"`` (``value`` is a :class:`Name`), ``"view"`` (``value`` names the tensor of which it is
-    ``as_strided(*layout)``), ``"number"`` (a :class:`Name`) or ``"constant"``.
+    ``as_strided(*layout)``, the offset counted from the input's own), ``"number"`` (a :class:`Name`) or ``"constant"``.
     """
 
     kind: Literal["result", "view", "number", "constant"]
@@ -109,7 +109,7 @@ class FunctionalGraph:
         mutated: input positions written by the graph itself.
         deferred_copies: (input position, result name): the new value is a result and copied by the runner after the
             whole graph has succeeded (updates that an error later in the graph must not leave behind).
-        metadata_updates: input positions whose size or strides changed, with the new (size, stride, offset).
+        metadata_updates: input positions whose size or strides changed, with the new (size, stride).
         tail: operations run after the graph on the real inputs and on results.
         outputs: how each user output is made.
         checks: conditions on index inputs, checked before anything runs.
@@ -126,7 +126,7 @@ class FunctionalGraph:
     late: tuple[str, ...] = ()
     mutated: tuple[int, ...] = ()
     deferred_copies: tuple[tuple[int, str], ...] = ()
-    metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...] = ()
+    metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] = ()
     tail: tuple[TailCall, ...] = ()
     outputs: tuple[Output, ...] = ()
     checks: tuple[IndexCheck, ...] = ()

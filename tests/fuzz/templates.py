@@ -446,7 +446,7 @@ STATEMENTS = [
     "def {+F}():\n    DECLARE\n    try:\n        yield {I}\n    finally:\n        {BODY}\nfor {+I} in {+F}():\n    {BODY}",
     "made = 0\ndef {+F}():\n    nonlocal made\n    made += 1\n    return made\n{+F}()\nbox.fns.append({+F})\nbox.n = made",
     "class Local:\n    k = {I}\n    def get(self):\n        return self.k\nbox.n = Local().get()",
-    "{+I} = sum(f(1) for f in box.fns if f.__code__.co_argcount == 1)",
+    "{+I} = sum(f(1) for f in box.fns if getattr(f, '__code__', box.bump.__code__).co_argcount == 1)",
     "box.fns = box.fns[-2:]",
     "if {B}:\n    {BODY}",
     "if {B}:\n    {BODY}\nelse:\n    {BODY}",
@@ -658,5 +658,5 @@ MUTATIONS = [
     "box.buf = box.buf.detach().requires_grad_()",
     "torch.set_grad_enabled(True)",
     "box.bag.append(1)",
-    "for f in box.fns:\n    f(1) if f.__code__.co_argcount else f()",
+    "for f in box.fns:\n    f(1) if getattr(f, '__code__', box.bump.__code__).co_argcount else f()",
 ]

@@ -163,8 +163,8 @@ def _graph_outputs(graph: FunctionalGraph) -> list[Any]:
 
 
 def _write_back(graph: FunctionalGraph, source: Source) -> None:
-    for position, size, stride, offset in graph.metadata_updates:
-        source(f"a{position}.as_strided_({size}, {stride}, {offset})")
+    for position, size, stride in graph.metadata_updates:
+        source(f"a{position}.as_strided_({size}, {stride}, a{position}.storage_offset())")
     for position, name in graph.deferred_copies:
         source(f"a{position}.copy_({name})")
 
@@ -193,7 +193,9 @@ def _return(graph: FunctionalGraph, source: Source) -> None:
     for out in graph.outputs:
         if out.kind == "view":
             assert out.layout is not None, "a view output has a layout"
-            items.append(f"{out.value}.detach().as_strided{out.layout}")
+            size, stride, offset = out.layout
+            place = f"{out.value}.storage_offset() + {offset}"
+            items.append(f"{out.value}.detach().as_strided({size}, {stride}, {place})")
         elif out.kind == "constant":
             items.append(argument_text(out.value, source))
         else:

@@ -160,7 +160,7 @@ class _Assembler:
         return Output("result", Name(f"r{self.retraced.results[out]}"))
 
     def _view_of_input(self, out: fx.Node, source: int) -> Output:
-        layout = view_layout(out, self.traced.inputs[source], self.retraced.layouts.get(out))
+        layout = view_layout(out, self.traced.inputs[source])
         return Output("view", Name(f"a{source}"), layout)
 
     def _number(self, node: fx.Node, late: list[str]) -> str:

@@ -37,10 +37,8 @@ def refuse_unsupported(traced: TracedGraph, aliases: Aliases) -> None:
             raise BackendError("SFX201", f"inputs that share memory while one is written: {names}")
 
 
-def view_layout(
-    out: fx.Node, given: GraphInput, layout: tuple[Any, Any, Any] | None
-) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Size, stride and offset with which a view of an input is made again outside the graph.
+def view_layout(out: fx.Node, given: GraphInput) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Size, stride and offset from the input's own with which a view of an input is made again outside the graph.
 
     Raises:
         BackendError: the view is not a plain strided one of static size.
@@ -48,7 +46,9 @@ def view_layout(
     value = out.meta["val"]
     if value.dtype != given.example.dtype or value.is_conj() or value.is_neg():
         raise BackendError("SFX201", f"output {out} is a view of {given.source} in another type")
-    size, stride, offset = layout or (tuple(value.shape), tuple(value.stride()), value.storage_offset())
+    # As captured: functionalization forgets strides and offset once the input is written.
+    size, stride = tuple(value.shape), tuple(value.stride())
+    offset = value.storage_offset() - given.example.storage_offset()
     if not all(isinstance(n, int) for n in (*size, *stride, offset)):
         raise BackendError("SFX201", f"output {out} is a view of {given.source} with symbolic size")
     return tuple(size), tuple(stride), offset

@@ -65,7 +65,7 @@ class Retraced:
         results: output position of a traced node's value.
         final: output position of the new value of a held-back input.
         mutated: input positions that the graph writes.
-        metadata: input position -> new (size, stride, offset).
+        metadata: input position -> new (size, stride).
         layouts: (size, stride, offset) of the results.
         report: output position of the flag that says an index was out of range.
     """
@@ -76,7 +76,7 @@ class Retraced:
     results: dict[fx.Node, int]
     final: dict[int, int]
     mutated: list[int]
-    metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]]
+    metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
     layouts: dict[fx.Node, tuple[Any, Any, Any]] = field(default_factory=dict)
     report: int | None = None
 
@@ -304,7 +304,7 @@ class Retracer:
             outputs.append(compat.from_functional(torch.stack(self.flags).any()))
         mutated: list[int] = []
         final: dict[int, int] = {}
-        metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {}
+        metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for i, node in enumerate(self.placeholders):
             value = self.env.get(node)
             if node not in self.fakes or value is None:
@@ -313,11 +313,16 @@ class Retracer:
             entry = self.fakes[node]
             if compat.storage_replaced(value):
                 raise BackendError("SFX201", f"the step gives {self.traced.inputs[i].source} another storage")
-            layout = (tuple(new.shape), tuple(new.stride()), new.storage_offset())
-            moved = layout != (tuple(entry.shape), tuple(entry.stride()), entry.storage_offset())
+            written = compat.has_data_mutation(value)
+            if self._restrided(node):
+                raise BackendError("SFX201", f"the step calls as_strided_ on {self.traced.inputs[i].source}")
+            layout = (tuple(new.shape), tuple(new.stride()))
+            moved = compat.has_metadata_mutation(value) and layout != (tuple(entry.shape), tuple(entry.stride()))
+            if moved and written and not _is_dense(entry):  # new contents are dense: their strides tell nothing
+                raise BackendError("SFX201", f"the step writes and transposes {self.traced.inputs[i].source}")
             if moved:
                 metadata[i] = _static(layout, self.traced.inputs[i].source)
-            if not compat.has_data_mutation(value):
+            if not written:
                 continue
             if moved or node in self.options.defer:
                 final[i] = len(outputs)
@@ -332,6 +337,9 @@ class Retracer:
         module = fx.GraphModule(self.tracer.root, self.tracer.graph)
         return Retraced(module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report)
 
+    def _restrided(self, node: fx.Node) -> bool:
+        return any(user.target is aten.as_strided_.default for user in node.users)
+
     def _output_node(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) or is_scalar(value):
             proxy = self.tracer.unwrap_proxy(value)
@@ -343,9 +351,15 @@ def _symbolic(args: tuple[Any, ...]) -> bool:
     return any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in args)
 
 
-def _static(layout: tuple[Any, Any, Any], source: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    size, stride, offset = layout
-    if not all(isinstance(n, int) for n in (*size, *stride, offset)):
+def _is_dense(value: torch.Tensor) -> bool:
+    """True if a tensor's elements fill its part of the memory without a gap."""
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return bool(reach + 1 == value.numel())
+
+
+def _static(layout: tuple[Any, Any], source: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    size, stride = layout
+    if not all(isinstance(n, int) for n in (*size, *stride)):
         raise BackendError("SFX201", f"the step changes the layout of {source}, whose size is symbolic")
     return layout
 

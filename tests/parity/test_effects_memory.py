@@ -1,0 +1,79 @@
+"""Tensors that show a part of a larger memory: written, returned as views, and moved between calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.parity.harness import Program, parity
+
+
+class Plain:
+    """A user's own object."""
+
+
+def rows(step):
+    """A factory of programs: ``step(box, x)`` on a box with a buffer and one of its rows."""
+
+    def make() -> Program:
+        box = Plain()
+        box.buf = torch.arange(12.0).reshape(4, 3)
+        box.row = box.buf[1]
+        box.part = torch.arange(24.0).reshape(4, 6)[1:, 2:5]
+        return Program(lambda x: step(box, x), lambda index: (torch.ones(2),), (box,))
+
+    return make
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_row_of_a_buffer_is_written(backend):
+    """Regression: functionalization forgot the row's offset, and the write went to the start of the buffer."""
+
+    def step(box, x):
+        box.row.add_(1)
+        box.part.mul_(2)
+        return x * 2
+
+    parity(rows(step), steps=3, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("write", [True, False], ids=["written", "read"])
+def test_views_of_a_row(backend, write):
+    def step(box, x):
+        if write:
+            box.row.add_(1)
+            box.part.mul_(2)
+        return box.row[1:], box.row, box.part.t()[1], box.part
+
+    parity(rows(step), steps=3, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("write", [True, False], ids=["written", "read"])
+def test_a_row_that_moves_in_its_memory(backend, write):
+    """Regression: a view of an input was made at the offset of the first call."""
+
+    def step(box, x):
+        if write:
+            box.row.add_(1)
+        return box.row[1:], x * 2
+
+    def between(program, index):
+        box = program.watch[0]
+        box.row = box.buf[index % 4]
+
+    parity(rows(step), steps=5, backend=backend, between=between, captures=3)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_layout_changed_in_place_stays_at_its_offset(backend):
+    def step(box, x):
+        box.part.t_()
+        return x * 2
+
+    def between(program, index):
+        box = program.watch[0]
+        box.part = torch.arange(24.0).reshape(4, 6)[index % 2 :, 2:5][:3]
+
+    parity(rows(step), steps=4, backend=backend, between=between, captures=3)

@@ -1,0 +1,260 @@
+"""What the fuzzer found, kept: each case was silently wrong or failed once."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import weakref
+
+import pytest
+import torch
+
+import sidefx_train
+from tests.parity.harness import Program, parity
+
+
+class Plain:
+    """A user's own object."""
+
+
+class Doubling(list):
+    """A list whose methods do more than the list's own."""
+
+    def append(self, value):
+        super().append(value)
+        super().append(value)
+
+
+class Boxing(dict):
+    """A dict whose methods do more than the dict's own."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, [value])
+
+
+class Ring(collections.deque):
+    """A deque of the user's."""
+
+
+class Slotted:
+    """An object with slots, one of which is not set."""
+
+    __slots__ = ("a", "b")
+
+    def __init__(self):
+        self.a = 1
+
+
+class Open(Slotted):
+    """Slots below a class with a ``__dict__``."""
+
+
+class Named:
+    """An object with a text of its own."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __repr__(self):
+        return f"Named({self.n})"
+
+
+class Dying:
+    """An object that does something when it dies."""
+
+    died = 0
+
+    def __del__(self):
+        Dying.died += 1
+
+
+def check(body, *, steps=3, captures=None, between=None, **fields):
+    """Parity of ``body(box, x)`` on a box with fields made by the functions given."""
+
+    def make() -> Program:
+        box = Plain()
+        for name, value in fields.items():
+            setattr(box, name, value())
+        return Program(lambda x: body(box, x), lambda index: (torch.ones(2) + index,), (box,))
+
+    return parity(make, steps=steps, captures=captures, between=between)
+
+
+def test_weak_references_point_at_the_real_objects():
+    other = Plain()
+    box = Plain()
+    box.ref, box.refs, box.keys = None, weakref.WeakSet(), weakref.WeakKeyDictionary({other: 1})
+
+    def step(x):
+        box.ref = weakref.ref(other)
+        box.refs.add(other)
+        box.keys[other] = box.keys.get(other, 5) + 1
+        return x * 2, box.ref() is other, other in box.refs, len(box.refs)
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True, on_failure="raise")
+    for index in range(3):
+        _, same, inside, count = compiled(torch.ones(2))
+        assert (same, inside, count) == (True, True, 1), f"call {index}: {same} {inside} {count}"
+        assert box.ref() is other and list(box.refs) == [other] and box.keys[other] == index + 2
+    del step, compiled
+    box.refs.discard(other)
+    assert len(box.refs) == 0, "the set kept a reference of its own"
+
+
+def test_an_entry_does_not_keep_a_weakly_reached_object_alive():
+    box = Plain()
+    other = Plain()
+    other.n = 1
+    box.ref = weakref.ref(other)
+
+    def step(x):
+        held = box.ref()
+        return x * (0 if held is None else held.n)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    assert compiled(torch.ones(2)).tolist() == [1, 1]
+    del other
+    gc.collect()  # what the capture itself held
+    assert box.ref() is None, "the entry keeps the object alive"
+    assert compiled(torch.ones(2)).tolist() == [0, 0], "a dead reference was replayed as a live one"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda box: box.loud.append(1),
+        lambda box: box.boxing.__setitem__("k", 1),
+        lambda box: box.ring.append(len(box.ring)),
+        lambda box: box.ring.rotate(1),
+    ],
+    ids=["list", "dict", "deque", "rotate"],
+)
+def test_containers_whose_class_overrides_their_methods(change):
+    def body(box, x):
+        change(box)
+        return x * 2
+
+    check(body, loud=lambda: Doubling([0]), boxing=Boxing, ring=lambda: Ring([1, 2], 3))
+
+
+def test_order_of_attributes():
+    def body(box, x):
+        del box.a
+        box.a = 1
+        vars(box).update(late=1)
+        box.later = 2
+        box.order = [*vars(box)]
+        return x * 2
+
+    check(body, a=int, b=int, c=int)
+
+
+def test_attributes_deleted_through_the_dict():
+    def body(box, x):
+        vars(box).pop("a", None)
+        return x * 2
+
+    check(body, a=int, b=int)
+
+
+def test_slots():
+    def body(box, x):
+        for held in (box.plain, box.open):
+            if hasattr(held, "b"):
+                del held.b
+            else:
+                held.b = [held.a]
+            held.a += 1
+        box.open.extra = 1
+        return x * 2
+
+    check(body, steps=5, plain=Slotted, open=Open)
+
+
+def test_print_shows_what_was_there_when_it_ran():
+    def body(box, x):
+        print(box.table, box.recent, box.named, [box.named])
+        box.table["k"] = 1
+        box.recent.append(1)
+        box.named.n += 1
+        print(box.table, box.recent, box.named)
+        return x * 2
+
+    check(body, table=collections.OrderedDict, recent=collections.deque, named=lambda: Named(1))
+
+
+def test_a_list_that_holds_itself():
+    def body(box, x):
+        box.items.append(box.items)
+        print(len(box.items), bool(box.items))
+        del box.items[:]
+        return x * 2
+
+    check(body, items=list)
+
+
+def test_a_partial_is_a_new_one_every_time():
+    def body(box, x):
+        box.fns.append(functools.partial(int.__add__, len(box.fns)))
+        return x * 2, len(set(map(id, box.fns))) == len(box.fns)
+
+    check(body, fns=list)
+
+
+def test_a_set_made_of_an_outside_list():
+    def body(box, x):
+        box.names = set(box.items)
+        box.counts = collections.Counter(box.items)
+        return x * 2
+
+    check(body, items=lambda: [1, 2, 2])
+
+
+def test_a_class_made_in_the_step_holds_no_symbolic_number():
+    def make() -> Program:
+        box = Plain()
+        box.n = 1
+
+        def step(x):
+            class Local:
+                k = box.n + 4
+
+            box.n = Local().k
+            return x * 2
+
+        return Program(step, lambda index: (torch.ones(2),), (box,))
+
+    parity(make, steps=4, captures=None, whole=False)
+
+
+def test_objects_that_die_loudly_are_refused():
+    box = Plain()
+    box.dying = Dying()
+    box.dying.n = 1
+
+    def step(x):
+        return x * box.dying.n
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(2)).tolist() == [1, 1]
+    assert Dying.died == 0, "a stand-in was finalized"
+    assert any("__del__" in item.reason for item in compiled.report().breaks), str(compiled.report())
+    del box.dying
+
+
+def test_a_c_object_is_never_changed_by_a_capture():
+    import array
+
+    box = Plain()
+    box.data = array.array("d", [1.0])
+
+    def step(x):
+        box.data.append(2.0)
+        return x * 2
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for calls in range(1, 4):
+        compiled(torch.ones(2))
+        assert len(box.data) == 1 + calls, f"after {calls} calls: {box.data}"

@@ -530,7 +530,7 @@ STATEMENTS = [
     "box.nested = {{'a': {{'b': [{V}]}}}}\nbox.nested['a']['b'].append({I})",
     "box.nested = {{'a': box.nested}} if hasattr(box, 'nested') else {{}}\nbox.nested.pop('a', None)",
     "box.names = set({L})",
-    "box.seq = [*box.names]",
+    "box.seq = sorted(box.names)",
     "box.fns.append(functools.partial(outer_list, {I}))",
     "box.items = box.items[:]\nbox.items[0:1] = [{I}]",
     "box.pairs = list(zip({L}, {D}.items()))",

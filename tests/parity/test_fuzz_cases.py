@@ -184,6 +184,18 @@ def test_print_shows_what_was_there_when_it_ran():
     check(body, table=collections.OrderedDict, recent=collections.deque, named=lambda: Named(1))
 
 
+def test_order_of_an_ordered_dict():
+    def body(box, x):
+        box.table.move_to_end("a")
+        print(box.table)
+        made = collections.OrderedDict(c=1, d=2)
+        made.move_to_end("c")
+        box.made = made
+        return x * 2
+
+    check(body, table=lambda: collections.OrderedDict(a=1, b=2))
+
+
 def test_a_list_that_holds_itself():
     def body(box, x):
         box.items.append(box.items)

@@ -80,7 +80,7 @@ def owner() -> Plain:
     made = Plain()
     made.n, made.items, made.table = 0, [1, 2], {"a": 1, "b": 2}
     made.names, made.recent = {"x"}, collections.deque([1], maxlen=2)
-    made.slotted = Slotted()
+    made.slotted, made.ordered = Slotted(), collections.OrderedDict(a=1, b=2)
     return made
 
 
@@ -94,6 +94,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "dict entry": lambda o: o.table.__setitem__("c", 1),
     "dict deletion": lambda o: o.table.pop("a"),
     "dict order": lambda o: o.table.update(a=o.table.pop("a")),
+    "moved entry": lambda o: o.ordered.move_to_end("a"),
     "set": lambda o: o.names.add("y"),
     "set read": lambda o: o.names.discard("x"),
     "deque": lambda o: o.recent.append(4),
@@ -111,7 +112,7 @@ def test_rollback_takes_every_kind_of_change_back(name: str, read: bool) -> None
     change = CHANGES[name]
 
     def look(o: Any) -> Any:
-        return o.n, list(o.items), list(o.table.items()), sorted(o.names), list(o.recent), o.slotted.count
+        return o.n, list(o.items), list(o.table.items()), sorted(o.names), list(o.recent), o.slotted.count, [*o.ordered]
 
     def step(o: Any) -> Any:
         if read:

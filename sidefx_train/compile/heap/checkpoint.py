@@ -72,7 +72,7 @@ class Contents:
         if isinstance(value, (list, deque, set)):
             items = tuple(_base(value).__iter__(value))
         elif isinstance(value, dict):
-            entries = tuple(dict.items(value))
+            entries = tuple(_base(value).items(value))
         slots = {n: object.__getattribute__(value, n) for n in slot_names(type(value)) if is_set(value, n)}
         return cls(value, items, entries, dict(_space(value)), slots)
 

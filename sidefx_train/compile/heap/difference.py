@@ -62,7 +62,7 @@ class Comparison:
             if isinstance(change.key, TraceKey) and isinstance(other.key, TraceKey):
                 yield from self._values(other.key.value, change.key.value, f"the key that it {change.describe()} under")
             what = change.describe().partition(" ")[2]
-            if change.kind in ("extend", "replace", "add"):
+            if change.kind in ("extend", "replace", "add", "remove"):
                 yield from self._values(tuple(other.value), tuple(change.value), what)
             else:
                 yield from self._values(other.value, change.value, what)

@@ -44,6 +44,7 @@ EffectKind = Literal[
     "extend",
     "replace",
     "add",
+    "remove",
     "set_cell",
     "del_cell",
     "set_class_attr",
@@ -87,6 +88,8 @@ class Effect:
             return f"rewrites {label}"
         if self.kind == "add":
             return f"adds {len(self.value)} to {label}"
+        if self.kind == "remove":
+            return f"removes {len(self.value)} from {label}"
         if self.kind in ("set_cell", "del_cell"):
             return f"sets variable {label}"
         if self.kind == "advance":
@@ -343,12 +346,11 @@ def _list(record: ListRecord) -> list[Effect]:
 def _set(record: SetRecord) -> list[Effect]:
     if not record.filled:
         return [Effect("add", record.base, None, list(record.shadow), record.through)] if record.shadow else []
-    if record.shadow == record.snapshot:
-        return []
-    return [
-        Effect("clear", record.base, through=record.through),
-        Effect("add", record.base, None, list(record.shadow), record.through),
-    ]
+    # Only what changed: the order in which a set shows its members depends on how it came to have them.
+    gone = [member for member in record.snapshot if member not in record.shadow]
+    new = [member for member in record.shadow if member not in record.snapshot]
+    changes = [Effect("remove", record.base, None, gone, record.through)] if gone else []
+    return [*changes, Effect("add", record.base, None, new, record.through)] if new else changes
 
 
 def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:

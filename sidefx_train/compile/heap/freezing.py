@@ -61,7 +61,7 @@ class Freezer:
         self.world.touch(value, deep=False)
         copy = self._remember(value, empty_like(value))
         if isinstance(value, dict):
-            for key, item in dict.items(value):
+            for key, item in base.items(value):
                 base.__setitem__(copy, key, self.value(item))
         else:
             adder = base.update if base is set else base.extend

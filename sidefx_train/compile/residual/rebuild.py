@@ -232,7 +232,8 @@ class Rebuilder:
                 self.lines.append(f"{init}({name}, {self.expression(value.default_factory)})")
         if isinstance(value, dict):
             setter = name if cls in (dict, OrderedDict, defaultdict) else None
-            for key, item in dict.items(value):
+            held: Any = base_container(cls)
+            for key, item in held.items(value):
                 key_code, item_code = self.expression(key), self.expression(item)
                 if setter:
                     self.lines.append(f"{name}[{key_code}] = {item_code}")

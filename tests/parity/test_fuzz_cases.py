@@ -240,7 +240,7 @@ def test_a_class_made_in_the_step_holds_no_symbolic_number():
     parity(make, steps=4, captures=None, whole=False)
 
 
-def test_objects_that_die_loudly_are_refused():
+def test_stand_ins_die_silently():
     box = Plain()
     box.dying = Dying()
     box.dying.n = 1
@@ -252,7 +252,6 @@ def test_objects_that_die_loudly_are_refused():
     for _ in range(3):
         assert compiled(torch.ones(2)).tolist() == [1, 1]
     assert Dying.died == 0, "a stand-in was finalized"
-    assert any("__del__" in item.reason for item in compiled.report().breaks), str(compiled.report())
     del box.dying
 
 

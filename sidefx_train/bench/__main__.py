@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sidefx_train.bench import show
 from sidefx_train.bench.contenders import CONTENDERS, REFERENCE
+from sidefx_train.bench.guards import guard_cost
 from sidefx_train.bench.rounds import Plan, Run, measure
 from sidefx_train.bench.summary import summarize
 from sidefx_train.bench.workloads import GOALS, SUITES, names
@@ -74,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         runs = measure(plan, tell)
     rows = summarize(plan, runs)
     console.print(show.tables(rows, GOALS, console.width))
+    if any(row.contender == "sidefx" and row.status == "ok" for row in rows):
+        console.print(str(guard_cost()), highlight=False)
     if args.json is not None:
         show.write_json(args.json, plan, rows, runs)
         console.print(f"figures: {args.json}")

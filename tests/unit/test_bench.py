@@ -81,3 +81,12 @@ def test_one_process(tmp_path):
     (row,) = figures["summary"]
     assert row["status"] == "ok" and row["ratio"] == 1.0 and row["correct"], row
     assert plot.stat().st_size > 1000, "no plot"
+
+
+def test_guard_cost_is_per_parameter():
+    from sidefx_train.bench.guards import GuardCost, guard_cost
+
+    assert GuardCost((10, 100), (3e-6, 12e-6)).per_parameter == pytest.approx(1e-7)
+    assert "100 ns for each further one" in str(GuardCost((10, 100), (3e-6, 12e-6)))
+    found = guard_cost()
+    assert found.parameters == (10, 100) and 0 < found.seconds[0] < found.seconds[1]

@@ -308,8 +308,8 @@ class CompiledStep:
     ) -> Any:
         """Runs the step itself; says why, once per reason."""
         strict = self.config.fullgraph or self.config.on_failure == "raise"
-        if strict and stop.raised:
-            self._fn(*args, **kwargs)  # a step that raises raises its own error, captured or not
+        if stop.raised:
+            return self._eager_after_error(stop, args, kwargs, strict)
         if stop.code not in ("SFX203", "SFX202"):
             self._report.record_break(stop.code, stop.reason, stop.location)
             if strict:
@@ -317,6 +317,27 @@ class CompiledStep:
         self._report.record_fallback(stop.code, stop.reason, stop.location)
         result = self._fn(*args, **kwargs)  # first: if the step itself raises, its own error is the news
         self._warn(stop, key or (stop.code, str(stop.location)))
+        return result
+
+    def _eager_after_error(
+        self, stop: CaptureFailed, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool
+    ) -> Any:
+        """An exception came out of the capture: most often the step's own, which it raises again now."""
+        try:
+            result = self._fn(*args, **kwargs)
+        except Exception as error:
+            cause = stop.__cause__
+            if type(error) is type(cause) and str(error) == str(cause):
+                self._report.record_fallback("SFX202", f"the step raised {_summary(error)}", stop.location)
+            else:
+                self._report.record_break(stop.code, stop.reason, stop.location)
+                self._report.record_fallback(stop.code, stop.reason, stop.location)
+            raise
+        self._report.record_break(stop.code, stop.reason, stop.location)
+        if strict:
+            raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
+        self._report.record_fallback(stop.code, stop.reason, stop.location)
+        self._warn(stop, (stop.code, str(stop.location)))
         return result
 
     def _warn(self, stop: CaptureFailed, key: tuple[str, str], what: str = "ran eagerly") -> None:

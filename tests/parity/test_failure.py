@@ -332,3 +332,29 @@ def test_warning_points_at_the_call():
         warnings.simplefilter("always")
         compiled(x, y, True)
     assert [w.filename for w in caught if w.category is SideFXWarning] == [__file__], [str(w) for w in caught]
+
+
+def test_an_error_of_the_step_itself_is_not_called_internal():
+    seen = {"missing": 0}
+
+    def step(x, kind):
+        seen["missing"] += 1
+        if kind == "raise":
+            raise ValueError(f"no {kind}")
+        if kind == "key":
+            return seen["nothing"]
+        if kind == "name":
+            return undefined_name  # noqa: F821
+        return x * 2
+
+    for kind, wanted in (("raise", ValueError), ("key", KeyError), ("name", NameError)):
+        compiled = sidefx_train.compile(step, backend="eager")
+        before = seen["missing"]
+        with pytest.raises(wanted):
+            compiled(torch.ones(2), kind)
+        assert seen["missing"] == before + 1, "its effects are made once"
+        report = compiled.report()
+        assert [record.code for record in report.fallbacks] == ["SFX202"], str(report)
+        assert wanted.__name__ in report.fallbacks[0].reason and not report.breaks
+        assert torch.equal(compiled(torch.ones(2), "fine"), torch.full((2,), 2.0))
+        assert compiled.report().calls == 2 == compiled.report().replays + compiled.report().fallback_count

@@ -62,7 +62,5 @@ def test_wrong_backend_raises_on_request():
 
 
 def test_options_of_later_versions_are_refused():
-    with pytest.raises(NotImplementedError, match="dynamic=True"):
-        make(dynamic=True)
     with pytest.raises(NotImplementedError, match="cuda_graphs"):
         make(cuda_graphs="on")

@@ -10,6 +10,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
+from sidefx_train.compile.backend.attention import expand_attention
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.products import choose_products
@@ -70,8 +71,10 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     )
     seconds["functionalize"] = time.perf_counter() - start
     start = time.perf_counter()
+    tiny = is_tiny(graph.module)
+    attention = expand_attention(graph.module, traced.fake_mode, 1 if tiny else torch.get_num_threads())
     readable = graph.module.print_readable(print_output=False)
-    notes = list(graph.notes)
+    notes = [*graph.notes, attention]
     call, code = _lower(graph, config, traced, notes)
     seconds["lower"] = time.perf_counter() - start
     serial = is_tiny(graph.module)

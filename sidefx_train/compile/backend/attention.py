@@ -1,0 +1,233 @@
+"""Attention as matrix products and a softmax, where that is faster than torch's fused kernel.
+
+The fused kernel of the CPU works through a head in blocks, which saves memory for long sequences. For short ones its
+many small products cost more than batched ones do, and its softmax cannot be fused with what surrounds it. Both forms
+are timed once per shape and number of threads; results are kept on disk with those of the products.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend.products import timings
+
+aten = torch.ops.aten
+_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+_LARGEST = 4_000_000
+"""Elements of all heads' attention weights above which the fused kernel stays: it never holds them."""
+
+
+def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> str:
+    """Rewrites attention that is faster taken apart; returns a note for the report.
+
+    Args:
+        module: a functional graph.
+        fake_mode: of the values in its nodes.
+        threads: how many will run it.
+    """
+    found = [node for node in module.graph.nodes if node.op == "call_function" and node.target is _FORWARD]
+    weights: dict[fx.Node, fx.Node] = {}
+    moved = 0
+    for node in found:
+        if _fits(node) and _is_faster(node, threads):
+            weights[node] = _Expansion(module.graph, node, fake_mode).forward()
+            moved += 1
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or node.target is not _BACKWARD:
+            continue
+        producer = node.args[5].args[0] if isinstance(node.args[5], fx.Node) and node.args[5].args else None
+        if producer in weights:
+            _Expansion(module.graph, node, fake_mode).backward(weights[producer])
+    for node in reversed(found):
+        if node in weights:
+            for user in list(node.users):
+                if not user.users:
+                    module.graph.erase_node(user)
+            if not node.users:
+                module.graph.erase_node(node)
+    timings().save()
+    if moved:
+        module.graph.lint()
+        module.recompile()
+    return f"{moved} of {len(found)} attentions as matrix products" if moved else ""
+
+
+def _fits(node: fx.Node) -> bool:
+    """True for float32 self-attention of static shape, without dropout and mask tensor, with plain layouts."""
+    values = [a.meta["val"] for a in node.args[:3]]  # type: ignore[union-attr]
+    dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
+    if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
+        return False
+    for value in values:
+        if value.dtype != torch.float32 or value.device.type != "cpu" or value.dim() != 4:
+            return False
+        if not all(isinstance(n, int) for n in (*value.shape, *value.stride())) or 0 in value.shape:
+            return False
+    rows, heads, length, _ = values[0].shape
+    if any(value.shape != values[0].shape for value in values) or rows * heads * length * length > _LARGEST:
+        return False
+    backward = [user for get in node.users for user in get.users if user.target is _BACKWARD]
+    users = [*node.users, *(get for user in backward for get in user.users)]
+    for get in users:
+        value = get.meta["val"]
+        if get.target is not _getitem:
+            return False
+        if value.dim() == 4 and not (value.is_contiguous() or value.transpose(1, 2).is_contiguous()):
+            return False
+    # The log-sum-exp goes nowhere but to the backward, which is in the same graph.
+    return all(user.target is _BACKWARD for get in node.users if get.args[1] == 1 for user in get.users)
+
+
+def _is_faster(node: fx.Node, threads: int) -> bool:
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    causal = bool(_causal(node, 4))
+    known = timings()
+    key = f"{threads}: attention {tuple(value.shape)} causal {causal}"
+    if key not in known.known:
+        known.known[key] = _measure(tuple(value.shape), causal, threads)
+        known.dirty = True
+    times = known.known[key]
+    return times["products"] < 0.95 * times["fused"]
+
+
+def _causal(node: fx.Node, position: int) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get("is_causal", False)
+
+
+def _measure(shape: tuple[int, ...], causal: bool, threads: int) -> dict[str, float]:
+    """Seconds of forward and backward of each form, run by torch's operators."""
+    rows, heads, length, width = shape
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with compat.outside_tracing(), torch.no_grad():
+            q, k, v, g = (torch.rand(rows, length, heads, width).transpose(1, 2) for _ in range(4))
+            q3, k3, v3, g3 = (t.reshape(rows * heads, length, width) for t in (q, k, v, g))
+            mask = torch.full((length, length), -math.inf).triu(1) if causal else torch.zeros(length, length)
+
+            def fused() -> None:
+                out, lse = _FORWARD(q, k, v, 0.0, causal)
+                _BACKWARD(g, q, k, v, out, lse, 0.0, causal)
+
+            def products() -> None:
+                weights = torch.softmax(torch.bmm(q3, k3.transpose(1, 2)).add_(mask), -1)
+                torch.bmm(weights, v3)
+                torch.bmm(weights.transpose(1, 2), g3)
+                inner = torch.bmm(g3, v3.transpose(1, 2))
+                inner = torch._softmax_backward_data(inner, weights, -1, torch.float32)
+                torch.bmm(inner, k3)
+                torch.bmm(inner.transpose(1, 2), q3)
+
+            return _best({"fused": fused, "products": products})
+    finally:
+        torch.set_num_threads(before)
+
+
+def _best(candidates: dict[str, Callable[[], None]]) -> dict[str, float]:
+    best = dict.fromkeys(candidates, math.inf)
+    for _ in range(8):
+        for name, run in candidates.items():
+            run()
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+_getitem = operator.getitem
+
+
+class _Expansion:
+    """Writes the nodes of one attention in front of the fused one."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+        self.graph = graph
+        self.node = node
+        self.fake_mode = fake_mode
+        offset = 1 if node.target is _BACKWARD else 0
+        self.q, self.k, self.v = (node.args[i + offset] for i in range(3))
+        self.rows, self.heads, self.length, self.width = self.q.meta["val"].shape  # type: ignore[union-attr]
+        self.causal = bool(_causal(node, 7 if offset else 4))
+        scale = node.kwargs.get("scale")
+        self.scale = float(scale) if scale is not None else 1.0 / math.sqrt(self.width)  # type: ignore[arg-type]
+
+    def emit(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        made = self.graph.call_function(op, args, kwargs)
+        values = fx.map_arg((args, kwargs), lambda used: used.meta["val"])
+        with self.fake_mode, torch.no_grad():
+            made.meta["val"] = op(*values[0], **values[1])
+        return made
+
+    def flat(self, x: Any) -> fx.Node:
+        """[rows, heads, length, width] as a batch of matrices."""
+        if not x.meta["val"].is_contiguous():
+            x = self.emit(aten.clone.default, x, memory_format=torch.contiguous_format)
+        return self.emit(aten.view.default, x, [self.rows * self.heads, self.length, self.width])
+
+    def turned(self, x: fx.Node) -> fx.Node:
+        return self.emit(aten.permute.default, x, [0, 2, 1])
+
+    def laid_out(self, x: fx.Node, like: torch.Tensor) -> fx.Node:
+        """A batch of matrices as [rows, heads, length, width], with the strides that users of the result expect."""
+        whole = self.emit(aten.view.default, x, [self.rows, self.heads, self.length, self.width])
+        if like.is_contiguous():
+            return whole
+        whole = self.emit(aten.permute.default, whole, [0, 2, 1, 3])
+        whole = self.emit(aten.clone.default, whole, memory_format=torch.contiguous_format)
+        return self.emit(aten.permute.default, whole, [0, 2, 1, 3])
+
+    def replace(self, results: dict[int, fx.Node]) -> None:
+        for get in list(self.node.users):
+            made = results.get(get.args[1])  # type: ignore[arg-type]
+            if made is not None:
+                get.replace_all_uses_with(made)
+                self.graph.erase_node(get)
+
+    def like(self, index: int) -> torch.Tensor:
+        return self.node.meta["val"][index]  # type: ignore[no-any-return]
+
+    def forward(self) -> fx.Node:
+        """Returns the attention weights."""
+        with self.graph.inserting_before(self.node):
+            scores = self.emit(aten.bmm.default, self.flat(self.q), self.turned(self.flat(self.k)))
+            scores = self.emit(aten.mul.Tensor, scores, self.scale)
+            if self.causal:
+                settings = {"start": 0, "step": 1, "dtype": torch.int64, "requires_grad": False}
+                device = self.like(0).device
+                place = self.emit(torch.ops.prims.iota.default, self.length, device=device, **settings)
+                row = self.emit(aten.unsqueeze.default, place, 1)
+                lowest = self.emit(aten.full.default, [], -math.inf, dtype=torch.float32, device=device)
+                seen = self.emit(aten.le.Tensor, place, row)
+                scores = self.emit(aten.where.self, seen, scores, lowest)
+            top = self.emit(aten.amax.default, scores, [-1], True)
+            powers = self.emit(aten.exp.default, self.emit(aten.sub.Tensor, scores, top))
+            total = self.emit(aten.sum.dim_IntList, powers, [-1], True)
+            weights = self.emit(aten.div.Tensor, powers, total)
+            out = self.emit(aten.bmm.default, weights, self.flat(self.v))
+            self.replace({0: self.laid_out(out, self.like(0))})
+        return weights
+
+    def backward(self, weights: fx.Node) -> None:
+        with self.graph.inserting_before(self.node):
+            grad = self.flat(self.node.args[0])
+            dv = self.emit(aten.bmm.default, self.turned(weights), grad)
+            inner = self.emit(aten.bmm.default, grad, self.turned(self.flat(self.v)))
+            drawn = self.emit(aten.mul.Tensor, inner, weights)
+            total = self.emit(aten.sum.dim_IntList, drawn, [-1], True)
+            scores = self.emit(aten.sub.Tensor, drawn, self.emit(aten.mul.Tensor, weights, total))
+            scores = self.emit(aten.mul.Tensor, scores, self.scale)
+            dq = self.emit(aten.bmm.default, scores, self.flat(self.k))
+            dk = self.emit(aten.bmm.default, self.turned(scores), self.flat(self.q))
+            made = {i: self.laid_out(x, self.like(i)) for i, x in enumerate((dq, dk, dv))}
+            self.replace(made)
+        self.graph.erase_node(self.node)

@@ -1,0 +1,84 @@
+"""Attention taken apart computes what the fused kernel computes; what it does not cover stays fused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sidefx_train
+from sidefx_train.compile.backend import attention
+
+
+class Mixer(nn.Module):
+    def __init__(self, causal, mask=False, contiguous=False):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.causal, self.contiguous = causal, contiguous
+        self.mask = torch.zeros(6, 6).masked_fill(torch.rand(6, 6) > 0.7, -1.0) if mask else None
+
+    def forward(self, x):
+        q, k, v = (t.view(2, 6, 4, 4).transpose(1, 2) for t in self.qkv(x).split(16, 2))
+        if self.contiguous:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
+        return y.transpose(1, 2).reshape(2, 6, 16)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    monkeypatch.setattr(attention, "_is_faster", lambda node, threads: True)
+
+
+def trained(model, compiled):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = sidefx_train.compile(step, fullgraph=True) if compiled else step
+    losses = [run(torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(i))) for i in range(3)]
+    return losses, [p.detach().clone() for p in model.parameters()], run
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_equal_to_the_fused_kernel(chosen, causal, contiguous):
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        results.append(trained(Mixer(causal, contiguous=contiguous), compiled))
+    for a, b in zip(results[0][0] + results[0][1], results[1][0] + results[1][1], strict=True):
+        assert (a - b).norm() <= 1e-5 * a.norm()
+    report = results[1][2].report()
+    assert "1 of 1 attentions as matrix products" in report.captures[0].notes
+    assert "flash" not in report.sources()["graph"]
+
+
+def test_a_mask_tensor_stays_fused(chosen):
+    torch.manual_seed(0)
+    _, _, run = trained(Mixer(False, mask=True), True)
+    assert not any("attentions" in note for note in run.report().captures[0].notes)
+    assert "flash" in run.report().sources()["graph"]
+
+
+def test_a_forward_without_its_backward_stays_fused(chosen):
+    """A model compiled alone: its backward is another graph, which gets the log-sum-exp."""
+    torch.manual_seed(0)
+    model = Mixer(True)
+    x = torch.randn(2, 6, 16)
+    call = sidefx_train.compile(model, fullgraph=True)
+    wanted, found = model(x), call(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    (a,), (b,) = (torch.autograd.grad(y.square().sum(), [model.qkv.weight]) for y in (wanted, found))
+    torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
+
+
+def test_both_forms_are_measured():
+    found = attention._measure((1, 2, 8, 4), True, 1)
+    assert set(found) == {"fused", "products"} and all(0 < seconds < 1 for seconds in found.values())

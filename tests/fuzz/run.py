@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import linecache
+import re
 import sys
 import traceback
 import types
@@ -35,6 +36,9 @@ class Outcome:
     replays: int = 0
     reasons: tuple[str, ...] = ()
 
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+"""In the default repr of an object; another one in every world."""
+
 
 class _World:
     """One run of the program, in a module of its own."""
@@ -60,8 +64,8 @@ class _World:
             except Exception as error:
                 frames = traceback.extract_tb(error.__traceback__)
                 lines = [frame.lineno for frame in frames if frame.filename == _FILE]
-                value = ("raised", type(error).__name__, str(error), lines)
-        return (value, arguments), printed.getvalue()
+                value = ("raised", type(error).__name__, _ADDRESS.sub("0x...", str(error)), lines)
+        return (value, arguments), _ADDRESS.sub("0x...", printed.getvalue())
 
 
 def check(source: str, backend: str = "eager") -> Outcome:

@@ -18,16 +18,19 @@ enum Load {
 };
 enum Test { T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TENSOR };
 
-// Objects are borrowed: the tuple of instructions keeps them.
+// One cache line. Objects are borrowed: the tuple of instructions keeps them.
 struct Instruction {
-    int load, test;
-    Py_ssize_t source, target;  // registers; -1: none
-    Py_ssize_t number, index;   // a length or a register to compare with; the key as an index, or -1
+    uint8_t load, test;
+    int32_t source, target;  // registers; -1: none
+    int32_t number, index;   // a length or a register to compare with; the key as an index, or -1
+    int32_t extra;           // index of a HeldTensor, or of a Gate
     PyObject *base, *key, *operand;
+    PyObject* cached;        // what it read last, borrowed from a dict that has not changed since
     Py_hash_t hash;
-    Py_ssize_t tensor;        // index of a HeldTensor
-    PyObject* cached;         // what it read last, borrowed from a dict that has not changed since
-    // A gate's own: its group and how much of it may be skipped; the dict and its version when the group last held.
+};
+
+// How long a group is and how much of it may be skipped; the dict and its version when the group last held.
+struct Gate {
     Py_ssize_t group, skipped;
     PyObject* dict;
     uint64_t version;
@@ -36,6 +39,8 @@ struct Instruction {
 struct GuardProgram {
     std::vector<Instruction> code;
     std::vector<HeldTensor> tensors;
+    std::vector<int64_t> layouts;
+    std::vector<Gate> gates;
     ThreadKeys keys = ThreadKeys::now();
     Py_ssize_t registers = 0;
 };
@@ -43,43 +48,43 @@ struct GuardProgram {
 static PyObject *name_dict, *name_grad;
 static binaryfunc dict_subscript;
 
-// A new reference, or null with or without an exception set.
-static PyObject* load_value(const Instruction& in, PyObject** registers) {
+// What an instruction reads, null if it is not there (with or without an exception set). ``owned`` gets what must be
+// released: what is read from a constant, a register, a dict or a sequence is borrowed.
+static inline PyObject* load_value(const Instruction& in, PyObject** registers, PyObject*& owned) {
     PyObject* from = in.source >= 0 ? registers[in.source] : in.base;
     PyObject* found = nullptr;
     switch (in.load) {
         case L_CONST:
         case L_REGISTER:
-            return Py_NewRef(from);
+            return from;
         case L_DICT:
             found = PyObject_GenericGetDict(from, nullptr);
             if (!found) { PyErr_Clear(); found = PyObject_GetAttr(from, name_dict); }
-            return found;
+            return owned = found;
         case L_ENTRY:
         case L_ITEM:
             if (PyDict_Check(from) &&
                 (in.load == L_ENTRY || Py_TYPE(from)->tp_as_mapping->mp_subscript == dict_subscript)) {
-                found = _PyDict_GetItem_KnownHash(from, in.key, in.hash);  // adds nothing to a defaultdict
-                return found ? Py_NewRef(found) : nullptr;
+                return _PyDict_GetItem_KnownHash(from, in.key, in.hash);  // adds nothing to a defaultdict
             }
             if (in.index >= 0 && PyList_CheckExact(from))
-                return in.index < PyList_GET_SIZE(from) ? Py_NewRef(PyList_GET_ITEM(from, in.index)) : nullptr;
+                return in.index < PyList_GET_SIZE(from) ? PyList_GET_ITEM(from, in.index) : nullptr;
             if (in.index >= 0 && PyTuple_CheckExact(from))
-                return in.index < PyTuple_GET_SIZE(from) ? Py_NewRef(PyTuple_GET_ITEM(from, in.index)) : nullptr;
-            return PyObject_GetItem(from, in.key);
+                return in.index < PyTuple_GET_SIZE(from) ? PyTuple_GET_ITEM(from, in.index) : nullptr;
+            return owned = PyObject_GetItem(from, in.key);
         case L_SLOT:
-            return PyObject_GetAttr(from, in.key);
+            return owned = PyObject_GetAttr(from, in.key);
         case L_CELL:
             if (!PyCell_Check(from)) return nullptr;
-            return PyCell_Get(from);
+            return owned = PyCell_Get(from);
         case L_GRAD:
-            return PyObject_GetAttr(from, name_grad);
+            return owned = PyObject_GetAttr(from, name_grad);
         case L_HOOKS:
         case L_LATE_HOOKS:
             found = tensor_words(from)[impl_word + (in.load == L_HOOKS ? 1 : 2)];
-            return Py_NewRef(found ? found : Py_None);
+            return found ? found : Py_None;
         default:
-            return PyObject_CallNoArgs(from);
+            return owned = PyObject_CallNoArgs(from);
     }
 }
 
@@ -123,7 +128,7 @@ static bool test_value(const GuardProgram& program, const Instruction& in, PyObj
         case T_KEYS: return same_keys(value, in.operand);
         case T_ABSENT: return PyDict_Check(value) && PyDict_Contains(value, in.operand) == 0;
         case T_NO_ITEM: return PySequence_Contains(value, in.operand) == 0;
-        default: return program.tensors[in.tensor].matches(value);
+        default: return program.tensors[in.extra].matches(value, program.layouts.data());
     }
 }
 
@@ -145,42 +150,47 @@ struct Registers {
     ~Registers() { for (PyObject* value : values) Py_XDECREF(value); }
 };
 
-// Runs one instruction on a value it owns.
+// Tests a value and keeps it if it is needed again.
 static inline bool finish(const GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
-    const bool holds = value && test_value(program, in, value, registers);
-    if (holds && in.target >= 0) registers[in.target] = value;
-    else Py_XDECREF(value);
+    if (!value || !test_value(program, in, value, registers)) return false;
+    if (in.target >= 0) registers[in.target] = Py_NewRef(value);
+    return true;
+}
+
+static inline bool run_one(const GuardProgram& program, Instruction& in, PyObject** registers) {
+    PyObject* owned = nullptr;
+    in.cached = load_value(in, registers, owned);
+    const bool holds = finish(program, in, in.cached, registers);
+    Py_XDECREF(owned);
     return holds;
 }
 
 static bool holds_all(GuardProgram& program) {
     Registers kept(program.registers);
     PyObject** registers = kept.values.data();
-    const Py_ssize_t n = (Py_ssize_t)program.code.size();
-    for (Py_ssize_t i = 0; i < n; ++i) {
-        Instruction& in = program.code[i];
-        if (in.load != L_GATE) {
-            if (!finish(program, in, load_value(in, registers), registers)) return false;
+    Instruction* next = program.code.data();
+    Instruction* const end = next + program.code.size();
+    while (next < end) {
+        if (next->load != L_GATE) {
+            if (!run_one(program, *next++, registers)) return false;
             continue;
         }
-        PyObject* dict = registers[in.source];
+        Gate& gate = program.gates[next->extra];
+        PyObject* dict = registers[next->source];
         const uint64_t version = version_of(dict);
-        Instruction *next = &in + 1, *end = next + in.group;
-        if (version && dict == in.dict && version == in.version) {
-            for (next += in.skipped; next < end; ++next) {
-                PyObject* value = Py_NewRef(next->load == L_REGISTER ? registers[next->source] : next->cached);
+        Instruction* const last = ++next + gate.group;
+        if (version && dict == gate.dict && version == gate.version) {
+            for (next += gate.skipped; next < last; ++next) {
+                PyObject* value = next->load == L_REGISTER ? registers[next->source] : next->cached;
                 if (!finish(program, *next, value, registers)) return false;
             }
         } else {
-            in.dict = nullptr;
-            for (; next < end; ++next) {
-                next->cached = load_value(*next, registers);
-                if (!finish(program, *next, next->cached, registers)) return false;
-            }
-            in.dict = dict;
-            in.version = version;
+            gate.dict = nullptr;
+            for (; next < last; ++next)
+                if (!run_one(program, *next, registers)) return false;
+            gate.dict = dict;
+            gate.version = version;
         }
-        i += in.group;
     }
     return true;
 }
@@ -215,22 +225,29 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(instructions); ++i) {
         PyObject* t = PyTuple_GET_ITEM(instructions, i);
         Instruction in;
-        if (!PyArg_ParseTuple(t, "inOOiOnn", &in.load, &in.source, &in.base, &in.key, &in.test, &in.operand,
-                              &in.number, &in.target)) {
+        int load, test;
+        Py_ssize_t source, number, target;
+        if (!PyArg_ParseTuple(t, "inOOiOnn", &load, &source, &in.base, &in.key, &test, &in.operand, &number, &target)) {
             delete program;
             return nullptr;
         }
-        in.hash = in.load == L_ENTRY || in.load == L_ITEM ? PyObject_Hash(in.key) : 0;
-        in.cached = in.dict = nullptr;
-        in.version = 0;
-        in.group = in.test;  // a gate has no test
-        in.skipped = in.number;
-        if (in.load == L_GATE) in.test = T_NONE;
-        in.index = PyLong_CheckExact(in.key) ? PyLong_AsSsize_t(in.key) : -1;
+        in.load = (uint8_t)load;
+        in.test = (uint8_t)test;
+        in.source = (int32_t)source;
+        in.target = (int32_t)target;
+        in.number = (int32_t)number;
+        in.extra = -1;
+        in.cached = nullptr;
+        in.hash = load == L_ENTRY || load == L_ITEM ? PyObject_Hash(in.key) : 0;
+        in.index = PyLong_CheckExact(in.key) ? (int32_t)PyLong_AsSsize_t(in.key) : -1;
         if (PyErr_Occurred()) { delete program; return nullptr; }
-        if (in.test == T_TENSOR) {
-            in.tensor = (Py_ssize_t)program->tensors.size();
-            program->tensors.emplace_back(in.operand);
+        if (load == L_GATE) {
+            in.test = T_NONE;
+            in.extra = (int32_t)program->gates.size();
+            program->gates.push_back({test, number, nullptr, 0});
+        } else if (test == T_TENSOR) {
+            in.extra = (int32_t)program->tensors.size();
+            program->tensors.emplace_back(in.operand, program->layouts);
         }
         if (in.target >= program->registers) program->registers = in.target + 1;
         program->code.push_back(in);

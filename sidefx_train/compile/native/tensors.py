@@ -24,25 +24,35 @@ static c10::TensorImpl* impl_of(PyObject* tensor) {
     return reinterpret_cast<c10::TensorImpl*>(tensor_words(tensor)[impl_word]);
 }
 
+static bool requires_grad_of(c10::TensorImpl* impl) {
+    auto* meta = impl->autograd_meta();  // most state tensors have none
+    return meta && meta->requires_grad();
+}
+
 struct HeldTensor {
     PyTypeObject* type;
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
     c10::Device device;
     bool requires_grad;
-    std::vector<int64_t> sizes, strides;
+    size_t dims, layout;  // sizes and strides lie one after the other in the program's layouts
 
-    explicit HeldTensor(PyObject* tensor)
+    HeldTensor(PyObject* tensor, std::vector<int64_t>& layouts)
         : type(Py_TYPE(tensor)), keys(impl_of(tensor)->key_set()), dtype(impl_of(tensor)->dtype()),
-          device(impl_of(tensor)->device()), requires_grad(impl_of(tensor)->requires_grad()),
-          sizes(impl_of(tensor)->sizes().vec()), strides(impl_of(tensor)->strides().vec()) {}
+          device(impl_of(tensor)->device()), requires_grad(requires_grad_of(impl_of(tensor))),
+          dims(impl_of(tensor)->sizes().size()), layout(layouts.size()) {
+        for (int64_t size : impl_of(tensor)->sizes()) layouts.push_back(size);
+        for (int64_t stride : impl_of(tensor)->strides()) layouts.push_back(stride);
+    }
 
-    bool matches(PyObject* tensor) const {
+    bool matches(PyObject* tensor, const int64_t* layouts) const {
         if (Py_TYPE(tensor) != type) return false;
         c10::TensorImpl* impl = impl_of(tensor);
+        const int64_t* sizes = layouts + layout;
         return impl && impl->key_set() == keys && impl->dtype() == dtype && !impl->has_symbolic_sizes_strides() &&
-               impl->sizes() == c10::IntArrayRef(sizes) && impl->strides() == c10::IntArrayRef(strides) &&
-               impl->device() == device && impl->requires_grad() == requires_grad;
+               impl->sizes() == c10::IntArrayRef(sizes, dims) &&
+               impl->strides() == c10::IntArrayRef(sizes + dims, dims) && impl->device() == device &&
+               requires_grad_of(impl) == requires_grad;
     }
 };
 
@@ -59,8 +69,8 @@ struct ThreadKeys {
 };
 #else
 struct HeldTensor {
-    explicit HeldTensor(PyObject*) {}
-    bool matches(PyObject*) const { return false; }
+    HeldTensor(PyObject*, std::vector<int64_t>&) {}
+    bool matches(PyObject*, const int64_t*) const { return false; }
 };
 struct ThreadKeys {
     static ThreadKeys now() { return {}; }

@@ -36,6 +36,7 @@ class Outcome:
     replays: int = 0
     reasons: tuple[str, ...] = ()
 
+
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 """In the default repr of an object; another one in every world."""
 
@@ -56,7 +57,10 @@ class _World:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             if index:
-                self.between(index)
+                try:
+                    self.between(index)
+                except Exception as error:  # what the program does between two calls may fail, but alike
+                    print("between:", type(error).__name__, error)
             arguments = self.arguments(index)
             torch.manual_seed(100 + index)
             try:

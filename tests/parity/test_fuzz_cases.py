@@ -269,3 +269,23 @@ def test_a_c_object_is_never_changed_by_a_capture():
     for calls in range(1, 4):
         compiled(torch.ones(2))
         assert len(box.data) == 1 + calls, f"after {calls} calls: {box.data}"
+
+
+@pytest.mark.parametrize("fn", [str, repr, hex, float, bool])
+def test_a_moving_number_under_a_c_function_given_to_map(fn):
+    def body(box, x):
+        box.n += 4
+        box.it = tuple(map(fn, [box.n, 3]))
+        return x * 2
+
+    check(body, n=int)
+
+
+def test_a_condition_on_a_converted_number():
+    def body(box, x):
+        box.n += 4
+        box.sorted = sorted([box.n, 3, 11], key=float)
+        box.high = float(box.n) > 9.5
+        return x * 2
+
+    check(body, n=int, steps=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -135,10 +136,15 @@ def _distinct(writer: Writer, guard: Guard) -> str:
 
 def _number(writer: Writer, guard: Guard) -> str:
     condition: NumberCondition = guard.value
+    writer.names.update(CONDITION_NAMES)
     code = condition.code
     for name, source in condition.names:
         code = re.sub(rf"\b{name}\b", writer.value(source), code)
     return f"not ({code})"
+
+
+CONDITION_NAMES: dict[str, Any] = {"math": math, "torch": torch}
+"""What the source of a condition on numbers may name."""
 
 
 def storage_of(tensor: Any) -> int:
@@ -259,7 +265,7 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         return storage_of(value) == storage_of(guard.value.fetch(args, kwargs)), value
     condition: NumberCondition = guard.value
     names = {name: source.fetch(args, kwargs) for name, source in condition.names}
-    held = bool(eval(condition.code, {"math": __import__("math")}, names))
+    held = bool(eval(condition.code, dict(CONDITION_NAMES), names))
     return not held, ", ".join(f"{source.label} = {names[name]!r}" for name, source in condition.names)
 
 

@@ -394,7 +394,8 @@ def _all_guards(world: TraceWorld) -> list[Guard]:
 
 
 def _separate_tensors(world: TraceWorld) -> list[Guard]:
-    """Tensors fetched at every call must not come to share memory with one that the step writes."""
+    """Tensors fetched at every call must not come to share memory with one that the step writes, nor written ones
+    with any that the entry holds."""
     fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
     written = [record for record in fetched if world.writes.to(record.shadow)]
     guards: list[Guard] = []
@@ -404,6 +405,13 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
                 continue
             if storage_of(record.real) != storage_of(other.real):
                 guards.append(Guard("distinct", record.source, other.source))
+    held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
+    changed = frozenset(storage_of(record.real) for record in held if world.writes.to(record.shadow)) - {0}
+    every = frozenset(storage_of(record.real) for record in held) - {0}
+    for record in fetched:
+        apart = every if record in written else changed
+        if apart and storage_of(record.real) not in every:
+            guards.append(Guard("apart", record.source, apart))
     return guards
 
 

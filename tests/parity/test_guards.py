@@ -296,3 +296,37 @@ def test_reset_forgets():
 def test_capture_leaves_the_world_alone():
     """Tracing itself touches nothing: state after one call is the state after one eager call."""
     parity(make, steps=1, rng="eager")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_an_argument_comes_to_share_memory_with_a_parameter(backend):
+    """The step writes the parameter and reads the argument: where they are one memory, eager reads what was written."""
+
+    def make() -> Program:
+        weight = nn.Parameter(torch.arange(4.0))
+
+        def step(x):
+            with torch.no_grad():
+                weight.mul_(2)
+            return x + weight.detach()
+
+        def arguments(index):
+            return (weight.detach() if index % 2 else torch.ones(4),)
+
+        return Program(step, arguments, (weight,))
+
+    parity(make, steps=4, backend=backend, captures=None, whole=False)
+
+
+def test_a_written_argument_comes_to_share_memory_with_a_parameter():
+    def make() -> Program:
+        weight = nn.Parameter(torch.arange(4.0))
+
+        def step(x):
+            x.add_(1)
+            return weight.detach() * 2
+
+        return Program(step, lambda index: (weight.detach() if index % 2 else torch.ones(4),), (weight,))
+
+    for backend in ("eager", "aot_eager"):
+        parity(make, steps=4, backend=backend, captures=None, whole=False)

@@ -29,7 +29,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
     for guard in guards:
         if guard.kind == "tensor":
             tensors.append(guard)
-        elif guard.kind in ("number", "distinct"):
+        elif guard.kind in ("number", "distinct", "apart"):
             conditions.append(guard)
         elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
             continue  # an empty container is only ever tested for emptiness
@@ -44,7 +44,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
         lines += _drain(writer)
         lines.append(f"if not check_tensors({values}): {miss}")
     for guard in conditions:
-        test = _number(writer, guard) if guard.kind == "number" else _distinct(writer, guard)
+        test = _CONDITIONS[guard.kind](writer, guard)
         lines += _drain(writer)
         lines.append(f"if {test}: {miss}")
     return lines
@@ -134,6 +134,11 @@ def _distinct(writer: Writer, guard: Guard) -> str:
     return f"{storage}({writer.value(guard.source)}) == {storage}({writer.value(guard.value)})"
 
 
+def _apart(writer: Writer, guard: Guard) -> str:
+    storage = writer.constant(storage_of, "storage_of")
+    return f"{storage}({writer.value(guard.source)}) in {writer.constant(guard.value, 'held_memory')}"
+
+
 def _number(writer: Writer, guard: Guard) -> str:
     condition: NumberCondition = guard.value
     writer.names.update(CONDITION_NAMES)
@@ -174,6 +179,8 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "empty_cell": _empty_cell,
     "unset_slot": _unset_slot,
 }
+
+_CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {"number": _number, "distinct": _distinct, "apart": _apart}
 
 # --- symbolic conditions -----------------------------------------------------------------------------------------
 
@@ -261,6 +268,8 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         return cell_is_set(value), value
     if guard.kind == "unset_slot":
         return is_set(value, guard.value), value
+    if guard.kind == "apart":
+        return storage_of(value) in guard.value, "memory of a tensor that the step holds"
     if guard.kind == "distinct":
         return storage_of(value) == storage_of(guard.value.fetch(args, kwargs)), value
     condition: NumberCondition = guard.value

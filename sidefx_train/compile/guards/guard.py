@@ -22,6 +22,7 @@ GuardKind = Literal[
     "no_item",  # no key `value` in the mapping
     "same",  # the same object as another source
     "tensor",  # metadata of a tensor
+    "apart",  # a tensor whose memory is none of these addresses, of tensors that the entry holds
     "distinct",  # tensors that must not share storage
     "unset_slot",  # no value in the slot `value` of an object
     "empty_cell",  # a closure cell without contents
@@ -67,6 +68,8 @@ class Guard:
             return f"{label} is {self.value.label}"
         if self.kind == "tensor":
             return f"{label} is a {value}"
+        if self.kind == "apart":
+            return f"{label} shares no memory with {len(self.value)} tensors that the step holds"
         if self.kind == "distinct":
             return f"{label} shares no memory with {self.value.label}"
         if self.kind == "empty_cell":

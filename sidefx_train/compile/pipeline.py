@@ -45,7 +45,7 @@ from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
 from sidefx_train.compile.heap.opaque import check_nothing_left
-from sidefx_train.compile.heap.records import TensorRecord
+from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, SetRecord, TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.world import TraceWorld
 from sidefx_train.compile.joint.runtime import join
@@ -262,6 +262,8 @@ def _capture_once(
                 suspended = suspension is not None
                 return plan(world, name, _all_guards(world), effects, returned, len(args), tuple(kwargs), suspended)
 
+            for guard in _separate_objects(world, effects):
+                world.heap.guards.setdefault(("separate", id(guard.source), guard.value), guard)
             residual, joint = planned(), None
             if residual.differentiable:
                 recorded = record_backward(world, list(residual.outputs), residual.differentiable)
@@ -413,6 +415,22 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
         if apart and storage_of(record.real) not in every:
             guards.append(Guard("apart", record.source, apart))
     return guards
+
+
+def _separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
+    """Objects found by path must not come to be one where the step changes one of them."""
+    reached = [
+        record
+        for record in world.heap.by_real.values()
+        if isinstance(record, (ListRecord, DictRecord, SetRecord, InstanceRecord)) and record.base.kind != "const"
+    ]
+    targets = {id(effect.target) for effect in effects.changes}
+    found: list[Guard] = []
+    for cls in {type(record.real) for record in reached if id(record.base) in targets}:
+        alike = tuple(record.base for record in reached if type(record.real) is cls)
+        if len(alike) > 1:
+            found.append(Guard("separate", alike[0], alike))
+    return found
 
 
 def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:

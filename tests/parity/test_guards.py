@@ -330,3 +330,44 @@ def test_a_written_argument_comes_to_share_memory_with_a_parameter():
 
     for backend in ("eager", "aot_eager"):
         parity(make, steps=4, backend=backend, captures=None, whole=False)
+
+
+def test_two_containers_come_to_be_one():
+    """Lists found by path are known by type: where two become one object, what is appended mixes."""
+
+    def make() -> Program:
+        class Box:
+            def __init__(self):
+                self.bag = []
+
+        box = Box()
+        box.other = Box()
+
+        def step(x):
+            box.other.bag.append("in")
+            box.bag.append(1)
+            box.other.bag.append("out")
+            return x * 2
+
+        return Program(step, lambda index: (torch.ones(2),), (box,))
+
+    def between(program, index):
+        if index == 2:
+            program.watch[0].other.bag = program.watch[0].bag
+
+    parity(make, steps=5, between=between, captures=2)
+
+
+def test_two_arguments_come_to_be_one_object():
+    def make() -> Program:
+        lists = [[], []]
+
+        def step(x, a, b):
+            a.append(1)
+            b.append(2)
+            a.append(3)
+            return x * 2
+
+        return Program(step, lambda index: (torch.ones(2), lists[0], lists[index // 2 % 2]), lists)
+
+    parity(make, steps=6, captures=2)

@@ -373,3 +373,15 @@ def test_a_detached_twin_shares_memory_and_version():
         before = out._version
         twin.zero_()
         assert out._version == before + 1 and out.abs().sum() == 0
+
+
+def test_what_an_unused_output_depends_on_gets_no_gradient():
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    fn = lambda x: ((x * first).sum(), (x * second).sum(), (first * second).sum())  # noqa: E731
+    for call in (fn, sidefx_train.compile(fn, backend="aot_eager", fullgraph=True)):
+        first.grad = second.grad = None
+        a, _, c = call(torch.arange(3.0))
+        a.backward(retain_graph=True)
+        assert second.grad is None and first.grad.tolist() == [0, 1, 2]
+        c.backward()
+        assert second.grad.tolist() == [1, 1, 1] and first.grad.tolist() == [1, 2, 3]

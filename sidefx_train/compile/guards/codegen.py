@@ -29,7 +29,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
     for guard in guards:
         if guard.kind == "tensor":
             tensors.append(guard)
-        elif guard.kind in ("number", "distinct", "apart"):
+        elif guard.kind in ("number", "distinct", "apart", "separate"):
             conditions.append(guard)
         elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
             continue  # an empty container is only ever tested for emptiness
@@ -180,7 +180,18 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "unset_slot": _unset_slot,
 }
 
-_CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {"number": _number, "distinct": _distinct, "apart": _apart}
+
+def _separate(writer: Writer, guard: Guard) -> str:
+    values = ", ".join(f"id({writer.value(source)})" for source in guard.value)
+    return f"len({{{values}}}) != {len(guard.value)}"
+
+
+_CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {
+    "number": _number,
+    "distinct": _distinct,
+    "apart": _apart,
+    "separate": _separate,
+}
 
 # --- symbolic conditions -----------------------------------------------------------------------------------------
 
@@ -268,6 +279,8 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         return cell_is_set(value), value
     if guard.kind == "unset_slot":
         return is_set(value, guard.value), value
+    if guard.kind == "separate":
+        return len({id(source.fetch(args, kwargs)) for source in guard.value}) != len(guard.value), "one object twice"
     if guard.kind == "apart":
         return storage_of(value) in guard.value, "memory of a tensor that the step holds"
     if guard.kind == "distinct":

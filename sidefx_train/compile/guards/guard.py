@@ -23,6 +23,7 @@ GuardKind = Literal[
     "same",  # the same object as another source
     "tensor",  # metadata of a tensor
     "apart",  # a tensor whose memory is none of these addresses, of tensors that the entry holds
+    "separate",  # objects that must not be one another
     "distinct",  # tensors that must not share storage
     "unset_slot",  # no value in the slot `value` of an object
     "empty_cell",  # a closure cell without contents
@@ -68,6 +69,8 @@ class Guard:
             return f"{label} is {self.value.label}"
         if self.kind == "tensor":
             return f"{label} is a {value}"
+        if self.kind == "separate":
+            return f"{', '.join(source.label for source in self.value)} are different objects"
         if self.kind == "apart":
             return f"{label} shares no memory with {len(self.value)} tensors that the step holds"
         if self.kind == "distinct":

@@ -27,17 +27,23 @@ class _CapturedPart(torch.autograd.Function):
         saved = [taken[i] if kind == "input" else results[i] for kind, i in graph.feeds if kind != "tangent"]
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
         ctx.numbers = {i: value for i, value in enumerate(saved) if not isinstance(value, torch.Tensor)}
-        ctx.layouts = [(results[i].size(), results[i].stride()) for i in graph.differentiable]
+        ctx.outputs = [_Layout(results[i]) for i in graph.differentiable]
+        ctx.set_materialize_grads(False)
         ctx.joined = joined
         return tuple(results[i] for i in graph.differentiable)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         joined: Joined = ctx.joined
         saved = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(ctx.saved_tensors)]
-        laid_out = [_laid_out(t, size, stride) for t, (size, stride) in zip(tangents, ctx.layouts, strict=True)]
-        return (None, None, None, *joined.gradients([*saved, *laid_out]))
+        laid_out = [layout.fit(tangent) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
+        missing = {i for i, tangent in enumerate(tangents) if tangent is None}
+        grads = joined.gradients([*saved, *laid_out])
+        for i, made_of in enumerate(joined.graph.depends):
+            if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
+                grads[i] = None
+        return (None, None, None, *grads)
 
 
 class Joined:
@@ -69,12 +75,19 @@ class Joined:
         return list(self._backward(inputs))
 
 
-def _laid_out(tangent: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """The tangent with the strides that the backward was compiled for."""
-    if tangent.stride() == stride or tangent.numel() == 0:
-        return tangent
-    made = torch.empty_strided(size, stride, dtype=tangent.dtype, device=tangent.device)
-    return made.copy_(tangent)
+class _Layout:
+    """What a tangent must look like: the backward was compiled for the layout of the output."""
+
+    def __init__(self, output: torch.Tensor) -> None:
+        self.size, self.stride = output.size(), output.stride()
+        self.dtype, self.device = output.dtype, output.device
+
+    def fit(self, tangent: torch.Tensor | None) -> torch.Tensor:
+        """The tangent in that layout; zeros for one that is undefined."""
+        if tangent is not None and (tangent.stride() == self.stride or tangent.numel() == 0):
+            return tangent
+        made = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+        return made.zero_() if tangent is None else made.copy_(tangent)
 
 
 def join(graph: JointGraph, forward: Executable, backward: Executable) -> Executable:

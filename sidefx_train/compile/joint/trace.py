@@ -32,6 +32,7 @@ class JointGraph:
         aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
         feeds: where each input of the backward comes from.
         leaves: positions of the inputs that get gradients, one per result of the backward.
+        depends: for each of them, the tangents that its gradient is made of.
     """
 
     forward: TracedGraph
@@ -41,6 +42,7 @@ class JointGraph:
     aliases: tuple[tuple[int, int], ...]
     feeds: tuple[Origin, ...]
     leaves: tuple[int, ...]
+    depends: tuple[frozenset[int], ...]
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,16 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
         tuple(aliases),
         tuple(feeds),
         tuple(position for position, _ in grads),
+        _dependence(wanted, tangent_nodes, grad_nodes),
     )
+
+
+def _dependence(nodes: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node]) -> tuple[frozenset[int], ...]:
+    """For each gradient, which tangents it is made of."""
+    made_of: dict[fx.Node, frozenset[int]] = {node: frozenset({i}) for i, node in enumerate(tangents)}
+    for node in nodes:
+        made_of[node] = frozenset().union(*(made_of.get(used, frozenset()) for used in node.all_input_nodes))
+    return tuple(made_of.get(grad, frozenset()) for grad in grads)
 
 
 def _draws(nodes: list[fx.Node]) -> bool:

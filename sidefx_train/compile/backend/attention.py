@@ -124,7 +124,7 @@ def _measure(shape: tuple[int, ...], causal: bool, threads: int) -> dict[str, fl
                 torch.bmm(weights, v3)
                 torch.bmm(weights.transpose(1, 2), g3)
                 inner = torch.bmm(g3, v3.transpose(1, 2))
-                inner = torch._softmax_backward_data(inner, weights, -1, torch.float32)
+                inner = aten._softmax_backward_data.default(inner, weights, -1, torch.float32)
                 torch.bmm(inner, k3)
                 torch.bmm(inner.transpose(1, 2), q3)
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sidefx_train
 from tests.parity.harness import Program, batches, classifier, mlp, parity
 
 OPTIMIZERS = {
@@ -218,3 +219,21 @@ def test_optimizer_closure():
 
     # Gradients are there from the second call on.
     parity(make, captures=None)
+
+
+def test_a_step_writes_nothing_to_the_optimizers_groups():
+    """What was only read must not be written back: each entry would cost at every replay."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    compiled(torch.ones(1, 2))
+    effects = compiled.report().effects
+    assert all(text.endswith(".grad") for text in effects), effects

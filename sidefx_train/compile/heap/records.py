@@ -291,8 +291,10 @@ class DictRecord(Record):
         changed = dict(self.shadow)
         _base(self.shadow).clear(self.shadow)
         gone = {key for key in self.snapshot if key not in changed}
+        order: list[Any] = []
         for position, real_key in enumerate(keys):
             key = self.heap.shadow_key(real_key, self.base, position)
+            order.append(key)
             if key in gone:
                 continue
             if key in changed:
@@ -303,6 +305,7 @@ class DictRecord(Record):
                 self._take(key, real_key)
         for key, value in changed.items():
             _base(self.shadow).__setitem__(self.shadow, key, value)
+        self.snapshot = {key: self.snapshot[key] for key in order if key in self.snapshot}  # not in order of reading
         self.filled = True
 
     def reset(self) -> None:

@@ -189,34 +189,28 @@ def capture(
     Raises:
         CaptureFailed: the step cannot be captured; the world is as it was.
     """
+
+    def attempt(point: StopPoint | None) -> Captured:
+        known = learned
+        for _ in range(_MAX_RESTARTS):
+            outcome = _capture_once(fn, args, kwargs, name, known, point)
+            if isinstance(outcome, Captured):
+                return outcome
+            known = outcome
+        raise CaptureFailed("SFX204", "every attempt taught something new about the step", None, None)
+
     try:
-        return _capture(fn, args, kwargs, name, learned, None)
+        return attempt(None)
     except CaptureFailed as stop:
         if not in_parts or stop.raised:
             raise
         for point in stop.points[:_MAX_DEPTHS]:
             try:
-                return _capture(fn, args, kwargs, name, learned, point)
+                return attempt(point)
             except CaptureFailed as again:
                 if again.code == "SFX107":  # autograd cannot be cut there, nor further out
                     break
         raise
-
-
-def _capture(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str,
-    learned: Learned,
-    point: StopPoint | None,
-) -> Captured:
-    for _ in range(_MAX_RESTARTS):
-        outcome = _capture_once(fn, args, kwargs, name, learned, point)
-        if isinstance(outcome, Captured):
-            return outcome
-        learned = outcome
-    raise CaptureFailed("SFX204", "every attempt taught something new about the step", None, None)
 
 
 def _capture_once(

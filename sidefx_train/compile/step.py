@@ -208,21 +208,29 @@ class CompiledStep:
         return entry
 
     def _captured_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        try:
+            return self._entry_by(self._learned, args, kwargs)
+        except CaptureFailed as stop:
+            learned = self._learned
+            if stop.raised or not (learned.dynamic or learned.all_dynamic):
+                raise
+            # Perhaps it is the symbolic sizes: if exact ones work, they are exact from now on.
+            entry = self._entry_by(replace(learned, dynamic=frozenset(), all_dynamic=False), args, kwargs)
+            self._exact = True
+            return entry
+
+    def _entry_by(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """An entry captured with what is given as known; what the capture itself learns is kept if it succeeds."""
         in_parts = not self.config.fullgraph and self.config.on_failure != "raise"
         try:
-            captured = pipeline.capture(self._fn, args, kwargs, self._name, self._learned, in_parts)
+            captured = pipeline.capture(self._fn, args, kwargs, self._name, learned, in_parts)
             entry = pipeline.compile_captured(
                 captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
             )
-        except KeyboardInterrupt:
+        except (CaptureFailed, KeyboardInterrupt):
             raise
-        except (CaptureFailed, BackendError) as error:
-            learned = self._learned
-            if learned.dynamic or learned.all_dynamic:  # perhaps it is the symbolic sizes: exact ones from now on
-                self._exact = True
-                self._learned = replace(learned, dynamic=frozenset(), all_dynamic=False)
-                return self._captured_entry(args, kwargs)
-            if isinstance(error, CaptureFailed) or self.config.fullgraph or self.config.on_failure == "raise":
+        except BackendError as error:
+            if not in_parts and not (learned.dynamic or learned.all_dynamic):
                 raise
             raise CaptureFailed("SFX201", error.reason, error.location, None) from error
         except Exception as error:

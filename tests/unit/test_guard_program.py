@@ -199,6 +199,21 @@ def test_another_dict_with_the_same_contents() -> None:
     assert not check()
 
 
+def test_plain_keys_are_compared_by_value() -> None:
+    """A dict filled anew has other key objects, and is the same to eager."""
+    thing = Thing()
+    thing.table = {(1, "a"): 1, 2.5: 2, b"x" * 3: 3}
+    table = SourceTable()
+    source = table.attr(table.const(thing, "thing"), "table")
+    for check in _checks([Guard("keys", source, tuple(thing.table))]).values():
+        assert check()
+        thing.table = {tuple([1, "a"]): 1, float("2.5"): 2, bytes([120] * 3): 3}
+        assert check()
+        thing.table = {(1, "b"): 1, 2.5: 2, b"xxx": 3}
+        assert not check()
+        thing.table = {(1, "a"): 1, 2.5: 2, b"xxx": 3}
+
+
 def test_nothing_is_inserted_into_a_defaultdict() -> None:
     thing = Thing()
     check = _checks(everything(thing))["native"]

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend.products import timings
+from sidefx_train.compile.backend.products import measured, timings
 
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -80,7 +78,7 @@ def _fits(node: fx.Node) -> bool:
     users = [*node.users, *(get for user in backward for get in user.users)]
     for get in users:
         value = get.meta["val"]
-        if get.target is not _getitem:
+        if get.target is not operator.getitem:
             return False
         if value.dim() == 4 and not (value.is_contiguous() or value.transpose(1, 2).is_contiguous()):
             return False
@@ -107,44 +105,28 @@ def _causal(node: fx.Node, position: int) -> Any:
 def _measure(shape: tuple[int, ...], causal: bool, threads: int) -> dict[str, float]:
     """Seconds of forward and backward of each form, run by torch's operators."""
     rows, heads, length, width = shape
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with compat.outside_tracing(), torch.no_grad():
-            q, k, v, g = (torch.rand(rows, length, heads, width).transpose(1, 2) for _ in range(4))
-            q3, k3, v3, g3 = (t.reshape(rows * heads, length, width) for t in (q, k, v, g))
-            mask = torch.full((length, length), -math.inf).triu(1) if causal else torch.zeros(length, length)
 
-            def fused() -> None:
-                out, lse = _FORWARD(q, k, v, 0.0, causal)
-                _BACKWARD(g, q, k, v, out, lse, 0.0, causal)
+    def candidates() -> dict[str, Callable[[], None]]:
+        q, k, v, g = (torch.rand(rows, length, heads, width).transpose(1, 2) for _ in range(4))
+        q3, k3, v3, g3 = (t.reshape(rows * heads, length, width) for t in (q, k, v, g))
+        mask = torch.full((length, length), -math.inf).triu(1) if causal else torch.zeros(length, length)
 
-            def products() -> None:
-                weights = torch.softmax(torch.bmm(q3, k3.transpose(1, 2)).add_(mask), -1)
-                torch.bmm(weights, v3)
-                torch.bmm(weights.transpose(1, 2), g3)
-                inner = torch.bmm(g3, v3.transpose(1, 2))
-                inner = aten._softmax_backward_data.default(inner, weights, -1, torch.float32)
-                torch.bmm(inner, k3)
-                torch.bmm(inner.transpose(1, 2), q3)
+        def fused() -> None:
+            out, lse = _FORWARD(q, k, v, 0.0, causal)
+            _BACKWARD(g, q, k, v, out, lse, 0.0, causal)
 
-            return _best({"fused": fused, "products": products})
-    finally:
-        torch.set_num_threads(before)
+        def products() -> None:
+            weights = torch.softmax(torch.bmm(q3, k3.transpose(1, 2)).add_(mask), -1)
+            torch.bmm(weights, v3)
+            torch.bmm(weights.transpose(1, 2), g3)
+            inner = torch.bmm(g3, v3.transpose(1, 2))
+            inner = aten._softmax_backward_data.default(inner, weights, -1, torch.float32)
+            torch.bmm(inner, k3)
+            torch.bmm(inner.transpose(1, 2), q3)
 
+        return {"fused": fused, "products": products}
 
-def _best(candidates: dict[str, Callable[[], None]]) -> dict[str, float]:
-    best = dict.fromkeys(candidates, math.inf)
-    for _ in range(8):
-        for name, run in candidates.items():
-            run()
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
-
-
-_getitem = operator.getitem
+    return measured(candidates, 12.0 * rows * heads * length * length * width, threads)
 
 
 class _Expansion:

@@ -77,10 +77,9 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     notes = [*graph.notes, attention]
     call, code = _lower(graph, config, traced, notes)
     seconds["lower"] = time.perf_counter() - start
-    serial = is_tiny(graph.module)
-    if serial:
+    if tiny:
         notes.append("tiny step: runs on one thread")
-    run, text = generate(graph, call, write_tail, uses_rng=traced.uses_rng, serial=serial)
+    run, text = generate(graph, call, write_tail, uses_rng=traced.uses_rng, serial=tiny)
     return Executable(
         run,
         atomic=True,

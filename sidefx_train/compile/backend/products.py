@@ -71,34 +71,44 @@ def _operand(val: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(val.shape, val.stride(), dtype=val.dtype).uniform_(-1, 1)
 
 
-def _seconds(functions: dict[str, Callable[[], Any]], flops: float, clock: Callable[[], float]) -> dict[str, float]:
-    """Shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them."""
-    runs = max(1, int(3e7 / flops))
-    best = dict.fromkeys(functions, float("inf"))
-    for _ in range(6):
-        for name, function in functions.items():
-            function()
-            start = clock()
-            for _ in range(runs):
-                function()
-            best[name] = min(best[name], (clock() - start) / runs)
-    return best
+def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int) -> dict[str, float]:
+    """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
 
+    The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them.
 
-def _measure(a: torch.Tensor, b: torch.Tensor, threads: int) -> dict[str, float]:
-    flops = 2.0 * a.shape[0] * a.shape[1] * b.shape[1]
+    Args:
+        make: gives the functions, by name.
+        flops: floating-point operations of one call: small ones are repeated.
+        threads: how many the step will have.
+    """
     # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
     clock = time.thread_time if threads == 1 else time.perf_counter
+    runs = max(1, int(3e7 / flops))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with compat.outside_tracing(), torch.no_grad():
-            x, y = _operand(a), _operand(b)
-            out = torch.empty(a.shape[0], b.shape[1])
-            candidates = {"mkl": lambda: torch.mm(x, y, out=out), "onednn": lambda: _linear(x, y.t(), None)}
-            return _seconds(candidates, flops, clock)
+            functions = make()
+            best = dict.fromkeys(functions, float("inf"))
+            for _ in range(6):
+                for name, function in functions.items():
+                    function()
+                    start = clock()
+                    for _ in range(runs):
+                        function()
+                    best[name] = min(best[name], (clock() - start) / runs)
+            return best
     finally:
         torch.set_num_threads(before)
+
+
+def _measure(a: torch.Tensor, b: torch.Tensor, threads: int) -> dict[str, float]:
+    def candidates() -> dict[str, Callable[[], Any]]:
+        x, y = _operand(a), _operand(b)
+        out = torch.empty(a.shape[0], b.shape[1])
+        return {"mkl": lambda: torch.mm(x, y, out=out), "onednn": lambda: _linear(x, y.t(), None)}
+
+    return measured(candidates, 2.0 * a.shape[0] * a.shape[1] * b.shape[1], threads)
 
 
 def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:

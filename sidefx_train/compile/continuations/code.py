@@ -14,6 +14,7 @@ there.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 from collections.abc import Callable
@@ -32,7 +33,7 @@ _ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_VALUE", "RETURN_CONST"})
 _CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 _PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "LOAD_SUPER_ATTR", "SEND", "PUSH_EXC_INFO"})
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_STORE_FAST, _STORE_DEREF = bc.instr._opcode.opmap["STORE_FAST"], bc.instr._opcode.opmap["STORE_DEREF"]  # type: ignore[attr-defined]
+_STORE_FAST, _STORE_DEREF = dis.opmap["STORE_FAST"], dis.opmap["STORE_DEREF"]
 
 _origins: dict[int, tuple[types.CodeType, dict[int, int], Any]] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sidefx_train.compile.capture.program import program_of
-from sidefx_train.compile.continuations.code import Bridge, Landing, Layout, continuation
+from sidefx_train.compile.continuations.code import Landing, Layout, continuation
 from sidefx_train.compile.continuations.suspension import Suspension
 
 State = tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -95,6 +95,3 @@ class Frames:
             return self._frame(position + 1, states)
 
         return self._bridges[position](states[position], inner)
-
-
-__all__ = ["Again", "Bridge", "Frames", "Parts"]

@@ -16,6 +16,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.guards.codegen import tensor_check, write_guards
 from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.heap.records import is_plain
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.native import native_module
 from sidefx_train.compile.native.guards import LOADS, TESTS
@@ -224,7 +225,7 @@ def _test_of(guard: Guard) -> tuple[str, Any, int]:
     if guard.kind == "length":
         return ("empty", None, 0) if guard.value == 0 else ("length", None, guard.value)
     if guard.kind == "keys":
-        return "keys", tuple(guard.value), -1
+        return "keys", tuple(guard.value), int(is_plain(guard.value))
     if guard.kind == "tensor":
         return "tensor", guard.source.key, -1
     return guard.kind, guard.value, -1

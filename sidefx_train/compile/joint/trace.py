@@ -148,11 +148,9 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
             (after if behind else before)[node] = None
         behind = behind or node is boundary
     wanted = _needed(grad_nodes, after)
-    crossing: dict[fx.Node, None] = {}
-    for node in [*wanted, *grad_nodes]:
-        for used in node.all_input_nodes if node in wanted else [node]:
-            if used not in wanted and used not in tangent_nodes and used.op != "get_attr":
-                crossing[used] = None
+    behind_the_cut = {*wanted, *tangent_nodes}
+    needed = [used for node in wanted for used in node.all_input_nodes] + grad_nodes
+    crossing = dict.fromkeys(used for used in needed if used not in behind_the_cut and used.op != "get_attr")
     results = list(outputs)
     feeds: list[Origin] = []
     inputs: list[GraphInput] = []

@@ -88,12 +88,11 @@ static inline PyObject* load_value(const Instruction& in, PyObject** registers, 
     }
 }
 
-static bool same_keys(PyObject* value, PyObject* keys) {
+// Keys in order, plain ones by type and value, others by identity.
+static bool same_keys(PyObject* value, PyObject* keys, bool plain) {
     const Py_ssize_t n = PyTuple_GET_SIZE(keys);
     auto same = [&](PyObject* a, PyObject* b) {
-        if (a == b) return true;
-        if (Py_TYPE(a) != Py_TYPE(b) || !(PyUnicode_CheckExact(a) || PyLong_CheckExact(a))) return false;
-        return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+        return a == b || (plain && Py_TYPE(a) == Py_TYPE(b) && PyObject_RichCompareBool(a, b, Py_EQ) == 1);
     };
     if (PyDict_CheckExact(value)) {
         if (PyDict_Size(value) != n) return false;
@@ -125,7 +124,7 @@ static bool test_value(const GuardProgram& program, const Instruction& in, PyObj
             if (PyDict_CheckExact(value) || PyODict_CheckExact(value))
                 return reinterpret_cast<PyDictObject*>(value)->ma_used == 0;
             return PyObject_IsTrue(value) == 0;
-        case T_KEYS: return same_keys(value, in.operand);
+        case T_KEYS: return same_keys(value, in.operand, in.number == 1);
         case T_ABSENT: return PyDict_Check(value) && PyDict_Contains(value, in.operand) == 0;
         case T_NO_ITEM: return PySequence_Contains(value, in.operand) == 0;
         default: return program.tensors[in.extra].matches(value, program.layouts.data());
@@ -150,11 +149,16 @@ struct Registers {
     ~Registers() { for (PyObject* value : values) Py_XDECREF(value); }
 };
 
-// Tests a value and keeps it if it is needed again.
+// Tests a value and keeps it if it is needed again. Some tests may run methods of the user's: the value, borrowed from
+// a container, is held meanwhile.
 static inline bool finish(const GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
-    if (!value || !test_value(program, in, value, registers)) return false;
-    if (in.target >= 0) registers[in.target] = Py_NewRef(value);
-    return true;
+    if (!value) return false;
+    const bool hold = in.test == T_LENGTH || in.test == T_EMPTY || in.test == T_KEYS || in.test == T_NO_ITEM;
+    if (hold) Py_INCREF(value);
+    const bool holds = test_value(program, in, value, registers);
+    if (holds && in.target >= 0) registers[in.target] = Py_NewRef(value);
+    if (hold) Py_DECREF(value);
+    return holds;
 }
 
 static inline bool run_one(const GuardProgram& program, Instruction& in, PyObject** registers) {
@@ -212,8 +216,8 @@ static void free_program(PyObject* capsule) {
 
 // guard_program(instructions) -> check(); each instruction is the tuple
 // (load, source register or -1, base, key, test, operand, number, target register or -1): base is the object read from
-// where there is no source register. A register is written before it is read. A gate's test is the length of its group,
-// its number how many instructions of it depend on the dict alone.
+// where there is no source register; a number of 1 says that keys are plain. A register is written before it is read.
+// A gate's test is the length of its group, its number how many instructions of it depend on the dict alone.
 static PyObject* guard_program(PyObject*, PyObject* instructions) {
     if (!name_dict) {
         name_dict = PyUnicode_InternFromString("__dict__");

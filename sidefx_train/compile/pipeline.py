@@ -69,6 +69,7 @@ class Learned:
         moving: labels of objects that are replaced from call to call.
         dynamic: (label, dimension) of tensors whose size changes.
         all_dynamic: every size of the arguments is to be taken for changing.
+        walked: labels of iterators that are at another place from call to call.
         whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
     """
 
@@ -77,6 +78,7 @@ class Learned:
     whole: frozenset[str] = frozenset()
     dynamic: frozenset[tuple[str, int]] = frozenset()
     all_dynamic: bool = False
+    walked: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Captured:
     suspension: Suspension | None = None
     joint: JointGraph | None = None
     symbolic_sizes: bool = False
+    iterators: tuple[Source, ...] = ()
 
 
 @dataclass
@@ -132,6 +135,18 @@ class Entry:
                 if missed and isinstance(found, TensorFacts):
                     changed |= {(guard.source.label, dim) for dim in guard.value.sizes_that_differ(found)}
         return frozenset(changed)
+
+    def moved_iterators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+        """Labels of the iterators that are at another place than in the capture."""
+        known = set(self.captured.iterators)
+        moved: set[str] = set()
+        for guard in self.guards:
+            source: Source | None = guard.source
+            while source is not None and source not in known:
+                source = source.parent
+            if source is not None and source.label not in moved and failing(guard, args, kwargs)[0]:
+                moved.add(source.label)
+        return frozenset(moved)
 
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """The generated function with ``run`` in place of the compiled graph, for measuring."""
@@ -230,7 +245,7 @@ def _capture_once(
         with tracer.active(), compat.restoring_state(), world.ending():
             heap = world.heap
             heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
-            heap.floats_move = is_continuation(fn)
+            heap.in_part, heap.walked = is_continuation(fn), learned.walked
             grad_mode = torch.is_grad_enabled()
             target = heap.shadow(fn, heap.sources.const(fn, name))
             shadows = tuple(heap.shadow(value, heap.sources.arg(i)) for i, value in enumerate(args))
@@ -292,6 +307,7 @@ def _capture_once(
         suspension,
         joint,
         bool(world.heap.sizes),
+        tuple(world.heap.iterators),
     )
 
 

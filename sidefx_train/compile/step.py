@@ -254,7 +254,7 @@ class CompiledStep:
             point = captured.suspension.point
             self._report.record_break(point.code, point.reason, point.location)
             stop = CaptureFailed(point.code, point.reason, point.location, None)
-            if point.code != "SFX112":  # follows from another break
+            if point.code not in ("SFX112", "SFX113"):  # these follow from another break
                 self._warn(stop, (point.code, str(point.location)), "is captured in parts")
         nodes = pipeline.nodes_of(captured.traced)
         kinds: dict[str, int] = {}
@@ -286,12 +286,19 @@ class CompiledStep:
             return "global state", "as captured", "changed (grad mode, autocast, threads, arguments...)", None
         guard, value = found
         label = guard.source.label
+        moved = newest.moved_iterators(args, kwargs)
+        if moved:
+            self._learned = replace(self._learned, walked=self._learned.walked | moved)
         if guard.kind == "equal" and type(guard.value) in (int, float) and type(value) is type(guard.value):
             self._learned = replace(self._learned, symbolic=self._learned.symbolic | {label})
+        elif guard.kind == "equal" and type(guard.value) is tuple and type(value) is tuple:
+            self._learned = replace(
+                self._learned, symbolic=self._learned.symbolic | _changed(label, guard.value, value)
+            )
         elif guard.kind == "tensor" and self.config.dynamic is not False and not self._exact:
             changed = newest.changed_sizes(args, kwargs)
             self._learned = replace(self._learned, dynamic=self._learned.dynamic | changed)
-        elif guard.kind == "is" and isinstance(value, torch.Tensor) and isinstance(guard.value, torch.Tensor):
+        elif guard.kind == "is" and _replaced(guard.value, value, in_part=self._is_part):
             self._learned = replace(self._learned, moving=self._learned.moving | {label})
         old = guard.describe() if guard.kind in ("number", "absent", "no_item") else _short(guard.value)
         return label, old, _short(value), guard.location
@@ -385,6 +392,24 @@ class CompiledStep:
         if self._newest is entry:
             self._newest = None
         self._replays = [e.replay for e in self._entries]
+
+
+def _replaced(old: Any, new: Any, in_part: bool) -> bool:
+    """True for objects whose place is looked up at every call once they have been seen to be replaced."""
+    if isinstance(old, torch.Tensor):
+        return isinstance(new, torch.Tensor)
+    return in_part and isinstance(old, torch.nn.Module) and type(new) is type(old)  # a loop over layers
+
+
+def _changed(label: str, old: tuple[Any, ...], new: tuple[Any, ...]) -> set[str]:
+    """Labels of a tuple and the numbers in it that differ."""
+    if len(old) != len(new):
+        return set()
+    numbers = (
+        i for i, (a, b) in enumerate(zip(old, new, strict=True)) if type(a) is type(b) and type(a) in (int, float)
+    )
+    differing = {f"{label}[{i}]" for i in numbers if old[i] != new[i]}
+    return differing | {label} if differing else set()
 
 
 def _callers_level() -> int:

@@ -266,6 +266,40 @@ def test_break_in_a_loop_over_an_iterator_that_is_held():
     in_parts(trained(after, lambda: {"calls": 0, "names": ["a", "b", "c", "d"]}))
 
 
+@pytest.mark.parametrize("rounds", ["range", "enumerate", "tensors"])
+def test_a_long_loop_with_a_break_shares_its_parts(rounds):
+    def after(loss, log, state):
+        total = loss
+        for item in {"range": range(40), "enumerate": enumerate("x" * 40), "tensors": list(loss * torch.ones(40))}[
+            rounds
+        ]:
+            total = total + (item if rounds == "tensors" else 1)
+            log.append((item, outside(total)))
+            total = total * 0.5
+        return total
+
+    report = in_parts(trained(after))
+    assert sum(part.graph_count for part in report.parts) <= 8, [(p.name, p.graph_count) for p in report.parts]
+    assert any(b.code == "SFX113" for part in report.parts for b in part.breaks)
+
+
+def test_a_loop_over_modules_with_a_break():
+    def make():
+        layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(20))
+        seen = []
+
+        def step(x, y):
+            with torch.no_grad():
+                for layer in layers:
+                    x = layer(x).relu()
+                    seen.append(outside(x.sum()))
+            return x
+
+        return Program(step, batches((5, 6), classes=3), (layers, seen))
+
+    in_parts(make)
+
+
 def test_a_list_changed_while_it_is_walked_over():
     def after(loss, log, state):
         names = ["a", "b"]
@@ -470,6 +504,27 @@ def test_a_module_with_a_break_in_forward_without_grad():
 
     def make():
         model = Probe()
+
+        def step(x, y):
+            with torch.no_grad():
+                return model(x).sum()
+
+        return Program(step, batches((5, 6), classes=3), (model,))
+
+    in_parts(make)
+
+
+def test_a_break_in_a_method_that_calls_super():
+    class Noting(nn.Linear):
+        def forward(self, x):
+            self.seen = [*self.seen, outside(x.sum())]
+            y = super().forward(x)
+            self.seen.append(outside(y.sum()))
+            return super().forward(y)
+
+    def make():
+        model = Noting(6, 6)
+        model.seen = []
 
         def step(x, y):
             with torch.no_grad():

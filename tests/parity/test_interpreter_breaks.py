@@ -181,6 +181,34 @@ def body_methods() -> Any:
     return made.greet("x"), "a,b".split(",").index("b"), [].append.__name__, Derived.level
 
 
+class Seed:
+    base_level = 1
+
+    def __init__(self) -> None:
+        self.level = 0
+
+    def greet(self, name: str) -> str:
+        return f"hello {name} {self.level}"
+
+
+class Grown(Seed):
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.level = super().base_level + start
+
+    def greet(self, name: str) -> str:
+        shout = lambda: super(Grown, self).greet(name.upper())  # noqa: E731
+        return f"{super().greet(name)} {shout()} {super().greet(str(self.level))}"
+
+    @classmethod
+    def made(cls, *sizes: int) -> list[Any]:
+        return [cls(size).greet("y") for size in sizes] + [super().__repr__.__name__]
+
+
+def body_super() -> Any:
+    return Grown(3).greet("x"), Grown.made(1, 2)
+
+
 def body_with_return_inside() -> Any:
     def early(n: int) -> str:
         for i in range(3):

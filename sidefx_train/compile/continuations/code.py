@@ -25,6 +25,7 @@ import bytecode as bc
 
 from sidefx_train.compile.capture import versions
 from sidefx_train.compile.capture.program import program_of
+from sidefx_train.compile.continuations.liveness import super_calls
 from sidefx_train.errors import Unsupported
 
 _STATE, _INNER = ".state", ".inner"
@@ -74,6 +75,8 @@ def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
     if found is None:
         return code, index
     source, table, _ = found
+    if index not in table:
+        raise Unsupported("SFX111", "a continuation cannot be entered where it restores a frame")
     return source, table[index]
 
 
@@ -90,8 +93,6 @@ class _Body:
             raise Unsupported("SFX111", "a generator cannot be entered in the middle")
         if not code.co_flags & inspect.CO_OPTIMIZED:
             raise Unsupported("SFX111", "a class body cannot be entered in the middle")
-        if "__class__" in code.co_freevars and "super" in code.co_names and versions.VERSION < (3, 12):
-            raise Unsupported("SFX111", "a method that calls super() cannot be entered in the middle")
         self.code = code
         self.items: list[Any] = []
         self.units: list[bc.Instr] = []
@@ -128,6 +129,25 @@ class _Body:
             handler = instructions[i].handler
             if covering is not None and handler is not None:
                 covering.stack_depth = handler[1]  # the library leaves it to be computed
+        self.super_calls = super_calls(program_of(code))
+        for i in self.super_calls:
+            self._name_super(i)
+
+    def _name_super(self, index: int) -> None:
+        """Gives ``super()`` its arguments: the new code's frame is not one of the method."""
+        group = self.groups[index]
+        location = group[0].location
+        first = self.code.co_varnames[0]
+        cell = first in self.code.co_cellvars
+        added = [
+            bc.Instr("LOAD_DEREF", bc.CellVar("__class__"), location=location),
+            bc.Instr(*(("LOAD_DEREF", bc.CellVar(first)) if cell else ("LOAD_FAST", first)), location=location),
+        ]
+        at = next(i for i, item in enumerate(self.items) if item is group[0])
+        self.items[at:at] = added
+        for item in group:
+            item.arg = 2
+        self.groups[index] = [*added, *group]
 
 
 def _prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
@@ -267,7 +287,8 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     elif unit.name in ("LOAD_METHOD",) or (unit.name == "LOAD_ATTR" and instr.name == "LOAD_METHOD"):
         group, after = _plain_attribute(unit, layout.nulls)
     else:
-        after = _stack_after(unit, layout.nulls, jump=False)
+        given = (False, False) if index in body.super_calls else ()
+        after = _stack_after(unit, (*layout.nulls, *given), jump=False)
     covering = body.tries[index]
     if covering is not None:
         opened = bc.TryBegin(covering.target, covering.push_lasti, covering.stack_depth)

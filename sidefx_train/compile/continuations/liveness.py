@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidefx_train.compile.capture.program import Program
-from sidefx_train.compile.capture.versions import Instruction
+from sidefx_train.compile.capture.versions import VERSION, Instruction
 
 _READS = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_SLOT", "MAKE_CELL"})
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP", "RETURN_GENERATOR"})
@@ -21,6 +21,8 @@ def live_slots(program: Program, index: int) -> frozenset[int]:
     instructions = program.instructions
     before: list[frozenset[int]] = [frozenset()] * len(instructions)
     effects = [_effect(instr) for instr in instructions]
+    for i in super_calls(program):
+        effects[i] = frozenset({0}), effects[i][1]
     changed = True
     while changed:
         changed = False
@@ -39,6 +41,22 @@ def live_slots(program: Program, index: int) -> frozenset[int]:
                 before[i] = found
                 changed = True
     return before[index] & everything
+
+
+def super_calls(program: Program) -> frozenset[int]:
+    """Calls of ``super()`` that find the class and the first argument in the frame, by index.
+
+    From Python 3.12 on the compiler loads both.
+    """
+    code, instructions = program.code, program.instructions
+    if VERSION >= (3, 12) or "__class__" not in code.co_freevars or not code.co_argcount:
+        return frozenset()
+    return frozenset(
+        i
+        for i in range(1, len(instructions))
+        if (instructions[i].name, instructions[i].arg) == ("CALL", 0)
+        and (instructions[i - 1].name, instructions[i - 1].value) == ("LOAD_GLOBAL", "super")
+    )
 
 
 def own_effect(instr: Instruction) -> tuple[frozenset[int], frozenset[int]]:

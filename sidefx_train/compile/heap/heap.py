@@ -121,7 +121,9 @@ class Heap:
         dynamic: (label, dimension) of tensors whose size is symbolic.
         all_dynamic: so is every size of the arguments.
         sizes: symbolic sizes and strides of inputs, with where they are found.
-        floats_move: floats among the arguments are symbolic: what a break hands to the next part changes every time.
+        in_part: the step is what comes after a break: floats among its arguments change every time.
+        walked: labels of iterators whose place has been seen to change.
+        iterators: where those are whose place is guarded.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
     """
 
@@ -147,7 +149,9 @@ class Heap:
         self.numbers: list[tuple[Any, Source, int | float]] = []
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
-        self.floats_move = False
+        self.in_part = False
+        self.walked: frozenset[str] = frozenset()
+        self.iterators: list[Source] = []
         self.dynamic: frozenset[tuple[str, int]] = frozenset()
         self.all_dynamic = False
         self.sizes: list[tuple[Any, Source]] = []
@@ -217,7 +221,12 @@ class Heap:
             return self._method(real, source)
         if cls is types.CellType:
             return self._cell(real, source)
+        if cls in iterators.OPAQUE and source.from_arguments:
+            return self._register(iterators.outside_iterator(self, real, source))
         if cls in iterators.TYPES and source.from_arguments:
+            if source.label in self.walked:
+                return self._register(iterators.outside_iterator(self, real, source))
+            self.iterators.append(source)
             made = iterators.shadow_iterator(self, real, source)
             return self._register(iterators.IteratorRecord(self, real, made, source))
         if cls is types.BuiltinMethodType and source.from_arguments and _has_owner(real):
@@ -323,7 +332,7 @@ class Heap:
             return found
         symbolic = source.label in self.symbolic or (bool(name) and name in self.written_names())
         if not symbolic and isinstance(real, float):
-            symbolic = self._below(source, self._symbolic_roots) or (self.floats_move and source.from_arguments)
+            symbolic = self._below(source, self._symbolic_roots) or (self.in_part and source.from_arguments)
         if not symbolic:
             self.guard("equal", source, real)
             return real
@@ -429,7 +438,8 @@ class Heap:
                     register(self.reenter(hook))
 
     def _tuple(self, real: Any, source: Source) -> Any:
-        if is_plain(real) and not any(type(item) is float for item in real):
+        changes = source.label in self.symbolic or any(type(item) is float for item in real)
+        if is_plain(real) and not changes:
             self.guard("equal", source, real)
             return real
         self.guard("type", source, type(real))

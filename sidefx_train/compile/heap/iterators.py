@@ -2,15 +2,21 @@
 
 A part of a step gets those of the loops it is in the middle of. Each is shadowed by an iterator of the same class over
 shadows, at the same place; the epilogue advances the real one by as many items as the step took.
+
+That makes an entry for each place. Once a place has changed, and for iterators that do not tell theirs, the stand-in is
+an :class:`OutsideIterator`: the loop is advanced natively, between two parts that fit every round.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
+import types
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.heap.records import Record
 from sidefx_train.compile.heap.source import Source
 
@@ -30,6 +36,40 @@ REBUILT: frozenset[type] = TYPES | {
     type(iter(set())),
 }
 """Classes whose instances, made in the step, can be made again outside; those over dicts and sets walk over a copy."""
+
+
+OPAQUE: tuple[type, ...] = (
+    types.GeneratorType,
+    map,
+    filter,
+    *(REBUILT - TYPES),
+    *(cls for cls in vars(itertools).values() if isinstance(cls, type)),
+)
+"""Classes of iterators that do not tell where they are."""
+
+
+class OutsideIterator:
+    """Stands for an iterator that only the world outside can advance.
+
+    Args:
+        cls: its class.
+        refuse: stops the capture.
+    """
+
+    __slots__ = ("__weakref__", "cls", "refuse")
+
+    def __init__(self, cls: type, refuse: Callable[[], NoReturn]) -> None:
+        self.cls = cls
+        self.refuse = refuse
+
+    def __iter__(self) -> OutsideIterator:
+        return self
+
+    def __next__(self) -> Any:
+        self.refuse()
+
+
+NATIVE_CODE.update(id(fn.__code__) for fn in vars(OutsideIterator).values() if isinstance(fn, types.FunctionType))
 
 
 class IteratorRecord(Record):
@@ -68,6 +108,17 @@ def advance(iterator: Iterator[Any], count: int | None) -> None:
     else:
         for _ in range(count):
             next(iterator)
+
+
+def outside_iterator(heap: Heap, real: Any, source: Source) -> Record:
+    """The record of an iterator that the capture does not look into."""
+    heap.guard("type", source, type(real))
+
+    def refuse() -> NoReturn:
+        code, why = ("SFX113", "goes on with a loop") if heap.in_part else ("SFX103", "advances the outside iterator")
+        heap.refuse(code, f"{why} {source.label}")
+
+    return Record(heap, real, OutsideIterator(type(real), refuse), source)
 
 
 def shadow_iterator(heap: Heap, real: Any, source: Source) -> Any:

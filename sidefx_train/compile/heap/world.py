@@ -24,6 +24,7 @@ from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
 from sidefx_train.compile.heap.counters import Writes
 from sidefx_train.compile.heap.heap import Heap, is_library
+from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import (
     NUMBERS,
     DeferredCall,
@@ -210,7 +211,7 @@ class TraceWorld(CallingWorld):
             if record is not None:
                 return type(record.real)
             return torch.nn.Parameter if isinstance(obj, torch.nn.Parameter) else torch.Tensor
-        return _SHOWN_TYPES.get(cls, cls)
+        return obj.cls if cls is OutsideIterator else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
         for base in type.__getattribute__(cls, "__mro__"):
@@ -378,6 +379,8 @@ class TraceWorld(CallingWorld):
     def override_getattr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), Later):
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
+        if type(obj) is OutsideIterator:
+            obj.refuse()
         if type(obj) is compat.FakeTensor:
             if name == "data":
                 with torch.no_grad():
@@ -417,6 +420,8 @@ class TraceWorld(CallingWorld):
 
     def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
         first = args[0] if args else None
+        if type(first) is OutsideIterator and name in ("iter", "next"):
+            return first if name == "iter" else first.__next__()
         if name in _TEXT:
             return self._text(name, args)
         if name == "mod" and isinstance(first, str) and contains_later(args[1]):

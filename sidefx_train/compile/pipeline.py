@@ -216,16 +216,17 @@ def capture(
 
     try:
         return attempt(None)
-    except CaptureFailed as stop:
-        if not in_parts or stop.raised:
-            raise
+    except CaptureFailed as error:
+        stop = error
+    # Not in the handler: what the step sees as being handled is its callers'.
+    if in_parts and not stop.raised:
         for point in stop.points[:_MAX_DEPTHS]:
             try:
                 return attempt(point)
             except CaptureFailed as again:
                 if again.code == "SFX107":  # autograd cannot be cut there, nor further out
                     break
-        raise
+    raise stop
 
 
 def _capture_once(
@@ -315,9 +316,7 @@ def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> Suspens
     """What is needed to go on from where the interpreter was stopped."""
     if len(reached.frames) != point.depth:
         world.heap.refuse("SFX204", "the step took another way the second time")
-    if reached.handling:
-        world.heap.refuse("SFX111", "an exception is being handled, which a part of a step cannot take over")
-    return suspend(reached.frames, point)
+    return suspend(reached.frames, reached.handled, point)
 
 
 def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:

@@ -208,16 +208,16 @@ class CompiledStep:
         return entry
 
     def _captured_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        learned = self._learned
         try:
-            return self._entry_by(self._learned, args, kwargs)
+            return self._entry_by(learned, args, kwargs)
         except CaptureFailed as stop:
-            learned = self._learned
             if stop.raised or not (learned.dynamic or learned.all_dynamic):
                 raise
-            # Perhaps it is the symbolic sizes: if exact ones work, they are exact from now on.
-            entry = self._entry_by(replace(learned, dynamic=frozenset(), all_dynamic=False), args, kwargs)
-            self._exact = True
-            return entry
+        # Perhaps it is the symbolic sizes: if exact ones work, they are exact from now on.
+        entry = self._entry_by(replace(learned, dynamic=frozenset(), all_dynamic=False), args, kwargs)
+        self._exact = True
+        return entry
 
     def _entry_by(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """An entry captured with what is given as known; what the capture itself learns is kept if it succeeds."""

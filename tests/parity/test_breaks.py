@@ -325,14 +325,82 @@ def test_break_inside_a_generator_runs_eagerly():
     parity(trained(after), whole=False, captures=None)
 
 
-def test_break_inside_except_runs_eagerly():
+def test_break_inside_except():
     def after(loss, log, state):
         try:
             raise KeyError("k")
         except KeyError as error:
             log.append(outside(loss))
-            log.append(str(error))
+            log.append((str(error), repr(sys.exc_info()[1]), error.__traceback__ is not None))
+            loss = loss * 2
+        log.append(sys.exc_info()[1])
         return loss
+
+    in_parts(trained(after))
+
+
+def test_break_inside_finally():
+    def after(loss, log, state):
+        try:
+            try:
+                {}["k"]
+            finally:
+                log.append((outside(loss), repr(sys.exc_info()[1])))
+        except KeyError as error:
+            loss = loss * 3
+            log.append(repr(error))
+        return loss
+
+    in_parts(trained(after))
+
+
+def test_a_callee_breaks_while_its_caller_handles():
+    def inner(loss, log):
+        log.append(repr(sys.exc_info()[1]))
+        try:
+            raise ValueError(outside(loss))
+        except ValueError as error:
+            log.append(repr(error.__context__))
+        value = outside(loss * 2)
+        log.append(repr(sys.exc_info()[1]))
+        return value
+
+    def after(loss, log, state):
+        for i in range(2):
+            try:
+                [][i]
+            except IndexError as error:
+                log.append(inner(loss, log))
+                log.append((error.args, repr(sys.exc_info()[1])))
+        return loss
+
+    in_parts(trained(after))
+
+
+def test_what_is_handled_is_raised_again_behind_a_break():
+    def after(loss, log, state):
+        try:
+            try:
+                raise KeyError("k")
+            except KeyError:
+                log.append(outside(loss))
+                if state["calls"] % 2:
+                    raise
+                raise ValueError("v")
+        except (KeyError, ValueError) as error:
+            log.append((repr(error), repr(error.__context__)))
+        return loss
+
+    in_parts(trained(after))
+
+
+def test_an_error_out_of_a_handler_behind_a_break():
+    def after(loss, log, state):
+        try:
+            raise KeyError("k")
+        except KeyError:
+            log.append(outside(loss))
+            raise
 
     parity(trained(after), whole=False, captures=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 import pytest
@@ -181,6 +182,97 @@ def body_methods() -> Any:
     return made.greet("x"), "a,b".split(",").index("b"), [].append.__name__, Derived.level
 
 
+def now_handling() -> str:
+    return repr(sys.exc_info()[1])
+
+
+def body_handlers() -> Any:
+    found = []
+
+    def inner(level: int) -> str:
+        try:
+            [][level]
+        except IndexError as error:
+            found.append((now_handling(), error.args))
+            try:
+                raise KeyError(level) from error
+            except (KeyError, ValueError) as second:
+                found.append((now_handling(), repr(second.__cause__), repr(second.__context__)))
+                return f"{second!r} in {now_handling()}"
+            finally:
+                found.append(("finally", now_handling()))
+        finally:
+            found.append(("last", now_handling()))
+
+    def again(depth: int) -> None:
+        try:
+            if depth:
+                again(depth - 1)
+            else:
+                int("x")
+        except ValueError:
+            found.append((depth, now_handling()))
+            if depth == 2:
+                raise RuntimeError("out") from None
+            raise
+
+    for i in range(2):
+        try:
+            found.append(inner(i))
+            again(i + 1)
+        except Exception as error:
+            found.append((type(error), repr(error.__context__), error.__suppress_context__))
+            continue
+        finally:
+            found.append(now_handling())
+    with Manager("w", KeyError):
+        try:
+            {}["k"]
+        finally:
+            found.append(now_handling())
+    return found, now_handling()
+
+
+def body_exception_groups() -> Any:
+    found = []
+    try:
+        raise ExceptionGroup("several", [KeyError("a"), ValueError("b"), TypeError("c")])
+    except* KeyError as group:
+        found.append((len(group.exceptions), now_handling()))
+    except* ValueError:
+        found.append(now_handling())
+    except* TypeError as group:
+        found.append(repr(group.exceptions))
+    return found, now_handling()
+
+
+def body_leaves_handlers() -> Any:
+    found = []
+    for i in range(4):
+        try:
+            try:
+                raise LookupError(i)
+            except LookupError as error:
+                if i == 0:
+                    continue
+                if i == 3:
+                    break
+                found.append(error.args[0])
+        finally:
+            found.append((i, now_handling()))
+    return found, now_handling()
+
+
+def body_raises_out_of_a_handler() -> Any:
+    try:
+        try:
+            {}["first"]
+        except KeyError:
+            [][1]
+    finally:
+        print("finally", now_handling())
+
+
 class Seed:
     base_level = 1
 
@@ -260,11 +352,11 @@ def test_stopped_at_every_instruction(body: Any) -> None:
                 return interp.run(body)
             except Suspended as reached:
                 points = stop_points(reached, "SFX103", "test", None)
-                if reached.handling or not points or points[0].depth != len(reached.frames):
-                    outcome.append("inside C code or a handler")
+                if not points or points[0].depth != len(reached.frames):
+                    outcome.append("inside C code")
                     return None
                 try:
-                    suspension = suspend(reached.frames, points[0])
+                    suspension = suspend(reached.frames, reached.handled, points[0])
                 except Unsupported as why:
                     outcome.append(f"refused: {why.reason}")
                     return None
@@ -280,4 +372,5 @@ def test_stopped_at_every_instruction(body: Any) -> None:
         assert repr(found.value) == repr(wanted.value), f"instruction {at}: {found.value!r}"
         raised, should_be = _without_caller(found.error), _without_caller(wanted.error)
         assert raised == should_be, f"instruction {at}: raised {raised}, should be {should_be}"
+    print(f"{body.__name__}: {stopped} of {counting.begun}; not: {why}")
     assert stopped > counting.begun * 0.4, f"{stopped} of {counting.begun} stopped; not: {why}"

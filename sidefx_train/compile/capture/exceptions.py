@@ -39,6 +39,32 @@ class Handled:
         return None
 
 
+class HandledOutside(Handled):
+    """At the bottom: what was being handled when the program was entered, looked up when it first matters.
+
+    Args:
+        look: gives it.
+    """
+
+    __slots__ = ("_known", "_look", "_value")
+
+    def __init__(self, look: Callable[[], BaseException | None]) -> None:
+        self._look = look
+        self._known = False
+        self._value: BaseException | None = None
+        self.previous = None
+
+    @property
+    def value(self) -> BaseException | None:  # type: ignore[override]
+        if not self._known:
+            self._known, self._value = True, self._look()
+        return self._value
+
+    @value.setter
+    def value(self, error: BaseException | None) -> None:
+        self._known, self._value = True, error
+
+
 def chain(error: BaseException, handled: BaseException | None) -> None:
     """Makes ``handled`` the oldest context of ``error``, unless it is there already."""
     if handled is None or error is handled:

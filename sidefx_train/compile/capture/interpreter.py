@@ -34,13 +34,13 @@ class Suspended(BaseException):
 
     Attributes:
         frames: outermost first.
-        handling: an exception was being handled.
+        handled: the exception being handled.
     """
 
-    def __init__(self, frames: list[Frame], handling: bool) -> None:
+    def __init__(self, frames: list[Frame], handled: BaseException | None) -> None:
         super().__init__("suspended")
         self.frames = frames
-        self.handling = handling
+        self.handled = handled
 
 
 class Interpreter:
@@ -231,7 +231,7 @@ class Interpreter:
         while frame is not None:
             frames.append(frame)
             frame = frame.back
-        raise Suspended(frames[::-1], self.handled.topmost() is not None)
+        raise Suspended(frames[::-1], self.handled.topmost())
 
     # The protocols, for the world and for the other parts.
 

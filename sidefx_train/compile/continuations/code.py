@@ -15,9 +15,11 @@ there.
 from __future__ import annotations
 
 import dis
+import enum
 import inspect
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ import bytecode as bc
 
 from sidefx_train.compile.capture import versions
 from sidefx_train.compile.capture.program import program_of
+from sidefx_train.compile.continuations.handling import stack_levels
 from sidefx_train.compile.continuations.liveness import super_calls
 from sidefx_train.errors import Unsupported
 
@@ -32,9 +35,18 @@ _STATE, _INNER = ".state", ".inner"
 _SKIPPED = frozenset({"NOP", "RESUME", "PRECALL", "RESUME_CHECK", "NOT_TAKEN", "KW_NAMES", "CACHE", "EXTENDED_ARG"})
 _ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_VALUE", "RETURN_CONST"})
 _CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
-_PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "LOAD_SUPER_ATTR", "SEND", "PUSH_EXC_INFO"})
+_PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "SEND"})
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _STORE_FAST, _STORE_DEREF = dis.opmap["STORE_FAST"], dis.opmap["STORE_DEREF"]
+
+
+class Slot(enum.Enum):
+    """What an entry of the evaluation stack is."""
+
+    VALUE = "value"
+    NULL = "the empty half of a call's callable slots"
+    HANDLED = "what was being handled outside an exception handler; its value is what the handler handles"
+
 
 _origins: dict[int, tuple[types.CodeType, dict[int, int], Any]] = {}
 
@@ -48,18 +60,18 @@ class Layout:
         index: the next instruction (of the decoded program).
         names: variables that are bound and still needed.
         cells: names of the cells, in the order of the code's slots.
-        nulls: for each entry of the stack, true if it is the empty half of a call's callable slots.
+        stack: what each entry of the stack is.
     """
 
     code: types.CodeType
     index: int
     names: tuple[str, ...]
     cells: tuple[str, ...]
-    nulls: tuple[bool, ...]
+    stack: tuple[Slot, ...]
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (id(self.code), self.index, self.names, self.nulls)
+        return (id(self.code), self.index, self.names, self.stack)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +121,9 @@ class _Body:
             elif isinstance(item, bc.Instr):
                 if isinstance(item.arg, bc.FreeVar):
                     item = bc.Instr(item.name, bc.CellVar(item.arg.name), location=item.location)
+                if item.name == "LOAD_SUPER_ATTR":
+                    kind: Any = item.arg
+                    item.arg = (kind[0], True, kind[2])  # as if written with arguments, which are on the stack
                 if item.name in ("KW_NAMES", "PRECALL"):
                     pending.append(item)
                 elif item.name not in _SKIPPED:
@@ -129,9 +144,28 @@ class _Body:
             handler = instructions[i].handler
             if covering is not None and handler is not None:
                 covering.stack_depth = handler[1]  # the library leaves it to be computed
+        self.levels = stack_levels(program_of(code), self.units)
         self.super_calls = super_calls(program_of(code))
         for i in self.super_calls:
             self._name_super(i)
+
+    def stack(self, index: int, nulls: Sequence[bool], entered: bool = False) -> tuple[Slot, ...]:
+        """The stack in front of an instruction, or without its operands, by what is known of its empty entries.
+
+        Raises:
+            Unsupported: a copy is about to be made or ended of what a handler keeps.
+        """
+        known = self.levels[index]
+        operands = _operands(self.units[index]) if entered else 0
+        if known is None or known[0] != len(nulls) + operands:
+            raise Unsupported("SFX204", f"a stack of {len(nulls)} entries where {known} is expected")
+        positions = known[1]
+        if len(set(positions.values())) < len(positions):
+            raise Unsupported("SFX111", "an exception handler that is being left cannot be entered")
+        slots = [Slot.NULL if null else Slot.VALUE for null in nulls]
+        for position in positions:
+            slots[position] = Slot.HANDLED
+        return tuple(slots)
 
     def _name_super(self, index: int) -> None:
         """Gives ``super()`` its arguments: the new code's frame is not one of the method."""
@@ -166,12 +200,14 @@ def _prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
         item(1, i)
         made.append(bc.Instr("STORE_FAST", name, location=location))
     position = len(layout.names)
-    for null in layout.nulls:
-        if null:
+    for slot in layout.stack:
+        if slot is Slot.NULL:
             made.append(bc.Instr("PUSH_NULL", location=location))
-        else:
-            item(1, position)
-            position += 1
+            continue
+        item(1, position)
+        position += 1
+        if slot is Slot.HANDLED:
+            made += [bc.Instr("PUSH_EXC_INFO", location=location), bc.Instr("POP_TOP", location=location)]
     if keep_cells:
         item(0)
         made.append(bc.Instr("STORE_FAST", _STATE, location=location))
@@ -190,7 +226,7 @@ def _assemble(layout: Layout, body: _Body, items: list[Any], arguments: list[str
     made.flags = bc.CompilerFlags(code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
     made.cellvars = list(layout.cells)
     made.freevars = []
-    size = code.co_stacksize + len(layout.names) + len(layout.nulls) + 8
+    size = code.co_stacksize + len(layout.names) + len(layout.stack) + 8
     result = made.to_code(stacksize=size, compute_exception_stack_depths=False)
     return _store_cells(result, len(layout.cells))
 
@@ -252,6 +288,33 @@ class Bridge:
     landings: tuple[Landing, ...]
 
 
+def layout_at(
+    code: types.CodeType,
+    index: int,
+    names: tuple[str, ...],
+    cells: tuple[str, ...],
+    nulls: tuple[bool, ...],
+    entered: bool,
+) -> Layout:
+    """The layout of a frame that stands in front of an instruction, or has entered the call that it is.
+
+    Args:
+        code: the function's own code.
+        index: the instruction.
+        names: variables that are bound and still needed.
+        cells: names of the cells.
+        nulls: for each entry of the stack, true if it is empty.
+        entered: the operands are gone.
+
+    Raises:
+        Unsupported: the function cannot be entered there.
+    """
+    body = _Body(code)
+    if entered and body.units[index].name not in _CALLS:
+        raise Unsupported("SFX111", f"a call made by {body.units[index].name} cannot be entered in the middle")
+    return Layout(code, index, names, cells, body.stack(index, nulls, entered))
+
+
 def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str, ...]]) -> Bridge:
     """The instruction at ``layout.index``, natively.
 
@@ -272,23 +335,23 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     items: list[Any] = _prelude(layout, location, keep_cells=True)
     landings: list[Landing] = []
     tail: list[Any] = []
+    nulls = tuple(slot is Slot.NULL for slot in layout.stack)
 
     def landing(target: int, nulls: tuple[bool, ...]) -> list[Any]:
-        made = Landing(Layout(layout.code, target, bound_after(target), layout.cells, nulls))
+        stack = body.stack(target, nulls)
+        made = Landing(Layout(layout.code, target, bound_after(target), layout.cells, stack))
         landings.append(made)
         return _pack(made, location)
 
     group = [item.copy() for item in body.groups[index]]
     if entered:
-        if unit.name not in _CALLS:
-            raise Unsupported("SFX111", f"a call made by {unit.name} cannot be entered in the middle")
         group = _call_inner(location)
-        after: tuple[bool, ...] = (*layout.nulls, False)
-    elif unit.name in ("LOAD_METHOD",) or (unit.name == "LOAD_ATTR" and instr.name == "LOAD_METHOD"):
-        group, after = _plain_attribute(unit, layout.nulls)
+        after: tuple[bool, ...] = (*nulls, False)
+    elif unit.name == "LOAD_SUPER_ATTR" or instr.name == "LOAD_METHOD":
+        group, after = _plain_attribute(unit, nulls)
     else:
         given = (False, False) if index in body.super_calls else ()
-        after = _stack_after(unit, (*layout.nulls, *given), jump=False)
+        after = _stack_after(unit, (*nulls, *given), jump=False)
     covering = body.tries[index]
     if covering is not None:
         opened = bc.TryBegin(covering.target, covering.push_lasti, covering.stack_depth)
@@ -298,16 +361,16 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     if not entered and isinstance(last.arg, bc.Label):
         there = bc.Label()
         if unit.name == "FOR_ITER":
-            nulls = layout.nulls[:-1]
+            nulls_there = nulls[:-1]
             skip = [bc.Instr(n, location=location) for n in ("END_FOR", "POP_TOP")[: versions.FOR_ITER_SKIP]]
         else:
-            nulls, skip = _stack_after(unit, layout.nulls, jump=True), []
-        tail = [there, *skip, *landing(instr.target, nulls)]
+            nulls_there, skip = _stack_after(unit, nulls, jump=True), []
+        tail = [there, *skip, *landing(instr.target, nulls_there)]
         group[-1] = bc.Instr(last.name.replace("BACKWARD", "FORWARD"), there, location=location)
     items += group
     if covering is not None:
         items.append(bc.TryEnd(opened))
-    if unit.name not in _ENDS:
+    if unit.name not in _ENDS and instr.name != "JUMP":
         items += landing(index + 1, after)
     items += tail
     items += body.items
@@ -316,7 +379,12 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
 
 
 def _call_inner(location: Any) -> list[bc.Instr]:
-    function, null = bc.Instr("LOAD_FAST", _INNER, location=location), bc.Instr("PUSH_NULL", location=location)
+    return _call_of(bc.Instr("LOAD_FAST", _INNER, location=location), location)
+
+
+def _call_of(function: bc.Instr, location: Any) -> list[bc.Instr]:
+    """A call without arguments."""
+    null = bc.Instr("PUSH_NULL", location=location)
     call = [bc.Instr("CALL", 0, location=location)]
     if versions.VERSION >= (3, 13):
         return [function, null, *call]
@@ -328,23 +396,32 @@ def _call_inner(location: Any) -> list[bc.Instr]:
 def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.Instr], tuple[bool, ...]]:
     """A method lookup as a plain attribute lookup: what it pushes is known then."""
     location = unit.location
-    name = unit.arg[1] if isinstance(unit.arg, tuple) else unit.arg
-    if versions.VERSION >= (3, 12):
-        load = bc.Instr("LOAD_ATTR", (False, str(name)), location=location)
+    kind: Any = unit.arg
+    if unit.name == "LOAD_SUPER_ATTR":
+        load = bc.Instr("LOAD_SUPER_ATTR", (False, True, kind[2]), location=location)
+        nulls = nulls[:-2]
+        if not kind[0]:
+            return [load], nulls
+    elif isinstance(kind, tuple):  # Python 3.12 and later
+        load = bc.Instr("LOAD_ATTR", (False, kind[1]), location=location)
     else:
-        load = bc.Instr("LOAD_ATTR", name, location=location)
+        load = bc.Instr("LOAD_ATTR", unit.arg, location=location)
     null = bc.Instr("PUSH_NULL", location=location)
     if versions.VERSION >= (3, 13):
         return [load, null], (*nulls[:-1], False, True)
     return [load, null, bc.Instr("SWAP", 2, location=location)], (*nulls[:-1], True, False)
 
 
+def _operands(call: bc.Instr) -> int:
+    """How many entries of the stack a call takes."""
+    arg = call.arg
+    assert isinstance(arg, int), "a call has a number of arguments"
+    return {"CALL": arg + 2, "CALL_KW": arg + 3, "CALL_FUNCTION_EX": 3 + (arg & 1)}[call.name]
+
+
 def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[bool, ...]:
     if unit.name in _CALLS:
-        pushed = 1
-        arg = unit.arg
-        assert isinstance(arg, int), "a call has a number of arguments"
-        popped = {"CALL": arg + 2, "CALL_KW": arg + 3, "CALL_FUNCTION_EX": 3 + (arg & 1)}[unit.name]
+        popped, pushed = _operands(unit), 1
     elif unit.name == "FOR_ITER":
         popped, pushed = 0, 1
     elif unit.name == "PUSH_NULL":
@@ -368,20 +445,27 @@ def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[b
 
 
 def _pack(landing: Landing, location: Any) -> list[Any]:
-    """Returns the state; what is left on the stack goes with the frame."""
+    """Returns the state; what is left on the stack goes with the frame, what it handles is no longer handled."""
     layout = landing.layout
     made = [bc.Instr("LOAD_CONST", landing, location=location)]  # type: ignore[arg-type]
     made.append(bc.Instr("LOAD_FAST", _STATE, location=location))
     made += [bc.Instr("LOAD_FAST", name, location=location) for name in layout.names]
     above = 2 + len(layout.names)
-    count = len(layout.names)
-    depth = len(layout.nulls)
-    for i, null in enumerate(layout.nulls):
-        if not null:
-            made.append(bc.Instr("COPY", depth - i + above, location=location))
-            above += 1
-            count += 1
-    made.append(bc.Instr("BUILD_TUPLE", count, location=location))
+    depth = len(layout.stack)
+    levels = [i for i, slot in enumerate(layout.stack) if slot is Slot.HANDLED]
+    for i, slot in enumerate(layout.stack):
+        if slot is Slot.NULL:
+            continue
+        if levels and i == levels[-1]:
+            made += _call_of(bc.Instr("LOAD_CONST", sys.exception, location=location), location)  # type: ignore[arg-type]
+        else:
+            inner = levels[levels.index(i) + 1] if slot is Slot.HANDLED else i
+            made.append(bc.Instr("COPY", depth - inner + above, location=location))
+        above += 1
+    made.append(bc.Instr("BUILD_TUPLE", above - 2, location=location))
     made.append(bc.Instr("BUILD_TUPLE", 3, location=location))
+    if levels:
+        made.append(bc.Instr("COPY", depth - levels[0] + 1, location=location))
+        made.append(bc.Instr("POP_EXCEPT", location=location))
     made.append(bc.Instr("RETURN_VALUE", location=location))
     return made

@@ -11,7 +11,7 @@ from sidefx_train.compile.capture.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.opcodes import calling
 from sidefx_train.compile.capture.program import program_of
-from sidefx_train.compile.continuations.code import Bridge, Layout, bridge, original
+from sidefx_train.compile.continuations.code import Bridge, Slot, bridge, layout_at, original
 from sidefx_train.compile.continuations.liveness import live_slots, own_effect
 from sidefx_train.errors import Location, Unsupported
 
@@ -91,27 +91,32 @@ def stop_points(error: BaseException, code: str, reason: str, location: Location
     return tuple(reversed(found))
 
 
-def suspend(frames: list[Frame], point: StopPoint) -> Suspension:
+def suspend(frames: list[Frame], handled: BaseException | None, point: StopPoint) -> Suspension:
     """Describes frames that stand in front of an instruction each.
 
     Args:
         frames: outermost first; all but the last have entered a call.
+        handled: the exception being handled.
+        point: why they are suspended.
 
     Raises:
         Unsupported: one of them cannot go on natively.
     """
     bridges: list[Bridge] = []
     states: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
-    for frame in frames:
+    for frame in reversed(frames):
         entered = frame is not frames[-1]
         index = frame.pc - 1 if entered else frame.pc
-        made, state = _frame(frame, index, entered)
-        bridges.append(made)
-        states.append(state)
+        made, state, handled = _frame(frame, index, entered, handled)
+        bridges.insert(0, made)
+        states.insert(0, state)
     return Suspension(point, tuple(bridges), tuple(f.globals for f in frames), tuple(states))
 
 
-def _frame(frame: Frame, index: int, entered: bool) -> tuple[Bridge, tuple[tuple[Any, ...], tuple[Any, ...]]]:
+def _frame(
+    frame: Frame, index: int, entered: bool, handled: BaseException | None
+) -> tuple[Bridge, tuple[tuple[Any, ...], tuple[Any, ...]], BaseException | None]:
+    """The bridge over a frame's instruction, the frame's state, and what its caller was handling."""
     program = frame.program
     code, at = original(program.code, index)
     own = program_of(code)
@@ -133,10 +138,15 @@ def _frame(frame: Frame, index: int, entered: bool) -> tuple[Bridge, tuple[tuple
             raise Unsupported("SFX111", f"the variable {name} is not a cell yet")
     if any(isinstance(value, calling.Pending) for value in frame.stack):
         raise Unsupported("SFX111", "a function is being made")
-    layout = Layout(code, at, needed(at, bound), cells, tuple(value is NULL for value in frame.stack))
+    nulls = tuple(value is NULL for value in frame.stack)
+    layout = layout_at(code, at, needed(at, bound), cells, nulls, entered)
     made = bridge(layout, entered, needed)
-    values = tuple(bound[name] for name in layout.names) + tuple(v for v in frame.stack if v is not NULL)
-    return made, (tuple(bound[name] for name in cells), values)
+    stack = list(frame.stack)
+    for position in reversed(range(len(stack))):
+        if layout.stack[position] is Slot.HANDLED:  # keeps what was handled outside; the part is told what inside
+            stack[position], handled = handled, stack[position]
+    values = tuple(bound[name] for name in layout.names) + tuple(v for v in stack if v is not NULL)
+    return made, (tuple(bound[name] for name in cells), values), handled
 
 
 def _values(frame: Frame, names: tuple[str, ...]) -> list[tuple[int, Any]]:

@@ -18,6 +18,7 @@ from sidefx_train.compile.heap.checkpoint import Checkpoint
 from sidefx_train.compile.heap.difference import Comparison
 from sidefx_train.compile.heap.iterators import IteratorRecord
 from sidefx_train.compile.heap.later import DeferredCall, TraceKey
+from sidefx_train.compile.heap.raised import ExceptionRecord
 from sidefx_train.compile.heap.records import (
     UNREAD,
     DictRecord,
@@ -222,6 +223,8 @@ def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
     walked: list[Effect] = []  # after what they walk over has its new contents
     heap = world.heap
     for record in list(heap.by_real.values()):
+        if isinstance(record, ExceptionRecord) and record.raised_again():
+            heap.refuse("SFX111", f"raises {record.source.label} again, which was raised outside, or from it")
         if isinstance(record, InstanceRecord):
             changes += _instance(record)
         elif isinstance(record, DictRecord):

@@ -28,7 +28,7 @@ from sidefx_train.compile.artifacts import InputKind
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
-from sidefx_train.compile.heap import iterators, weak
+from sidefx_train.compile.heap import iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
@@ -235,6 +235,8 @@ class Heap:
             return self._partial(real, source)
         if issubclass(cls, weakref.ReferenceType):
             return self._weak(real, source)
+        if issubclass(cls, BaseException):
+            return raised.exception_record(self, real, source, self._bind(real, source)).shadow
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return self._opaque(real, source)
         return self._instance(real, source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 import weakref
 from collections import deque
@@ -15,6 +16,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture import policy
+from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
@@ -80,6 +82,8 @@ class TraceWorld(CallingWorld):
         self.tracer = tracer
         self.heap = Heap(tracer, self.locate, self._written_names, symbolic, moving)
         self.interp = Interpreter(self, policy.Policy())
+        self.interp.handled = HandledOutside(self._outside_exception)
+        self._handled_outside = sys.exception()
         self.heap.reenter = self.interp.reentering
         self.reentry = Reentry(self)
         self.caches = Caches(self)
@@ -122,6 +126,16 @@ class TraceWorld(CallingWorld):
                 guard = vars(context).get("_inference_mode_context")
                 if guard is not None:
                     guard.__exit__(None, None, None)  # does nothing the second time
+
+    def _outside_exception(self) -> BaseException | None:
+        """What was being handled when the step was entered."""
+        sources, error = self.heap.sources, self._handled_outside
+        source = sources.call(sources.const(sys.exception, "sys.exception"))
+        if error is None:
+            self.heap.guard("is", source, None)
+            return None
+        shadow: BaseException = self.heap.shadow(error, source)
+        return shadow
 
     def _written_names(self) -> frozenset[str]:
         frame = self.interp.current_frame

@@ -17,6 +17,7 @@ from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.iterators import REBUILT
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
+from sidefx_train.compile.heap.raised import CHAIN, fields_of
 from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, instance_space, is_set, slot_names
 from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.autograd import freed
@@ -277,11 +278,7 @@ class Rebuilder:
 
     def _raised(self, name: str, error: BaseException) -> None:
         """What an exception knows of how it was raised."""
-        fields = ["__cause__", "__context__", "__suppress_context__"]
-        if not isinstance(error, BaseExceptionGroup):
-            kinds = [cls for cls in type(error).__mro__ if is_static(cls) and cls is not BaseException]
-            fields += [k for cls in kinds for k, v in vars(cls).items() if type(v) is types.MemberDescriptorType]
-        for field in fields:
+        for field in (*CHAIN, "__suppress_context__", *fields_of(type(error))):
             if getattr(error, field):
                 self.lines.append(f"{name}.{field} = {self.expression(getattr(error, field))}")
         if error.__traceback__ is not None:

@@ -312,7 +312,7 @@ def test_a_list_changed_while_it_is_walked_over():
     in_parts(trained(after))
 
 
-def test_break_inside_a_generator_runs_eagerly():
+def test_break_inside_a_generator():
     def after(loss, log, state):
         def values():
             for i in range(2):
@@ -322,7 +322,62 @@ def test_break_inside_a_generator_runs_eagerly():
             log.append(value)
         return loss
 
-    parity(trained(after), whole=False, captures=None)
+    in_parts(trained(after))
+
+
+def test_break_between_the_items_of_a_generator():
+    def after(loss, log, state):
+        def values(scale):
+            count = 0
+            try:
+                while count < 3:
+                    got = yield loss * scale + count
+                    log.append(("got", got))
+                    count += 1
+            finally:
+                log.append(("left", count))
+
+        items = values(2)
+        for item in items:
+            log.append(outside(item))
+        more = values(3)
+        log.append(next(more))
+        log.append(outside(loss))
+        log.append(more.send("x"))
+        more.close()
+        return list(values(outside(loss)))
+
+    in_parts(trained(after))
+
+
+def test_break_inside_a_context_manager_made_by_a_generator():
+    @contextlib.contextmanager
+    def scaled(state, log, by):
+        state["scale"] = state.get("scale", 1.0) * by
+        log.append(("enter", state["scale"]))
+        try:
+            with torch.no_grad():
+                yield state["scale"]
+        except ValueError as error:
+            log.append(str(error))
+        finally:
+            state["scale"] /= by
+            log.append(("leave", state["scale"]))
+
+    def after(loss, log, state):
+        with scaled(state, log, 2.0) as outer, scaled(state, log, 4.0):
+            log.append(outside(loss) * outer)
+            y = loss * state["scale"]
+        log.append(y.requires_grad)
+        return y
+
+    def swallowed(loss, log, state):
+        with scaled(state, log, 2.0):
+            failing(loss)
+        return loss
+
+    in_parts(trained(after))
+    parity(trained(swallowed), whole=False, captures=None)
 
 
 def test_break_inside_except():

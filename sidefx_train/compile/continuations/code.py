@@ -20,7 +20,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import bytecode as bc
@@ -100,8 +100,8 @@ def is_continuation(fn: Any) -> bool:
 class _Body:
     """The original code, its instructions by index of the decoded program, its cells as variables."""
 
-    def __init__(self, code: types.CodeType) -> None:
-        if code.co_flags & _SUSPENDS:
+    def __init__(self, code: types.CodeType, suspends: bool = False) -> None:
+        if code.co_flags & _SUSPENDS and not (suspends and code.co_flags & inspect.CO_GENERATOR):
             raise Unsupported("SFX111", "a generator cannot be entered in the middle")
         if not code.co_flags & inspect.CO_OPTIMIZED:
             raise Unsupported("SFX111", "a class body cannot be entered in the middle")
@@ -166,6 +166,18 @@ class _Body:
         for position in positions:
             slots[position] = Slot.HANDLED
         return tuple(slots)
+
+    def suspension(self, index: int) -> list[Any]:
+        """A copy of a ``yield``, under the handler that covers it."""
+        unit, covering = self.units[index], self.tries[index]
+        at = next(i for i, item in enumerate(self.items) if item is unit)
+        made = [item.copy() for item in self.items[at : at + 2]]
+        if [item.name for item in made] != ["YIELD_VALUE", "RESUME"]:
+            raise Unsupported("SFX204", f"a generator suspended at {unit.name}")
+        if covering is None:
+            return made
+        opened = bc.TryBegin(covering.target, covering.push_lasti, covering.stack_depth)
+        return [opened, *made, bc.TryEnd(opened)]
 
     def _name_super(self, index: int) -> None:
         """Gives ``super()`` its arguments: the new code's frame is not one of the method."""
@@ -275,6 +287,33 @@ def continuation(layout: Layout) -> types.CodeType:
     return made
 
 
+def generator(layout: Layout, started: bool) -> types.CodeType:
+    """A generator function that takes ``(cells, values)`` and goes on at ``layout.index``.
+
+    Args:
+        layout: the frame of a suspended generator; the last value of its stack is the one to be sent.
+        started: it is suspended at a ``yield``: the new generator suspends there too when it is first resumed.
+
+    Raises:
+        Unsupported: the generator cannot be entered there.
+    """
+    body = _Body(layout.code, suspends=True)
+    layout = replace(layout, stack=layout.stack[:-1])
+    location = body.units[layout.index - 1].location
+    here = bc.Label()
+    items: list[Any] = [bc.Instr("RETURN_GENERATOR", location=location), bc.Instr("POP_TOP", location=location)]
+    items += _prelude(layout, location, keep_cells=False)
+    items.append(bc.Instr("LOAD_CONST", None, location=location))
+    if started:
+        items += body.suspension(layout.index - 1)
+    items.append(bc.Instr("JUMP_FORWARD", here, location=location))
+    for item in body.items:
+        if item is body.groups[layout.index][0]:
+            items.append(here)
+        items.append(item)
+    return _assemble(layout, body, items, [_STATE])
+
+
 @dataclass(frozen=True)
 class Bridge:
     """One instruction of a frame as a function of the frame's state.
@@ -309,7 +348,7 @@ def layout_at(
     Raises:
         Unsupported: the function cannot be entered there.
     """
-    body = _Body(code)
+    body = _Body(code, suspends=True)
     if entered and body.units[index].name not in _CALLS:
         raise Unsupported("SFX111", f"a call made by {body.units[index].name} cannot be entered in the middle")
     return Layout(code, index, names, cells, body.stack(index, nulls, entered))

@@ -42,7 +42,7 @@ def stack_levels(program: Program, units: Sequence[Any]) -> tuple[tuple[int, Lev
             target, height, lasti = instr.handler
             kept = {position: level for position, level in open_levels.items() if position < height}
             waiting.append((target, height + lasti + 1, kept))
-        if instr.target >= 0:
+        if instr.target >= 0 and instr.name != "YIELD_VALUE":  # which only knows the end of its ``yield from``
             # The end of a loop is behind the instructions that drop the iterator.
             jumped = -1 if instr.name == "FOR_ITER" else unit.stack_effect(jump=True)
             waiting.append((instr.target, depth + jumped, open_levels))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from sidefx_train.compile.capture.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.opcodes import calling
 from sidefx_train.compile.capture.program import program_of
-from sidefx_train.compile.continuations.code import Bridge, Slot, bridge, layout_at, original
+from sidefx_train.compile.continuations.code import Bridge, Layout, Slot, bridge, layout_at, original
 from sidefx_train.compile.continuations.liveness import live_slots, own_effect
 from sidefx_train.errors import Location, Unsupported
 
@@ -29,6 +30,9 @@ _TRANSPARENT = frozenset(
     )
 )
 """What may stand between two frames if the inner one's result is to be that of the outer one's call."""
+
+State = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""``(cells, values)`` of a frame."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Suspension:
     point: StopPoint
     bridges: tuple[Bridge, ...]
     spaces: tuple[dict[str, Any], ...]
-    states: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
+    states: tuple[State, ...]
 
 
 def stop_points(error: BaseException, code: str, reason: str, location: Location | None) -> tuple[StopPoint, ...]:
@@ -103,7 +107,7 @@ def suspend(frames: list[Frame], handled: BaseException | None, point: StopPoint
         Unsupported: one of them cannot go on natively.
     """
     bridges: list[Bridge] = []
-    states: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+    states: list[State] = []
     for frame in reversed(frames):
         entered = frame is not frames[-1]
         index = frame.pc - 1 if entered else frame.pc
@@ -115,8 +119,30 @@ def suspend(frames: list[Frame], handled: BaseException | None, point: StopPoint
 
 def _frame(
     frame: Frame, index: int, entered: bool, handled: BaseException | None
-) -> tuple[Bridge, tuple[tuple[Any, ...], tuple[Any, ...]], BaseException | None]:
+) -> tuple[Bridge, State, BaseException | None]:
     """The bridge over a frame's instruction, the frame's state, and what its caller was handling."""
+    layout, needed, state, handled = describe(frame, index, entered, handled)
+    return bridge(layout, entered, needed), state, handled
+
+
+def describe(
+    frame: Frame, index: int, entered: bool, handled: BaseException | None, given: int = 0
+) -> tuple[Layout, Callable[[int], tuple[str, ...]], State, BaseException | None]:
+    """Where a frame stands and what of it is kept.
+
+    Args:
+        frame: the frame.
+        index: its next instruction.
+        entered: that is a call, and its operands are gone.
+        handled: the exception being handled inside.
+        given: how many values will be on the stack besides.
+
+    Returns:
+        The layout; what is needed in front of another instruction; ``(cells, values)``; what is handled outside.
+
+    Raises:
+        Unsupported: the frame cannot be entered there.
+    """
     program = frame.program
     code, at = original(program.code, index)
     own = program_of(code)
@@ -124,7 +150,9 @@ def _frame(
     bound = {own.slots[i]: value for i, value in _values(frame, own.slots) if value is not NULL}
 
     stored, unbound = own_effect(own.instructions[at])
-    if stored and not entered and frame.stack[-1] is NULL:  # a comprehension gives an unbound variable back
+    if (
+        stored and not entered and not given and frame.stack[-1] is NULL
+    ):  # a comprehension gives an unbound variable back
         stored, unbound = unbound, stored
     bound_after = {*bound, *(own.slots[i] for i in stored)} - {own.slots[i] for i in unbound}
 
@@ -138,15 +166,14 @@ def _frame(
             raise Unsupported("SFX111", f"the variable {name} is not a cell yet")
     if any(isinstance(value, calling.Pending) for value in frame.stack):
         raise Unsupported("SFX111", "a function is being made")
-    nulls = tuple(value is NULL for value in frame.stack)
+    nulls = (*(value is NULL for value in frame.stack), *[False] * given)
     layout = layout_at(code, at, needed(at, bound), cells, nulls, entered)
-    made = bridge(layout, entered, needed)
     stack = list(frame.stack)
     for position in reversed(range(len(stack))):
         if layout.stack[position] is Slot.HANDLED:  # keeps what was handled outside; the part is told what inside
             stack[position], handled = handled, stack[position]
     values = tuple(bound[name] for name in layout.names) + tuple(v for v in stack if v is not NULL)
-    return made, (tuple(bound[name] for name in cells), values), handled
+    return layout, needed, (tuple(bound[name] for name in cells), values), handled
 
 
 def _values(frame: Frame, names: tuple[str, ...]) -> list[tuple[int, Any]]:

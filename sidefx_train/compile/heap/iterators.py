@@ -68,7 +68,16 @@ class OutsideIterator:
     def __next__(self) -> Any:
         self.refuse()
 
+    def __getattr__(self, name: str) -> Any:
+        """A method such as ``send``: calling it stops the capture."""
+        return types.MethodType(_call_outside, self)
 
+
+def _call_outside(iterator: OutsideIterator, *args: Any, **kwargs: Any) -> NoReturn:
+    iterator.refuse()
+
+
+NATIVE_CODE.add(id(_call_outside.__code__))
 NATIVE_CODE.update(id(fn.__code__) for fn in vars(OutsideIterator).values() if isinstance(fn, types.FunctionType))
 
 

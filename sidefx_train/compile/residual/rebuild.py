@@ -12,8 +12,9 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.capture.attributes import is_static
-from sidefx_train.compile.capture.generators import NATIVE_CODE
+from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.continuations.generators import hand_out, resume
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.iterators import REBUILT
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
@@ -45,6 +46,7 @@ class Rebuilder:
         self._index: dict[fx.Node, int] = {}
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
+        self._suspended: list[InterpretedGenerator] = []
 
     def expression(self, value: Any) -> str:
         """Code for a value of the trace."""
@@ -171,6 +173,8 @@ class Rebuilder:
             return self._cell(value)
         if cls in REBUILT:
             return self._iterator(value)
+        if cls is InterpretedGenerator:
+            return self._generator(value)
         if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
             return self._function(value)
         if isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
@@ -305,6 +309,24 @@ class Rebuilder:
         if state and state[0] is not None:
             self.lines.append(f"{expression}.__setstate__({state[0]!r})")
         return expression
+
+    def _generator(self, value: InterpretedGenerator) -> str:
+        """A suspended generator, which goes on natively."""
+        if any(value is other for other in self._suspended):
+            self.world.heap.refuse("SFX104", f"the generator {value.__qualname__}, which holds itself, leaves the step")
+        self._suspended.append(value)
+        code, state = hand_out(value)
+        parts = [
+            self.writer.constant(resume),
+            self.writer.constant(code, "code"),
+            self.writer.constant(value.frame.globals, "globals"),
+            repr(value.__name__),
+            repr(value.__qualname__),
+            repr(value.started),
+            self.expression(state),
+        ]
+        self._suspended.pop()
+        return self._remember(value, f"{parts[0]}({', '.join(parts[1:])})")
 
     def _cell(self, cell: types.CellType) -> str:
         outside = self.world.heap.cells.get(id(cell))

@@ -303,7 +303,7 @@ def generator(layout: Layout, started: bool) -> types.CodeType:
     here = bc.Label()
     items: list[Any] = [bc.Instr("RETURN_GENERATOR", location=location), bc.Instr("POP_TOP", location=location)]
     items += _prelude(layout, location, keep_cells=False)
-    items.append(bc.Instr("LOAD_CONST", None, location=location))
+    items.append(bc.Instr("LOAD_CONST", None, location=location))  # type: ignore[arg-type]
     if started:
         items += body.suspension(layout.index - 1)
     items.append(bc.Instr("JUMP_FORWARD", here, location=location))

@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
     disable_proxy_modes_tracing,
+    handle_sym_dispatch,
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -280,6 +281,42 @@ def surrounding() -> str | None:
 OpOverload = torch._ops.OpOverload
 
 
+def _opaque(name: str) -> Callable[[Any], Any]:
+    """``math.name`` as a function that keeps a symbolic float symbolic, where torch has none."""
+    from torch.fx.experimental.sym_node import SymNode
+    from torch.utils._sympy import functions
+
+    function = getattr(math, name)
+    expression = getattr(functions, f"OpaqueUnaryFn_{name}")
+
+    def apply(value: Any) -> Any:
+        if not isinstance(value, torch.SymFloat):
+            return function(value)
+        node = value.node
+        hint = function(node.hint) if node.has_hint() else None
+        return torch.SymFloat(SymNode(expression(node.expr), node.shape_env, float, hint))
+
+    apply.__name__ = name
+    return apply
+
+
+def _traced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Records a call on a symbolic number in the graph."""
+    return lambda value: handle_sym_dispatch(function, (value,), {})
+
+
+_OPAQUE = {getattr(math, name): _opaque(name) for name in ("exp", "log")}
+
+SYMBOLIC_MATH: dict[Any, Callable[[Any], Any]] = {
+    **{
+        getattr(math, name): getattr(torch, f"_sym_{name}")
+        for name in ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan", "log2")
+    },
+    **{function: _traced(opaque) for function, opaque in _OPAQUE.items()},
+}
+"""Functions of ``math`` and the form of each that takes a symbolic float."""
+
+
 def host_functions() -> dict[Any, str]:
     """Functions on Python numbers that a trace may contain, with the Python expression that calls them."""
     table: dict[Any, str] = {
@@ -304,6 +341,8 @@ def host_functions() -> dict[Any, str]:
             symbolic = getattr(torch, f"_sym_{name}", None)
             if symbolic is not None:
                 table[symbolic] = f"math.{name}"
+    for function, opaque in _OPAQUE.items():
+        table[opaque] = f"math.{function.__name__}"
     return table
 
 
@@ -527,10 +566,17 @@ def inductor_compile(
 
 
 def python_source(expression: Any) -> str:
-    """A symbolic condition as a Python expression over the names of its symbols."""
+    """A symbolic condition as a Python expression over the names of its symbols, ``math`` and ``torch``."""
     from torch.utils._sympy.printers import PythonPrinter
 
-    return PythonPrinter().doprint(expression)
+    class Printer(PythonPrinter):
+        def _print_OpaqueUnaryFn_exp(self, expr: Any) -> str:
+            return f"math.exp({self._print(expr.args[0])})"
+
+        def _print_OpaqueUnaryFn_log(self, expr: Any) -> str:
+            return f"math.log({self._print(expr.args[0])})"
+
+    return Printer().doprint(expression)
 
 
 @contextmanager

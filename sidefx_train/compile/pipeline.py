@@ -136,6 +136,16 @@ class Entry:
                     changed |= {(guard.source.label, dim) for dim in guard.value.sizes_that_differ(found)}
         return frozenset(changed)
 
+    def changed_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+        """Labels of the numbers, also in tuples, that are not what the capture saw."""
+        changed: set[str] = set()
+        for guard in self.guards:
+            if guard.kind == "equal" and type(guard.value) in (int, float, tuple):
+                missed, found = failing(guard, args, kwargs)
+                if missed and type(found) is type(guard.value):
+                    changed |= _changed(guard.source.label, guard.value, found)
+        return frozenset(changed)
+
     def moved_iterators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         """Labels of the iterators that are at another place than in the capture."""
         known = set(self.captured.iterators)
@@ -151,6 +161,19 @@ class Entry:
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """The generated function with ``run`` in place of the compiled graph, for measuring."""
         return link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})  # type: ignore[no-any-return]
+
+
+def _changed(label: str, old: Any, new: Any) -> set[str]:
+    """Labels of a number that differs; of a tuple and the numbers in it that differ."""
+    if type(old) is not tuple:
+        return {label}
+    if len(old) != len(new):
+        return set()
+    numbers = [
+        i for i, (a, b) in enumerate(zip(old, new, strict=True)) if type(a) is type(b) and type(a) in (int, float)
+    ]
+    differing = {f"{label}[{i}]" for i in numbers if old[i] != new[i]}
+    return differing | {label} if differing else set()
 
 
 class CaptureFailed(Exception):

@@ -289,13 +289,9 @@ class CompiledStep:
         moved = newest.moved_iterators(args, kwargs)
         if moved:
             self._learned = replace(self._learned, walked=self._learned.walked | moved)
-        if guard.kind == "equal" and type(guard.value) in (int, float) and type(value) is type(guard.value):
-            self._learned = replace(self._learned, symbolic=self._learned.symbolic | {label})
-        elif guard.kind == "equal" and type(guard.value) is tuple and type(value) is tuple:
-            self._learned = replace(
-                self._learned, symbolic=self._learned.symbolic | _changed(label, guard.value, value)
-            )
-        elif guard.kind == "tensor" and self.config.dynamic is not False and not self._exact:
+        # All that have changed, not the first alone: each would cost a capture of its own.
+        self._learned = replace(self._learned, symbolic=self._learned.symbolic | newest.changed_numbers(args, kwargs))
+        if guard.kind == "tensor" and self.config.dynamic is not False and not self._exact:
             changed = newest.changed_sizes(args, kwargs)
             self._learned = replace(self._learned, dynamic=self._learned.dynamic | changed)
         elif guard.kind == "is" and _replaced(guard.value, value, in_part=self._is_part):
@@ -399,17 +395,6 @@ def _replaced(old: Any, new: Any, in_part: bool) -> bool:
     if isinstance(old, torch.Tensor):
         return isinstance(new, torch.Tensor)
     return in_part and isinstance(old, torch.nn.Module) and type(new) is type(old)  # a loop over layers
-
-
-def _changed(label: str, old: tuple[Any, ...], new: tuple[Any, ...]) -> set[str]:
-    """Labels of a tuple and the numbers in it that differ."""
-    if len(old) != len(new):
-        return set()
-    numbers = (
-        i for i, (a, b) in enumerate(zip(old, new, strict=True)) if type(a) is type(b) and type(a) in (int, float)
-    )
-    differing = {f"{label}[{i}]" for i in numbers if old[i] != new[i]}
-    return differing | {label} if differing else set()
 
 
 def _callers_level() -> int:

@@ -275,7 +275,7 @@ class CallingWorld:
             for value in (*args, *kwargs.values()):
                 self.touch(value, deep)
         if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
-            substitute = natives.number_function(self, fn, args)
+            substitute = natives.number_function(self, fn, args, kwargs)
             if substitute is not ABSENT:
                 return substitute
             for value in args:

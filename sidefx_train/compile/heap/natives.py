@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import operator
 from collections import OrderedDict, defaultdict
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.counters import number_in
@@ -237,17 +239,55 @@ def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs
     return ABSENT
 
 
+_MOST_COMPARED = 64
+"""How many numbers a symbolic one is compared with before it is taken for a constant."""
+
 # --- symbolic numbers --------------------------------------------------------------------------------------------
 
 
-def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> Any:
+def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
-    if not any(isinstance(value, (*NUMBERS, torch.Tensor)) for value in args):
+    if kwargs or not any(isinstance(value, NUMBERS) for value in args):
         return ABSENT
-    first = args[0]
-    if fn is math.sqrt and isinstance(first, (torch.SymInt, torch.SymFloat)):
-        return torch.sym_sqrt(torch.sym_float(first))  # type: ignore[attr-defined]
+    if fn in (bisect.bisect_left, bisect.bisect_right):
+        return _bisect(world, fn is bisect.bisect_right, *args)
+    if not all(isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):
+        return ABSENT
+    symbolic = compat.SYMBOLIC_MATH.get(fn)
+    if symbolic is not None:
+        values = [symbolic(torch.sym_float(value)) for value in args]
+        return values[0] / values[1] if fn is math.log and len(values) == 2 else values[0]
+    if fn is math.pow:
+        return torch.sym_float(args[0]) ** torch.sym_float(args[1])
     return ABSENT
+
+
+def _bisect(world: CallingWorld, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:
+    """Where ``value`` belongs among ``items``: its comparisons are conditions, its value is not."""
+    high = len(items) if high is None else high
+    while low < high:
+        middle = (low + high) // 2
+        if world.truth(value < items[middle] if right else value <= items[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def among(world: CallingWorld, container: Any, value: Any) -> Any:
+    """``value in container`` of a symbolic integer and a few plain numbers: conditions say which of them it is not.
+
+    Returns:
+        :data:`ABSENT` for anything else, which takes the number for a constant.
+    """
+    base = next((kind for kind in (dict, set, frozenset) if isinstance(container, kind)), None)
+    if base is None or type(container).__contains__ is not base.__contains__ or compat.is_unbacked(value):
+        return ABSENT
+    world.touch(container, deep=False)
+    items = list(base.__iter__(container))
+    if len(items) > _MOST_COMPARED or not all(type(item) in (int, float) for item in items):
+        return ABSENT
+    return any(world.truth(value == item) for item in items)
 
 
 def convert_number(world: CallingWorld, kind: type, args: tuple[Any, ...]) -> Any:

@@ -445,6 +445,10 @@ class TraceWorld(CallingWorld):
         for value in args:
             if issubclass(type(value), Later):
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
+        if name == "contains" and type(args[1]) is torch.SymInt:
+            found = natives.among(self, first, args[1])
+            if found is not ABSENT:
+                return found
         if id(first) in self.module_spaces and name in ("getitem", "setitem", "delitem", "contains"):
             return natives.namespace_operator(self, name, args)
         record = self.heap.by_shadow.get(id(first))

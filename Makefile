@@ -14,11 +14,11 @@ SEED   ?= 0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test fuzz bench cpython lint types unit clean help
+.PHONY: train test fuzz opinfo bench cpython lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make train | make test | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make lint | make clean"
+	@echo "make train | make test | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make lint | make clean"
 
 # A stamp is newer than what it was installed from, so an up-to-date .venv costs nothing.
 $(VENV)/.stamp-venv:
@@ -62,6 +62,10 @@ fuzz: $(VENV)/.stamp-test
 # CPython's own tests, interpreted: minutes. Some: make cpython ARGS="-v test_with test_generators"
 cpython: $(VENV)/.stamp-test
 	$(BIN)/python tests/cpython/run.py $(ARGS)
+
+# Every operator of torch's own list, minutes. Some: make opinfo ARGS="-v softmax linalg"
+opinfo: $(VENV)/.stamp-test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/opinfo/run.py -j $(JOBS) $(ARGS)
 
 bench: $(VENV)/.stamp-run
 	$(BIN)/python -m sidefx_train.bench --suite core $(ARGS)

@@ -151,7 +151,8 @@ def without_view_relation(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor that autograd does not take for a view of another."""
     if not tensor._is_view():
         return tensor
-    with torch._C._AutoDispatchBelowAutograd():
+    views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(views):
         return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
 
 
@@ -279,6 +280,8 @@ def surrounding() -> str | None:
 # --- functionalization -------------------------------------------------------------------------------------------
 
 OpOverload = torch._ops.OpOverload
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+"""Classes of what ``torch.ops`` holds."""
 
 
 def _opaque(name: str) -> Callable[[Any], Any]:
@@ -364,6 +367,7 @@ def functionalizing(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompos
         ProxyTorchDispatchMode(tracer, "symbolic", decomposition_table=decompositions),
         disable_autocast_cache(),
         torch.no_grad(),
+        torch._C._AutoDispatchBelowAutograd(),  # Python rules for Autograd would take operators apart once more
         torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)),
         tracing_subgraphs(fake_mode, tracer, decompositions),
         FunctionalTensorMode(),
@@ -424,6 +428,11 @@ def storage_replaced(value: torch.Tensor) -> bool:
 set_grad_enabled = torch._C._set_grad_enabled
 autocast_enabled = torch._C._is_any_autocast_enabled
 increment_version = torch._C._increment_version
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Sets a tensor's version counter, which its views share."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def tensor_data_ptr_address() -> int | None:

@@ -13,6 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+OWN = "sidefx_own"
+"""In ``meta`` of a node that is an output: its version in eager, where that does not take it for a view of another."""
+
 InputKind = Literal["static", "tensor", "scalar"]
 
 
@@ -27,6 +30,7 @@ class GraphInput:
         example: the fake tensor as it was **at entry** (``torch.Tensor``), or the symbolic number of a scalar.
         hint: for a scalar, its value during the capture.
         source: readable source expression, for reports.
+        writes: by how much the step moves the tensor's version counter.
     """
 
     name: str
@@ -34,6 +38,7 @@ class GraphInput:
     example: Any
     source: str
     hint: Any = None
+    writes: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,20 @@ class TracedGraph:
     numbers (``operator.*``, ``math.*``, ``torch.sym_*``), ``aten._local_scalar_dense`` where a tensor became a Python
     number, and fused optimizer ops such as ``aten._fused_adamw_`` whose float arguments may be nodes. The output node
     holds a flat tuple of nodes. Nodes carry ``meta["val"]``.
+
+    Attributes:
+        module: the graph.
+        inputs: its placeholders.
+        fake_mode: of the fake tensors in ``meta``.
+        uses_rng: it draws random numbers.
+        gradients: it is a backward, whose results autograd takes over.
     """
 
     module: fx.GraphModule
     inputs: tuple[GraphInput, ...]
     fake_mode: Any
     uses_rng: bool = False
+    gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,11 +100,13 @@ class Output:
 
     ``kind`` is ``"result"`` (``value`` is a :class:`Name`), ``"view"`` (``value`` names the tensor of which it is
     ``as_strided(*layout)``, the offset counted from the input's own), ``"number"`` (a :class:`Name`) or ``"constant"``.
+    ``version`` is a result's version counter in eager, where eager does not take it for a view.
     """
 
     kind: Literal["result", "view", "number", "constant"]
     value: Any
     layout: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +124,8 @@ class FunctionalGraph:
         mutated: input positions written by the graph itself.
         deferred_copies: (input position, result name): the new value is a result and copied by the runner after the
             whole graph has succeeded (updates that an error later in the graph must not leave behind).
-        metadata_updates: input positions whose size or strides changed, with the new (size, stride).
+        metadata_updates: input positions whose layout changed, with the new size, stride, and distance from where it
+            started.
         tail: operations run after the graph on the real inputs and on results.
         outputs: how each user output is made.
         checks: conditions on index inputs, checked before anything runs.
@@ -126,7 +142,7 @@ class FunctionalGraph:
     late: tuple[str, ...] = ()
     mutated: tuple[int, ...] = ()
     deferred_copies: tuple[tuple[int, str], ...] = ()
-    metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] = ()
+    metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...] = ()
     tail: tuple[TailCall, ...] = ()
     outputs: tuple[Output, ...] = ()
     checks: tuple[IndexCheck, ...] = ()

@@ -301,8 +301,11 @@ def _capture_once(
             if residual.differentiable:
                 recorded = record_backward(world, list(residual.outputs), residual.differentiable)
                 residual = planned()  # Python that the backward ran may have read more
+                _count_writes(world)
                 joint = cut(world, list(residual.outputs), recorded)
             guards = _all_guards(world)
+            if joint is None:
+                _count_writes(world)
             traced = tracer.finish(list(residual.outputs)) if joint is None else joint.forward
     except Unsupported as stop:
         if stop.defer is not None and stop.defer not in learned.whole:
@@ -340,6 +343,15 @@ def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> Suspens
     if len(reached.frames) != point.depth:
         world.heap.refuse("SFX204", "the step took another way the second time")
     return suspend(reached.frames, reached.handled, point)
+
+
+def _count_writes(world: TraceWorld) -> None:
+    """Notes by how much the step moves the version counters of its inputs."""
+    inputs, position = world.tracer.inputs, {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    for record in world.heap.by_real.values():
+        if isinstance(record, TensorRecord) and not record.shadow.is_inference():
+            i = position[id(record.real)]
+            inputs[i] = replace(inputs[i], writes=record.shadow._version - record.entry_version)
 
 
 def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 
 
+@registry.intercept(type(torch.autograd.Function).__init__)
+def _number_class(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A function class made in the step gets its node class and its number from torch's own counter."""
+    type(torch.autograd.Function).__init__(*args, **kwargs)
+
+
 @registry.intercept(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
 def _apply(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cls = args[0]

@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 import torch
+from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import Executable, TracedGraph
+from sidefx_train.compile.artifacts import OWN, Executable, TracedGraph
 from sidefx_train.compile.backend.runner import tuple_text
 from sidefx_train.compile.functionalize.aliases import Aliases
 
@@ -22,6 +23,8 @@ def build_eager(traced: TracedGraph) -> Executable:
     written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
     positions = tuple(i for i, n in enumerate(placeholders) if n in written)
     module = traced.module
+    returned = next(iter(reversed(graph.nodes))).args[0]
+    versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
     uses_rng = traced.uses_rng
 
     def run(args: list[Any]) -> Any:
@@ -31,7 +34,10 @@ def build_eager(traced: TracedGraph) -> Executable:
             saved = [(args[i], _snapshot(args[i])) for i in positions]
             random_state = torch.get_rng_state() if uses_rng else None
             try:
-                return module(*args)
+                results = module(*args)
+                for i, version in versions.items():  # kernels have written to what they made
+                    compat.set_version(results[i], version)
+                return results
             except BaseException:
                 for real, (size, stride, offset, values) in saved:
                     real.as_strided_(size, stride, offset).copy_(values)

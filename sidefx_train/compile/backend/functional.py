@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.functionalize import functionalize
@@ -22,11 +23,19 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
     readable = module.print_readable(print_output=False)
     function = module.forward if compiler is None else compiler(module, example_inputs(graph))
 
+    own = [int(out.value.text[1:]) for out in graph.outputs if out.version is not None and compiler is None]
+
     def call(args: list[Any]) -> Any:
         with torch.no_grad():
-            return function(*args)
+            results = function(*args)
+        if not own:
+            return results
+        results = list(results)
+        for position in own:  # in-place operations, which have been taken out, make no views
+            results[position] = compat.without_view_relation(results[position])
+        return results
 
-    run, text = generate(graph, call, uses_rng=traced.uses_rng)
+    run, text = generate(graph, call, uses_rng=traced.uses_rng, counts=compiler is None)
     return Executable(
         run,
         atomic=compiler is None or graph.covered,

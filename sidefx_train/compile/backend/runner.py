@@ -35,6 +35,7 @@ class Source:
             "get_num_threads": torch.get_num_threads,
             "set_num_threads": torch.set_num_threads,
             "increment_version": compat.increment_version,
+            "set_version": compat.set_version,
             "grad_enabled": torch.is_grad_enabled,
             "set_grad": compat.set_grad_enabled,
             "autocast_enabled": compat.autocast_enabled,
@@ -101,6 +102,7 @@ def generate(
     tail: Callable[[FunctionalGraph, Source], None] | None = None,
     uses_rng: bool = False,
     serial: bool = False,
+    counts: bool = False,
 ) -> tuple[Callable[[list[Any]], Any], str]:
     """Builds ``run(args)`` around ``call``, the compiled graph (called with one list).
 
@@ -108,6 +110,7 @@ def generate(
         tail: writes the tail's lines; by default one call per tail operation.
         uses_rng: give the random state back if the graph fails.
         serial: run on one thread.
+        counts: ``call`` and the tail's operations move version counters themselves, each by one.
 
     Returns:
         The function and its source.
@@ -147,7 +150,8 @@ def generate(
         tail(graph, source)
     else:
         default_tail(graph, source)
-    _bump_versions(graph, source)
+    _bump_versions(graph, source, 1 if counts else 0)
+    _set_versions(graph, source)
     _return(graph, source)
     return source.compile(), source.text()
 
@@ -163,8 +167,8 @@ def _graph_outputs(graph: FunctionalGraph) -> list[Any]:
 
 
 def _write_back(graph: FunctionalGraph, source: Source) -> None:
-    for position, size, stride in graph.metadata_updates:
-        source(f"a{position}.as_strided_({size}, {stride}, a{position}.storage_offset())")
+    for position, size, stride, offset in graph.metadata_updates:
+        source(f"a{position}.as_strided_({size}, {stride}, a{position}.storage_offset() + {offset})")
     for position, name in graph.deferred_copies:
         source(f"a{position}.copy_({name})")
 
@@ -178,14 +182,25 @@ def default_tail(graph: FunctionalGraph, source: Source) -> None:
         source(f"{name}({', '.join(args)})  # {call.op}")
 
 
-def _bump_versions(graph: FunctionalGraph, source: Source) -> None:
+def _bump_versions(graph: FunctionalGraph, source: Source, counted: int) -> None:
     """Tells autograd of the writes it did not see, so that a graph kept from before raises instead of being wrong."""
-    written = {f"a{i}": None for i in graph.mutated}
+    written = {f"a{i}": graph.inputs[i].writes - counted for i in graph.mutated}
+    for position, _ in graph.deferred_copies:
+        written[f"a{position}"] = graph.inputs[position].writes - 1
     for call in graph.tail:
         if call.op._schema.name.startswith("aten::_fused"):
-            written |= {str(name): None for name in call.args[0]}
-    if written:
-        source(f"increment_version({tuple_text(list(written))})")
+            for name in call.args[0]:
+                written.setdefault(str(name), 1 - counted)
+    names = [name for name, count in written.items() for _ in range(count)]
+    if names:
+        source(f"increment_version({tuple_text(names)})")
+
+
+def _set_versions(graph: FunctionalGraph, source: Source) -> None:
+    """Gives results the versions that eager's in-place operations leave; kernels count writes of their own."""
+    versions = {str(out.value): out.version for out in graph.outputs if out.version is not None}
+    for name, version in versions.items():
+        source(f"if {name}._version != {version}: set_version({name}, {version})")
 
 
 def _return(graph: FunctionalGraph, source: Source) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
+
 NATIVE_PYTHON = (
     "torch.nn.functional",
     "torch.functional",
@@ -51,7 +53,7 @@ NATIVE_UPDATES = ("_single_tensor_", "_multi_tensor_")
 DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch.optim._adafactor"})
 """Modules whose update functions decide on a count of steps and so are inlined after all."""
 
-INLINED_FUNCTIONS = frozenset({"checkpoint", "custom_function_call"})
+INLINED_FUNCTIONS = frozenset({"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss"})
 """Names in native modules that call back into user code and so are inlined after all."""
 
 PURE_MODULES = frozenset(
@@ -123,6 +125,8 @@ def is_torch_callable(fn: Any) -> bool:
     """True for what torch implements in C, and for operator overloads."""
     module = getattr(fn, "__module__", None)
     if isinstance(module, str) and module.startswith("torch"):
+        return True
+    if isinstance(fn, compat.OPERATORS):
         return True
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, torch.Tensor):

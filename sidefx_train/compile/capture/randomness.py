@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.vectors import mark
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
                 drawn = self.draws(kind)[self.cursors[kind]]
                 self._continue_at(kind, self.cursors[kind] + 1)
                 return self._repeat(func, drawn, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs or {})
+        made = super().__torch_dispatch__(func, types, args, kwargs or {})
+        mark(func, args, self.graph_tracer.graph)
+        return made
 
     def _repeat(self, func: Any, drawn: fx.Node, args: Any, kwargs: Any) -> Any:
         name = func._schema.name.removeprefix("aten::")

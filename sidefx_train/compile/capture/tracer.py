@@ -18,6 +18,7 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import GraphInput, InputKind, TracedGraph
 from sidefx_train.compile.capture.randomness import RepeatingMode
+from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.errors import Unsupported
 
 
@@ -32,6 +33,7 @@ class GraphTracer:
         self.graph: fx.Graph = self.tracer.graph
         self.inputs: list[GraphInput] = []
         self.real_inputs: list[Any] = []
+        self.placeholders: list[fx.Node] = []
         self._names: set[str] = set()
         self._last_placeholder: fx.Node | None = None
 
@@ -56,6 +58,7 @@ class GraphTracer:
         name = self._fresh(source)
         proxy = self._placeholder(name)
         compat.track(fake, proxy, self.tracer)
+        self.placeholders.append(proxy.node)
         self.inputs.append(GraphInput(name, kind, example, source))
         self.real_inputs.append(real)
         return fake
@@ -71,7 +74,9 @@ class GraphTracer:
         """Makes a Python number an input of the graph and returns its symbolic stand-in."""
         number = compat.new_symbolic_number(self.shape_env, value, source)
         name = self._fresh(source)
-        compat.track(number, self._placeholder(name), self.tracer)
+        proxy = self._placeholder(name)
+        compat.track(number, proxy, self.tracer)
+        self.placeholders.append(proxy.node)
         self.inputs.append(GraphInput(name, "scalar", number, source, hint=value))
         self.real_inputs.append(value)
         return number
@@ -97,11 +102,11 @@ class GraphTracer:
         copy.meta["val"] = compat.fake_snapshot(value)
         return copy
 
-    def finish(self, outputs: list[fx.Node]) -> TracedGraph:
-        """Closes the graph with a flat tuple of outputs.
+    def check(self) -> None:
+        """Raises for a graph that no stage after this one can represent.
 
         Raises:
-            Unsupported: the graph holds what no stage after this one can represent.
+            Unsupported: the message names what.
         """
         if self.proxy_mode.cursors:
             raise Unsupported("SFX110", "leaves the random state set back to an earlier one")
@@ -109,8 +114,17 @@ class GraphTracer:
             layout = getattr(node.meta.get("val"), "layout", torch.strided)
             if layout is not torch.strided:
                 raise Unsupported("SFX109", f"{node.target} makes a tensor of layout {layout}")
+
+    def finish(self, outputs: list[fx.Node]) -> TracedGraph:
+        """Closes the graph with a flat tuple of outputs.
+
+        Raises:
+            Unsupported: the graph holds what no stage after this one can represent.
+        """
+        self.check()
         self.graph.output(tuple(outputs))
         drop_profiler_nodes(self.graph)
+        drop_unused_vectors(self.graph)
         module = fx.GraphModule(self.tracer.root, self.graph)
         uses_rng = any(compat.is_random(node.target) for node in self.graph.nodes if node.op == "call_function")
         return TracedGraph(module, tuple(self.inputs), self.fake_mode, uses_rng)

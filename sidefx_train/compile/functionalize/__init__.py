@@ -18,13 +18,19 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import FunctionalGraph, Name, Output, TailCall, TracedGraph
+from sidefx_train.compile.artifacts import OWN, FunctionalGraph, Name, Output, TailCall, TracedGraph
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead
 from sidefx_train.compile.functionalize.check import check_functional
 from sidefx_train.compile.functionalize.hazards import find_hazards, held_back
 from sidefx_train.compile.functionalize.plan import refuse_unsupported, view_layout
 from sidefx_train.compile.functionalize.retrace import Retraced, RetraceOptions, Retracer
-from sidefx_train.compile.functionalize.scalars import ScalarPlan, is_scalar_node, plan_scalars, render_number
+from sidefx_train.compile.functionalize.scalars import (
+    ScalarPlan,
+    is_scalar_node,
+    is_unknown_size,
+    plan_scalars,
+    render_number,
+)
 from sidefx_train.compile.functionalize.tail import Tail, find_tail
 
 __all__ = ["functionalize"]
@@ -62,7 +68,7 @@ def functionalize(
     if guarded:
         waiting = {n for n in graph.nodes if n.op == "placeholder"}
     skip, defer = frozenset(tail.nodes), frozenset(waiting)
-    options = RetraceOptions(decompositions, tensor_scalars, skip, defer, channels_last, guarded)
+    options = RetraceOptions(decompositions, tensor_scalars, skip, defer, channels_last, aliases.same, guarded)
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
     result = layout.assemble(retraced, hazards.checks, not left)
@@ -101,7 +107,7 @@ class _Assembler:
         if is_scalar_node(node):
             if node in self.plan.host.names:
                 return []
-            if node.target is torch.ops.aten._local_scalar_dense.default:
+            if node.target is torch.ops.aten._local_scalar_dense.default or is_unknown_size(node):
                 return [node]
             if node in self.plan.late:
                 return [n for a in node.all_input_nodes for n in self._needs(a)]
@@ -155,9 +161,9 @@ class _Assembler:
         if self._is_input(out):
             return Output("result", Name(f"a{self.position[self.aliases.same[out]]}"))
         source = self._input_of(out)
-        if source is not None:
+        if source is not None and not (self.traced.gradients and source not in self.retraced.mutated):
             return self._view_of_input(out, source)
-        return Output("result", Name(f"r{self.retraced.results[out]}"))
+        return Output("result", Name(f"r{self.retraced.results[out]}"), version=out.meta.get(OWN))
 
     def _view_of_input(self, out: fx.Node, source: int) -> Output:
         layout = view_layout(out, self.traced.inputs[source])
@@ -172,7 +178,7 @@ class _Assembler:
             text = f"r{self.retraced.results[node]}"
             if node in self.retraced.layouts:
                 text = f"int({text}.item())" if isinstance(node.meta["val"], (int, torch.SymInt)) else f"{text}.item()"
-        elif node in self.plan.late:
+        elif node in self.plan.late and not is_unknown_size(node):
             operands = {a: self._number(a, late) for a in node.all_input_nodes}
             rendered = render_number(node, operands, compat.host_functions())
             if rendered is None:

@@ -77,7 +77,10 @@ class Hazards:
 
 
 def _size(value: object, dim: int) -> int | None:
-    size = value.meta["val"].shape[dim] if isinstance(value, fx.Node) else None
+    if not isinstance(value, fx.Node):
+        return None
+    shape = value.meta["val"].shape
+    size = shape[dim] if shape else 1  # a 0-dim tensor is indexed like one of size 1
     return size if isinstance(size, int) else None
 
 

@@ -24,7 +24,8 @@ def refuse_unsupported(traced: TracedGraph, aliases: Aliases) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, compat.OpOverload):
             name = node.target._schema.name
-            if name in ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data"):
+            kept = name in ("aten::resize_", "aten::resize_as_") and _keeps_size(node)
+            if name in ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data") and not kept:
                 raise BackendError("SFX201", f"{name} replaces or resizes the storage of a tensor")
         written |= aliases.writes(node)
     owners: dict[Any, list[int]] = {}
@@ -35,6 +36,12 @@ def refuse_unsupported(traced: TracedGraph, aliases: Aliases) -> None:
         if len(group) > 1 and any(placeholders[i] in written for i in group):
             names = ", ".join(traced.inputs[i].source for i in group)
             raise BackendError("SFX201", f"inputs that share memory while one is written: {names}")
+
+
+def _keeps_size(node: fx.Node) -> bool:
+    """True for a resize that changes nothing."""
+    before, after = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
+    return before is not None and (before.shape, before.stride()) == (after.shape, after.stride())
 
 
 def view_layout(out: fx.Node, given: GraphInput) -> tuple[tuple[int, ...], tuple[int, ...], int]:

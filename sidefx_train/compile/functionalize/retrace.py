@@ -26,11 +26,12 @@ from sidefx_train.compile.functionalize.scalar_ops import (
     call_with_scalars,
     has_tensor_scalar,
 )
-from sidefx_train.compile.functionalize.scalars import ScalarPlan, is_scalar_node
+from sidefx_train.compile.functionalize.scalars import ScalarPlan, is_scalar_node, is_unknown_size
 from sidefx_train.compile.functionalize.tail import is_fused_update
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class RetraceOptions:
         skip: nodes that are not run (the tail).
         defer: placeholders whose new value is returned instead of copied.
         channels_last: run convolutions on channels-last images.
+        same: for a node that returns one of its arguments, what stands for that.
         guarded: indices to clamp and report on, by the node that uses them.
     """
 
@@ -51,6 +53,7 @@ class RetraceOptions:
     skip: frozenset[fx.Node]
     defer: frozenset[fx.Node]
     channels_last: bool = False
+    same: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     guarded: Mapping[fx.Node, tuple[IndexUse, ...]] = field(default_factory=dict)
 
 
@@ -65,7 +68,7 @@ class Retraced:
         results: output position of a traced node's value.
         final: output position of the new value of a held-back input.
         mutated: input positions that the graph writes.
-        metadata: input position -> new (size, stride).
+        metadata: input position -> new (size, stride, distance from where it started).
         layouts: (size, stride, offset) of the results.
         report: output position of the flag that says an index was out of range.
     """
@@ -76,7 +79,7 @@ class Retraced:
     results: dict[fx.Node, int]
     final: dict[int, int]
     mutated: list[int]
-    metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
+    metadata: dict[int, Layout]
     layouts: dict[fx.Node, tuple[Any, Any, Any]] = field(default_factory=dict)
     report: int | None = None
 
@@ -221,6 +224,8 @@ class Retracer:
 
     def _needed_in_graph(self, node: fx.Node) -> bool:
         """False for numbers that only the host needs."""
+        if is_unknown_size(node):
+            return True
         if isinstance(node.meta.get("val"), torch.SymInt) and not self._from_counter(node):
             return True
         return node in self.plan.late and self._reaches_tensor(node)
@@ -304,7 +309,7 @@ class Retracer:
             outputs.append(compat.from_functional(torch.stack(self.flags).any()))
         mutated: list[int] = []
         final: dict[int, int] = {}
-        metadata: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        metadata: dict[int, Layout] = {}
         for i, node in enumerate(self.placeholders):
             value = self.env.get(node)
             if node not in self.fakes or value is None:
@@ -314,11 +319,15 @@ class Retracer:
             if compat.storage_replaced(value):
                 raise BackendError("SFX201", f"the step gives {self.traced.inputs[i].source} another storage")
             written = compat.has_data_mutation(value)
-            if self._restrided(node):
-                raise BackendError("SFX201", f"the step calls as_strided_ on {self.traced.inputs[i].source}")
-            layout = (tuple(new.shape), tuple(new.stride()))
-            moved = compat.has_metadata_mutation(value) and layout != (tuple(entry.shape), tuple(entry.stride()))
-            if moved and written and not _is_dense(entry):  # new contents are dense: their strides tell nothing
+            turns = self._turns(node)
+            restrided = any(turn.target is aten.as_strided_.default for turn in turns)
+            layout = (tuple(new.shape), tuple(new.stride()), 0)
+            if restrided:  # as captured: functionalization forgets where the tensor starts
+                end, start = turns[-1].meta["val"], self.traced.inputs[i].example
+                layout = (tuple(end.shape), tuple(end.stride()), end.storage_offset() - start.storage_offset())
+            moved = compat.has_metadata_mutation(value) and layout != (tuple(entry.shape), tuple(entry.stride()), 0)
+            if moved and written and (restrided or not _is_dense(entry)):
+                # New contents are dense: their strides tell nothing.
                 raise BackendError("SFX201", f"the step writes and transposes {self.traced.inputs[i].source}")
             if moved:
                 metadata[i] = _static(layout, self.traced.inputs[i].source)
@@ -337,8 +346,14 @@ class Retracer:
         module = fx.GraphModule(self.tracer.root, self.tracer.graph)
         return Retraced(module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report)
 
-    def _restrided(self, node: fx.Node) -> bool:
-        return any(user.target is aten.as_strided_.default for user in node.users)
+    def _turns(self, node: fx.Node) -> list[fx.Node]:
+        """Operations that changed the layout of an input in place, in order."""
+        found: list[fx.Node] = []
+        for each in self.traced.module.graph.nodes:
+            turns = isinstance(each.target, compat.OpOverload) and torch.Tag.inplace_view in each.target.tags
+            if turns and self.options.same[each] is node:
+                found.append(each)
+        return found
 
     def _output_node(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) or is_scalar(value):
@@ -357,9 +372,9 @@ def _is_dense(value: torch.Tensor) -> bool:
     return bool(reach + 1 == value.numel())
 
 
-def _static(layout: tuple[Any, Any], source: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    size, stride = layout
-    if not all(isinstance(n, int) for n in (*size, *stride)):
+def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:
+    size, stride, offset = layout
+    if not all(isinstance(n, int) for n in (*size, *stride, offset)):
         raise BackendError("SFX201", f"the step changes the layout of {source}, whose size is symbolic")
     return layout
 
@@ -380,12 +395,35 @@ def _native_batch_norm(
     return out, saved_mean, saved_rstd
 
 
+def _batch_norm_into(*args: Any, out: Any, save_mean: Any, save_invstd: Any) -> Any:
+    """Batch norm with ``out=``."""
+    made = _native_batch_norm(*args)
+    for target, value in zip((out, save_mean, save_invstd), made, strict=True):
+        target.copy_(value)
+    return out, save_mean, save_invstd
+
+
+def _resize_(target: Any, size: Any, memory_format: Any = None) -> Any:
+    """To the size it has already; other calls are refused."""
+    return target
+
+
+def _polygamma_(target: Any, n: int) -> Any:
+    """Functionalization does not know the in-place operator."""
+    return target.copy_(aten.polygamma.default(n, target))
+
+
 _CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: layouts.convolution,
     aten.convolution_backward.default: layouts.convolution_backward,
 }
 _REWRITES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _native_batch_norm,
+    aten.native_batch_norm.out: _batch_norm_into,
+    aten._native_batch_norm_legit.out: _batch_norm_into,
+    aten.resize_.default: _resize_,
+    aten.resize_as_.default: _resize_,
+    aten.polygamma_.default: _polygamma_,
     aten.mkldnn_rnn_layer.default: rnn.forward,
     aten.mkldnn_rnn_layer_backward.default: rnn.backward,
 }

@@ -51,8 +51,15 @@ _COUNTER_OPS = {
     aten.add_.Scalar: "+",
     aten.add.Scalar: "+",
 }
+_OF_LAYOUT = {aten.sym_size.int: "size", aten.sym_stride.int: "stride", aten.sym_numel.default: "numel"}
 _SAME_VALUE = (aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh_copy.default)
 _COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
+
+
+def is_unknown_size(node: fx.Node) -> bool:
+    """True for a size that only the graph knows, since it depends on what a tensor holds."""
+    val = node.meta.get("val")
+    return node.target in _OF_LAYOUT and isinstance(val, torch.SymInt) and compat.is_unbacked(val)
 
 
 def is_scalar_node(node: fx.Node) -> bool:
@@ -149,12 +156,13 @@ class _Planner:
         if any(a in self.late for a in node.all_input_nodes):
             self.late.add(node)
             return
-        if node.target in (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default):
+        if node.target in _OF_LAYOUT:
             tensor: Any = node.args[0]
-            if tensor in self.position:
-                method = {"sym_size": "size", "sym_stride": "stride", "sym_numel": "numel"}[
-                    node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-                ]
+            if tensor not in self.position:
+                if is_unknown_size(node):
+                    self.late.add(node)
+            else:
+                method = _OF_LAYOUT[node.target]
                 rest = ", ".join(map(repr, node.args[1:]))
                 self.host.names[node] = self._define(f"a{self.position[tensor]}.{method}({rest})", ())
             return

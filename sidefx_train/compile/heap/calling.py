@@ -66,6 +66,7 @@ class CallingWorld:
     writes: Writes
     module_spaces: dict[int, dict[str, Any]]
     branching: bool
+    hooked: set[Any]
     deferred: list[DeferredCall]
     reentry: Reentry
     last_error: tuple[Exception, Any, Location | None] | None
@@ -130,6 +131,8 @@ class CallingWorld:
 
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cls = type(fn)
+        if cls in compat.OPERATORS:  # their Python only finds the kernel
+            return self.native_call(fn, args, kwargs)
         if isinstance(fn, type) or (cls in _HASHABLE and isinstance(getattr(fn, "__self__", None), _NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:
@@ -213,8 +216,11 @@ class CallingWorld:
             self.interp.call(self.interp.getattr(file, "flush"), (), {})
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.branching and getattr(fn, "__name__", "") in _REGISTERS_HOOK:
-            self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
+        if getattr(fn, "__name__", "") in _REGISTERS_HOOK:
+            if self.branching:
+                self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
+            owner = getattr(fn, "__self__", args[0] if args else None)
+            self.hooked.add(owner if not isinstance(owner, torch.Tensor) else owner.grad_fn)
         if isinstance(fn, type) or getattr(fn, "__name__", "") in _MAKES_SUBCLASS:
             for made in (fn, *args):
                 if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
@@ -286,7 +292,13 @@ class CallingWorld:
             if objects:
                 with self.reentry.around(objects):
                     return self.guarded(fn, args, kwargs)
-        return self.guarded(fn, args, kwargs)
+        into = kwargs.get("out") if torch_call else None
+        before = into._version if isinstance(into, torch.Tensor) else 0
+        made = self.guarded(fn, args, kwargs)
+        if isinstance(into, torch.Tensor) and into._version == before:
+            # Some of torch's composite operators forget to write where tensors are not plain ones.
+            return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
+        return made
 
     def as_key(self, key: Any) -> Any:
         return natives.concrete(key)

@@ -10,7 +10,7 @@ import torch
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.heap import is_library
 from sidefx_train.compile.heap.later import NUMBERS, Later, Shown, TensorMoment
-from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, empty_like
+from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, empty_like, make_tuple
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
@@ -54,7 +54,7 @@ class Freezer:
         if self.shown and _has_own_text(cls):
             return self._text(value)
         if isinstance(value, tuple):
-            return self._remember(value, tuple.__new__(cls, map(self.value, value)))
+            return self._remember(value, make_tuple(cls, map(self.value, value)))
         base: Any = base_container(cls)
         if base is None:
             return value

@@ -46,6 +46,7 @@ from sidefx_train.compile.heap.records import (
     TensorRecord,
     empty_like,
     is_plain,
+    make_tuple,
 )
 from sidefx_train.compile.heap.source import Source, SourceTable
 from sidefx_train.errors import Location, Unsupported
@@ -90,6 +91,7 @@ PASSED_THROUGH: tuple[type, ...] = (
     staticmethod,
     classmethod,
     functools.partial,
+    *compat.OPERATORS,
 )
 
 
@@ -363,6 +365,8 @@ class Heap:
     def _tensor(self, real: torch.Tensor, source: Source) -> Any:
         if type(real) not in PLAIN_TENSORS:
             self.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
+        if real._is_zerotensor():
+            self.refuse("SFX109", f"{source.label} is a tensor of zeros without memory")
         if real.layout is not torch.strided or real.is_quantized:
             self.refuse("SFX109", f"{source.label} has layout {real.layout}")
         static = (
@@ -447,7 +451,7 @@ class Heap:
         self.guard("type", source, type(real))
         self.guard("length", source, len(real))
         items = [self.shadow(item, self.sources.item(source, index)) for index, item in enumerate(real)]
-        shadow = tuple(items) if type(real) is tuple else tuple.__new__(type(real), items)
+        shadow = make_tuple(type(real), items)
         return self._register(Record(self, real, shadow, source))
 
     def _container(self, real: Any, source: Source) -> Any:

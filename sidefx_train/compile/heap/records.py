@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -483,6 +484,11 @@ def _base(container: Any) -> Any:
 def base_container(cls: type) -> type | None:
     """Python's own container class that a class derives from."""
     return next((base for base in (OrderedDict, dict, list, deque, set) if issubclass(cls, base)), None)
+
+
+def make_tuple(cls: Any, items: Iterable[Any]) -> Any:
+    """A tuple of class ``cls``, made past its own ``__new__``; those made by C have no other."""
+    return cls(tuple(items)) if cls.__module__ == "torch.return_types" else tuple.__new__(cls, items)
 
 
 def empty_like(real: Any) -> Any:

@@ -59,6 +59,7 @@ class TraceWorld(CallingWorld):
         deferred: calls to replay after the graph, in order.
         context: context variables that the step sets and resets.
         freed: autograd nodes whose graph a backward pass has freed.
+        hooked: autograd nodes of tensors on which the step registered a hook.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
@@ -90,6 +91,7 @@ class TraceWorld(CallingWorld):
         self.deferred: list[DeferredCall] = []
         self.context = opaque.ContextVariables(self)
         self.freed: set[Any] = set()
+        self.hooked: set[Any] = set()
         self.last_error: tuple[Exception, Any, Location | None] | None = None
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
@@ -402,6 +404,8 @@ class TraceWorld(CallingWorld):
             if name == "grad":
                 self.heap.read_grad(obj)
             return ABSENT
+        if type(obj) in compat.OPERATORS:
+            return getattr(obj, name)
         if issubclass(type(obj), torch.nn.Module):
             for base, hook in self._attribute_hooks.get(name, ()):
                 if isinstance(obj, base):

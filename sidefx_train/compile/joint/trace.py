@@ -9,10 +9,12 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import GraphInput, TracedGraph
+from sidefx_train.compile.artifacts import OWN, GraphInput, TracedGraph
 from sidefx_train.compile.capture.tracer import drop_profiler_nodes
+from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
+from sidefx_train.compile.residual.views import storage_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
@@ -100,15 +102,11 @@ def record_backward(world: TraceWorld, outputs: list[fx.Node], differentiable: d
 
 def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
     """Views of each other or of an input, both needing autograd, would not tell it of later in-place changes."""
-    taken = {_storage(r.shadow) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
+    taken = {storage_of(r.shadow) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
     for fake in fakes:
-        if _storage(fake) in taken:
+        if storage_of(fake) in taken:
             world.heap.refuse("SFX107", "a view that needs autograd leaves the step together with what it is a view of")
-        taken.add(_storage(fake))
-
-
-def _storage(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
+        taken.add(storage_of(fake))
 
 
 def _entries(world: TraceWorld) -> list[tuple[int, Any]]:
@@ -136,9 +134,14 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
     tracer = world.tracer
     positions, tangents = recorded.positions, recorded.tangents
     boundary, grads = recorded.boundary, recorded.grads
+    tracer.check()
     drop_profiler_nodes(tracer.graph)
+    drop_unused_vectors(tracer.graph)
     tangent_nodes = [tracer.node_of(tangent) for tangent in tangents]
     grad_nodes = [tracer.node_of(grad) for _, grad in grads]
+    for node, (_, grad) in zip(grad_nodes, grads, strict=True):
+        if not grad._is_view():
+            node.meta[OWN] = grad._version
     input_nodes = [node for node in tracer.graph.nodes if node.op == "placeholder" and node not in tangent_nodes]
     before: dict[fx.Node, None] = {}
     after: dict[fx.Node, None] = {}
@@ -173,21 +176,7 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
     taken = [*crossing, *tangent_nodes]
     constants = [node for node in before if node.op == "get_attr"]
     backward = _graph(tracer, taken, [*constants, *wanted], grad_nodes)
-    storages = [_storage(n.meta["val"]) if isinstance(n.meta.get("val"), torch.Tensor) else None for n in results]
-    shared = {storages[i]: i for i in reversed(range(len(outputs))) if storages[i] is not None}
-    shared |= {storages[i]: i for i in positions}
-    aliases = [
-        (i, shared[storages[i]])
-        for i in range(len(results))
-        if storages[i] in shared
-        and shared[storages[i]] != i
-        and (i >= len(outputs) or shared[storages[i]] in positions)
-    ]
-    forward = _graph(tracer, input_nodes, list(before), results)
-    taken = [*crossing, *tangent_nodes]
-    constants = [node for node in before if node.op == "get_attr"]
-    backward = _graph(tracer, taken, [*constants, *wanted], grad_nodes)
-    storages = [_storage(n.meta["val"]) if isinstance(n.meta.get("val"), torch.Tensor) else None for n in results]
+    storages = [storage_of(n.meta["val"]) if isinstance(n.meta.get("val"), torch.Tensor) else None for n in results]
     aliases = [
         (i, storages.index(storages[i]))
         for i in range(len(outputs), len(results))
@@ -195,7 +184,7 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
     ]
     return JointGraph(
         TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before))),
-        TracedGraph(backward, tuple(inputs), tracer.fake_mode, _draws(wanted)),
+        TracedGraph(backward, tuple(inputs), tracer.fake_mode, _draws(wanted), gradients=True),
         len(outputs),
         positions,
         tuple(aliases),
@@ -206,11 +195,12 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
 
 
 def _dependence(nodes: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node]) -> tuple[frozenset[int], ...]:
-    """For each gradient, which tangents it is made of."""
+    """For each gradient, which tangents it is made of; all of them for one that is a constant."""
     made_of: dict[fx.Node, frozenset[int]] = {node: frozenset({i}) for i, node in enumerate(tangents)}
     for node in nodes:
         made_of[node] = frozenset().union(*(made_of.get(used, frozenset()) for used in node.all_input_nodes))
-    return tuple(made_of.get(grad, frozenset()) for grad in grads)
+    anything = frozenset(range(len(tangents)))
+    return tuple(made_of.get(grad) or anything for grad in grads)
 
 
 def _draws(nodes: list[fx.Node]) -> bool:

@@ -67,6 +67,24 @@ def plan(
         keywords: names of keyword arguments, in call order.
         suspended: ``returned`` is the state of suspended frames, with which ``proceed`` goes on.
     """
+    given = (world, name, guards, effects, returned, positional, keywords, suspended)
+    residual, rebuilder = _write(*given, frozenset())
+    shared = frozenset(storage for storage, nodes in rebuilder.returned.items() if len(nodes) > 1)
+    return _write(*given, shared)[0] if shared else residual
+
+
+def _write(
+    world: TraceWorld,
+    name: str,
+    guards: list[Guard],
+    effects: SideEffects,
+    returned: Any,
+    positional: int,
+    keywords: tuple[str, ...],
+    suspended: bool,
+    shared: frozenset[int],
+) -> tuple[Residual, Rebuilder]:
+    """The residual, where ``shared`` is memory in which several values are known to leave."""
     writer = Writer()
     tests = [f"if len(args) != {positional}: return MISS"]
     tests.append(f"if tuple(kwargs) != {keywords!r}: return MISS" if keywords else "if kwargs: return MISS")
@@ -76,7 +94,7 @@ def plan(
         tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
     tests += write_guards(writer, others)
     inputs = _inputs(world, writer)
-    rebuilder = Rebuilder(world, writer)
+    rebuilder = Rebuilder(world, writer, shared)
     for call in effects.calls:
         if call.result is not None:
             rebuilder.deferred(call)
@@ -94,7 +112,9 @@ def plan(
     epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
-    return Residual(source, guard_source, writer.names, tuple(rebuilder.outputs), rebuilder.differentiable)
+    rebuilder.settle()
+    residual = Residual(source, guard_source, writer.names, tuple(rebuilder.outputs), rebuilder.differentiable)
+    return residual, rebuilder
 
 
 def link(residual: Residual, name: str, bindings: dict[str, Any], measuring: bool = False) -> Any:

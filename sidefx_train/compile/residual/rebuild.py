@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from sidefx_train.compile.artifacts import OWN
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.world import ABSENT
@@ -19,9 +20,17 @@ from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.iterators import REBUILT
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
 from sidefx_train.compile.heap.raised import CHAIN, fields_of
-from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, instance_space, is_set, slot_names
+from sidefx_train.compile.heap.records import (
+    PLAIN_TYPES,
+    base_container,
+    instance_space,
+    is_set,
+    make_tuple,
+    slot_names,
+)
 from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.autograd import freed
+from sidefx_train.compile.residual.views import Path, Views, replay, storage_of
 from sidefx_train.compile.residual.writer import Writer
 
 if TYPE_CHECKING:
@@ -34,12 +43,16 @@ class Rebuilder:
     Attributes:
         outputs: graph nodes whose values the code needs, in the order of ``o[0]``, ``o[1]``...
         differentiable: outputs whose autograd graph is still needed outside, by position.
+        returned: nodes that the graph returns, by the memory they are in.
         lines: statements that must run before the expressions are used.
     """
 
-    def __init__(self, world: TraceWorld, writer: Writer) -> None:
+    def __init__(self, world: TraceWorld, writer: Writer, shared: frozenset[int] = frozenset()) -> None:
         self.world = world
         self.writer = writer
+        self.views = Views(world, shared)
+        self.returned: dict[int, set[fx.Node]] = {}
+        self._turned: dict[int, int] = {}
         self.outputs: list[fx.Node] = []
         self.lines: list[str] = []
         self.differentiable: dict[int, torch.Tensor] = {}
@@ -78,6 +91,13 @@ class Rebuilder:
             self.outputs.append(node)
         return f"o[{index}]"
 
+    def settle(self) -> None:
+        """Takes out of the versions of bases what replaying their views will add to them."""
+        for storage, count in self._turned.items():
+            for node in self.returned.get(storage, ()):
+                if OWN in node.meta:
+                    node.meta[OWN] -= count
+
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         parts = [self.expression(value) for value in args]
         parts += [f"{name}={self.expression(value)}" for name, value in kwargs.items()]
@@ -113,12 +133,28 @@ class Rebuilder:
         if not tracer.has_node(value):
             self.world.heap.refuse("SFX111", "a tensor that no recorded operation made leaves the step")
         node = tracer.node_of(value)
+        path = self.views.path(value, node)
+        if path is not None:
+            return self._view(path)
+        self.returned.setdefault(storage_of(value), set()).add(node)
+        if not value._is_view() and not value.is_inference():
+            node.meta[OWN] = value._version
         if value.grad_fn is not None and value.grad_fn not in self.world.freed:
             expression = self.output(node)
             if self.differentiable.setdefault(self._index[node], value) is not value:
                 self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
             return expression
         return self._with_autograd(value, self.output(node))
+
+    def _view(self, path: Path) -> str:
+        """A view, made from its base as eager makes it."""
+        base = self.output(path.base) if isinstance(path.base, fx.Node) else self.expression(path.base)
+        parts = [base, self.writer.constant(path.ops, "views"), repr(path.grad)]
+        for viewed in () if isinstance(path.base, fx.Node) else (storage_of(path.base),):
+            self._turned[viewed] = self._turned.get(viewed, 0) + sum(op.turns for op in path.ops)
+        if path.numbers:
+            parts.append(f"({', '.join(self.output(node) for node in path.numbers)},)")
+        return f"{self.writer.constant(replay)}({', '.join(parts)})"
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:
         """A result with what autograd knows of ``value``."""
@@ -159,7 +195,7 @@ class Rebuilder:
             items = [self.expression(item) for item in value]
             if cls is tuple:
                 return self._remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
-            maker = self.writer.constant(tuple.__new__, "new_tuple")
+            maker = self.writer.constant(make_tuple)
             return self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
         if cls in (set, frozenset):
             items = [self.expression(item) for item in value]

@@ -1,0 +1,270 @@
+"""Values that share memory with an input or with each other: made again from their base by eager's own view operations.
+
+The graph returns bases only. A view is replayed outside, on the real base, so that what later in-place changes see
+(``_base``, version counter, ``grad_fn``, error texts) is what eager would have made.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graphs import schema_args, written_args
+from sidefx_train.compile.heap.records import TensorRecord
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.world import TraceWorld
+
+
+@dataclass(frozen=True)
+class ViewOp:
+    """One view operation.
+
+    Attributes:
+        op: the operator.
+        args: its arguments; :data:`BASE` stands for the tensor that is viewed, a :class:`Number` for a number that
+            the graph computes.
+        kwargs: likewise.
+        item: which of several views is meant.
+        turns: it changes the view itself (``t_``), and makes none.
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    item: int | None = None
+    turns: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.op}{self.args[1:]}" + ("" if self.item is None else f"[{self.item}]")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number among those given to :func:`replay`, by position."""
+
+    position: int
+
+
+BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
+
+
+@dataclass(frozen=True)
+class Path:
+    """How a value is made from its base.
+
+    Attributes:
+        base: fake tensor, or the graph node of one that nothing but its views refers to.
+        ops: what to do with it.
+        numbers: graph nodes of numbers that the operations take.
+        grad: whether autograd records the views.
+    """
+
+    base: torch.Tensor | fx.Node
+    ops: tuple[ViewOp, ...]
+    numbers: tuple[fx.Node, ...]
+    grad: bool
+
+
+def replay(base: torch.Tensor, ops: tuple[ViewOp, ...], grad: bool, numbers: tuple[int, ...] = ()) -> torch.Tensor:
+    """The view of ``base`` that a sequence of operations makes; called by generated code."""
+    before = torch.is_grad_enabled()
+    compat.set_grad_enabled(grad)
+    try:
+        value: Any = base
+        for each in ops:
+            args = [value if a is BASE else _given(a, numbers) for a in each.args]
+            kwargs = {name: _given(a, numbers) for name, a in each.kwargs.items()}
+            value = each.op(*args, **kwargs)
+            if each.item is not None:
+                value = value[each.item]
+    finally:
+        compat.set_grad_enabled(before)
+    return value  # type: ignore[no-any-return]
+
+
+def _given(value: Any, numbers: tuple[int, ...]) -> Any:
+    if isinstance(value, Number):
+        return numbers[value.position]
+    if type(value) in (list, tuple):
+        return type(value)(_given(item, numbers) for item in value)
+    return value
+
+
+class Views:
+    """Finds bases.
+
+    Args:
+        world: the capture.
+        shared: storages that several values leave in.
+    """
+
+    def __init__(self, world: TraceWorld, shared: frozenset[int]) -> None:
+        self.world = world
+        self.shared = shared
+        records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
+        placeholder = {
+            id(real): node for real, node in zip(world.tracer.real_inputs, world.tracer.placeholders, strict=True)
+        }
+        self._records = {placeholder[id(r.real)]: r for r in records}
+        self._outside = {storage_of(r.shadow) for r in records}
+
+    def path(self, value: torch.Tensor, node: fx.Node) -> Path | None:
+        """How to make ``value`` outside, or ``None`` if the graph is to return it as it is."""
+        storage = storage_of(value)
+        if not (value._is_view() or storage in self._outside or storage in self.shared) or self.world.inference:
+            return None
+        if value.is_leaf and value.requires_grad:
+            return None
+        up = _way_up(node)
+        base, below = self._base(value, up)
+        if base is None or not below or not any(_replayed(each) for each in below):
+            return None
+        ops: list[ViewOp] = []
+        numbers: list[fx.Node] = []
+        for each in reversed(below):
+            if each.target is not operator.getitem and _replayed(each):
+                item = next((n.args[1] for n in below if n.target is operator.getitem and n.args[0] is each), None)
+                ops.append(_view_op(each, item, numbers))
+        found = Path(base, tuple(ops), tuple(numbers), value.requires_grad)
+        return found if self._holds(found, value) else None
+
+    def _base(self, value: torch.Tensor, up: list[fx.Node]) -> tuple[Any, list[fx.Node]]:
+        """What ``value`` is a view of, and the nodes from ``value`` up to it."""
+        record = self._records.get(up[-1])
+        if record is not None:
+            if record.shadow.requires_grad != record.requires_grad:
+                return None, []
+            return record.shadow, _below(up, up[-1], record.shadow)
+        base = value._base if value._is_view() else None
+        tracer = self.world.tracer
+        if base is not None and tracer.has_node(base):
+            first = tracer.node_of(base)
+            while _in_place(first):
+                first = written_args(first)[0]
+            return base, _below(up, first, base)
+        if value.requires_grad or up[-1].op != "call_function":
+            return None, []
+        if not any(n.target is torch.ops.aten.detach.default for n in up):
+            return None, []
+        last = up[-1]
+        while (later := next((n for n in last.users if _in_place(n) and written_args(n)[0] is last), None)) is not None:
+            if _changes_layout(later):
+                return None, []
+            last = later
+        return last, _below(up, up[-1], last.meta["val"])
+
+    def _holds(self, path: Path, value: torch.Tensor) -> bool:
+        """True if the path, followed on the fake base, gives what the capture has."""
+        if path.grad and not self._plain_history(value, path.base):
+            return False
+        numbers = tuple(node.meta["val"] for node in path.numbers)
+        base = path.base.meta["val"] if isinstance(path.base, fx.Node) else path.base
+        version = base._version
+        with compat.no_recording():
+            made = replay(base, path.ops, path.grad, numbers)
+        compat.set_version(base, version)
+        return _facts(made) == _facts(value)
+
+    def _plain_history(self, value: torch.Tensor, base: torch.Tensor | fx.Node) -> bool:
+        """True if autograd knows the value by view operations alone: no custom function, no hook in between."""
+        stop = base.grad_fn if isinstance(base, torch.Tensor) else None
+        todo, seen = [value.grad_fn], set()
+        while todo:
+            fn = todo.pop()
+            if fn is None or fn is stop or fn in seen:
+                continue
+            seen.add(fn)
+            if isinstance(fn, torch.autograd.function.BackwardCFunction) or fn in self.world.hooked:
+                return False
+            todo += [following for following, _ in fn.next_functions]
+        return True
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """What tells a fake tensor's memory from that of others."""
+    return int(value.untyped_storage()._cdata) if value.layout is torch.strided else id(value)
+
+
+def _way_up(node: fx.Node) -> list[fx.Node]:
+    """The node, what it is a view of, and so on to the one that made the memory."""
+    way = [node]
+    while (parent := _parent(way[-1])) is not None:
+        way.append(parent)
+    return way
+
+
+def _parent(node: fx.Node) -> fx.Node | None:
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        source = node.args[0]
+        known = isinstance(source, fx.Node) and isinstance(source.target, compat.OpOverload)
+        return source if known and _parent(source) is not None else None  # type: ignore[arg-type, return-value]
+    if not isinstance(node.target, compat.OpOverload) or not any(r.alias_info for r in node.target._schema.returns):
+        return None
+    shared = [value for argument, value in schema_args(node) if argument.alias_info is not None]
+    return shared[0] if len(shared) == 1 and isinstance(shared[0], fx.Node) else None
+
+
+def _in_place(node: fx.Node) -> bool:
+    """True for an operation that returns the tensor it writes to."""
+    return bool(written_args(node)) and _parent(node) is not None
+
+
+def _changes_layout(node: fx.Node) -> bool:
+    return isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
+
+
+def _replayed(node: fx.Node) -> bool:
+    """True for what makes or turns a view; writes have been done by the graph."""
+    return not _in_place(node) or _changes_layout(node)
+
+
+def _below(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> list[fx.Node]:
+    """Nodes of the way up that come after ``base``, whose first node is ``first``; none if they do not fit."""
+    if first not in up:
+        return []
+    place = up.index(first)
+    while place > 0 and _in_place(up[place - 1]):
+        place -= 1
+    if not _same_layout(up[place].meta.get("val"), base):
+        return []  # the base was turned after the view was made
+    return up[:place]
+
+
+def _same_layout(a: Any, b: torch.Tensor) -> bool:
+    return isinstance(a, torch.Tensor) and _layout(a) == _layout(b)
+
+
+def _layout(t: torch.Tensor) -> tuple[Any, ...]:
+    return (tuple(t.shape), tuple(t.stride()), t.storage_offset())
+
+
+def _facts(t: torch.Tensor) -> tuple[Any, ...]:
+    return (*_layout(t), t.dtype, t.is_conj(), t.is_neg(), t.requires_grad, t._is_view())
+
+
+def _view_op(node: fx.Node, item: Any, numbers: list[fx.Node]) -> ViewOp:
+    viewed = _parent(node)
+
+    def named(value: fx.Node) -> Any:
+        if value is viewed:
+            return BASE
+        if value not in numbers:
+            numbers.append(value)
+        return Number(numbers.index(value))
+
+    args, kwargs = fx.map_arg(node.args, named), fx.map_arg(node.kwargs, named)
+    named_args = {k: _plain(a) for k, a in kwargs.items()}
+    return ViewOp(node.target, tuple(_plain(a) for a in args), named_args, item, _changes_layout(node))
+
+
+def _plain(value: Any) -> Any:
+    """Lists of a graph are immutable ones of its own."""
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,33 @@
+"""A fixed sample of torch's operators through ``aot_eager``, against eager; ``make opinfo`` runs all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.opinfo.run import MOST, check, known_differences, operators
+
+SAMPLE = (
+    "add", "as_strided", "cat", "complex", "cummax", "fft.rfft", "imag", "index_put", "index_select", "linalg.eigvalsh",
+    "masked.log_softmax", "max.reduction_with_dim", "nn.functional.dropout", "nn.functional.interpolate.bilinear",
+    "nn.functional.layer_norm", "polygamma.polygamma_n_1", "softmax", "split", "squeeze", "t", "unfold",
+    "view_as_complex",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def database():
+    return operators()
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_operator(database, name):
+    found = check(database[name])
+    wrong = [f"{result.variant} {result.state}: {result.why}" for result in found if result.state != "captured"]
+    assert found and not wrong, "\n".join(wrong)
+
+
+def test_list_of_differences(database):
+    known = known_differences()
+    assert not set(known) - set(database), f"torch has no {set(known) - set(database)}"
+    differing = [name for name, (kind, _) in known.items() if kind == "differs"]
+    assert len(differing) <= MOST / 100 * len(database), f"{len(differing)} operators differ"

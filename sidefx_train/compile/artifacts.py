@@ -163,6 +163,8 @@ class Executable:
         sources: generated code by name, for ``report.sources()``.
         seconds: wall time by stage (``functionalize``, ``lower``...).
         notes: choices worth reporting.
+        conditions: sympy expressions over the capture's symbols that the backend took for true: it may have seen that a
+            size or number was 0, and compiled for that.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -170,6 +172,7 @@ class Executable:
     sources: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    conditions: tuple[Any, ...] = ()
 
 
 def is_scalar(value: Any) -> bool:

@@ -40,7 +40,7 @@ from sidefx_train.compile.guards.codegen import (
     tensor_check,
     write_guards,
 )
-from sidefx_train.compile.guards.guard import Guard, TensorFacts
+from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts
 from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
@@ -53,7 +53,7 @@ from sidefx_train.compile.joint.trace import JointGraph, cut, record_backward
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
 from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.config import CompileConfig
-from sidefx_train.errors import Location, Unsupported
+from sidefx_train.errors import BackendError, Location, Unsupported
 
 _MAX_RESTARTS = 4
 _MAX_DEPTHS = 3
@@ -70,6 +70,8 @@ class Learned:
         dynamic: (label, dimension) of tensors whose size changes.
         all_dynamic: every size of the arguments is to be taken for changing.
         walked: labels of iterators that are at another place from call to call.
+        grown: labels of lists that have grown, once for each time.
+        growing: labels of lists that go on growing: they are not read as a whole any more.
         whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
     """
 
@@ -79,6 +81,8 @@ class Learned:
     dynamic: frozenset[tuple[str, int]] = frozenset()
     all_dynamic: bool = False
     walked: frozenset[str] = frozenset()
+    grown: tuple[str, ...] = ()
+    growing: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Captured:
     joint: JointGraph | None = None
     symbolic_sizes: bool = False
     iterators: tuple[Source, ...] = ()
+    symbols: dict[str, Source] = field(default_factory=dict)
 
 
 @dataclass
@@ -137,14 +142,24 @@ class Entry:
         return frozenset(changed)
 
     def changed_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the numbers, also in tuples, that are not what the capture saw."""
-        changed: set[str] = set()
+        """Labels of the numbers, also in tuples, and of the lengths that are not what the capture saw."""
+        changed = {f"{label}.__len__()" for label in self.grown_lists(args, kwargs)}
         for guard in self.guards:
             if guard.kind == "equal" and type(guard.value) in (int, float, tuple):
                 missed, found = failing(guard, args, kwargs)
                 if missed and type(found) is type(guard.value):
                     changed |= _changed(guard.source.label, guard.value, found)
         return frozenset(changed)
+
+    def grown_lists(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+        """Labels of the lists that are longer than in the capture."""
+        grown: set[str] = set()
+        for guard in self.guards:
+            if guard.kind == "length":
+                missed, found = failing(guard, args, kwargs)
+                if missed and type(found) is int and found > guard.value:
+                    grown.add(guard.source.label)
+        return frozenset(grown)
 
     def moved_iterators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         """Labels of the iterators that are at another place than in the capture."""
@@ -270,6 +285,7 @@ def _capture_once(
             heap = world.heap
             heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
             heap.in_part, heap.walked = is_continuation(fn), learned.walked
+            heap.growing = learned.growing
             grad_mode = torch.is_grad_enabled()
             target = heap.shadow(fn, heap.sources.const(fn, name))
             shadows = tuple(heap.shadow(value, heap.sources.arg(i)) for i, value in enumerate(args))
@@ -335,6 +351,7 @@ def _capture_once(
         joint,
         bool(world.heap.sizes),
         tuple(world.heap.iterators),
+        _symbols(world)[0],
     )
 
 
@@ -394,7 +411,9 @@ def compile_captured(
     with torch.device("cpu"):  # for tensors that are made on the way: the caller may have set another default
         executable = build(captured.traced, config)
     if captured.joint is not None:
-        executable = join(captured.joint, executable, build(captured.joint.backward, config))
+        backward = build(captured.joint.backward, config)
+        executable = join(captured.joint, executable, backward)
+        executable = replace(executable, conditions=(*executable.conditions, *backward.conditions))
     elif config.verify:
         comparable = not (captured.traced.uses_rng and config.rng == "fast" and config.backend_name == "inductor")
         executable = verified(executable, captured.traced, config.verify, comparable, differs)
@@ -411,9 +430,32 @@ def compile_captured(
         assert parts is not None, "a suspended step goes on with its parts"
         frames = Frames(captured.suspension, parts)
         bindings["proceed"] = frames.again if is_part else frames.drive
-    replay = link(captured.residual, captured.name, bindings)
-    fetch = link(captured.residual, captured.name, bindings, measuring=True)
-    return Entry(replay, fetch, captured.guards, captured, executable, bindings)
+    late = _late_guards(captured, executable)
+    replay = _behind(late, link(captured.residual, captured.name, bindings))
+    fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
+    return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)
+
+
+def _late_guards(captured: Captured, executable: Executable) -> list[Guard]:
+    """What the backend took for true about the capture's symbols."""
+    conditions, others = number_conditions(list(executable.conditions), captured.symbols)
+    if others:
+        reason = f"the backend decided on a value that exists only when the graph runs: {others[0]}"
+        raise BackendError("SFX201", reason)
+    return [Guard("number", condition.names[0][1], condition) for condition in conditions]
+
+
+def _behind(late: list[Guard], replay: Callable[..., Any]) -> Callable[..., Any]:
+    """A replay that misses where one of the late guards fails."""
+    if not late:
+        return replay
+    writer = Writer()
+    lines = ["def behind(args, kwargs):", "    try:"]
+    lines += [f"        {line}" for line in write_guards(writer, late)]
+    lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return MISS"]
+    lines.append("    return replay(args, kwargs)")
+    names = {**writer.names, "MISS": MISS, "replay": replay}
+    return compile_function("behind", "\n".join(lines) + "\n", names, "<sidefx_train late guards>")  # type: ignore[no-any-return]
 
 
 def first_failure(guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
@@ -425,11 +467,16 @@ def first_failure(guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict
     return None
 
 
-def _all_guards(world: TraceWorld) -> list[Guard]:
+def _symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]]:
+    """Where each symbol of the capture is found, and what ties the sizes of inputs to them."""
     sources: dict[str, Source] = {
         str(compat.symbol_of_input(number)): source for number, source, _ in world.heap.numbers
     }
-    conditions = size_conditions(world.heap.sizes, sources)
+    return sources, size_conditions(world.heap.sizes, sources)
+
+
+def _all_guards(world: TraceWorld) -> list[Guard]:
+    sources, conditions = _symbols(world)
     recorded, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources)
     conditions += recorded
     if others:

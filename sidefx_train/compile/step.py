@@ -37,6 +37,10 @@ from sidefx_train.report import GuardRecord, StepReport
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
+_GROWTHS = 4
+"""How many lengths of a list that the step reads as a whole are captured."""
+
+
 class CompiledStep:
     """A function whose whole training step runs as one captured graph.
 
@@ -290,7 +294,14 @@ class CompiledStep:
         if moved:
             self._learned = replace(self._learned, walked=self._learned.walked | moved)
         # All that have changed, not the first alone: each would cost a capture of its own.
-        self._learned = replace(self._learned, symbolic=self._learned.symbolic | newest.changed_numbers(args, kwargs))
+        learned = self._learned
+        grown = (*learned.grown, *newest.grown_lists(args, kwargs))
+        self._learned = replace(
+            learned,
+            symbolic=learned.symbolic | newest.changed_numbers(args, kwargs),
+            grown=grown,
+            growing=frozenset(label for label in grown if grown.count(label) > _GROWTHS),
+        )
         if guard.kind == "tensor" and self.config.dynamic is not False and not self._exact:
             changed = newest.changed_sizes(args, kwargs)
             self._learned = replace(self._learned, dynamic=self._learned.dynamic | changed)

@@ -43,6 +43,61 @@ def test_value_or_shape_from_data(name):
     parity(lambda: plain(CAPTURED[name]), steps=5)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_queue_with_its_position_in_a_tensor(backend):
+    """A memory bank: rows are written at a place that a one-element tensor keeps."""
+
+    def make() -> Program:
+        queue, place = torch.zeros(20, 6), torch.zeros(1, dtype=torch.long)
+
+        def step(x, y):
+            p = int(place)
+            queue[p : p + len(x)] = x
+            place[0] = (p + len(x)) % 20
+            return p, queue.sum(0)
+
+        return Program(step, batches((5, 6), classes=3), (queue, place))
+
+    parity(make, steps=9, backend=backend, captures=2)  # Inductor compiles for the place 0 alone
+
+
+def test_other_elements_of_the_memory_of_a_counter():
+    def make() -> Program:
+        counts = torch.zeros(3, dtype=torch.long)
+        first = counts[0]
+
+        def step(x, y):
+            counts[1] += 2
+            return first.item(), int(first) + 1, counts * 1
+
+        return Program(step, batches((5, 6), classes=3), (counts, first))
+
+    parity(make, steps=4, captures=None)
+
+
+def test_packed_sequences():
+    """The sizes of what C code packs are in a tensor: it runs natively, between two parts."""
+
+    def make() -> Program:
+        layer, head = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 3)
+        optimizer = torch.optim.SGD([*layer.parameters(), *head.parameters()], lr=0.1)
+        pack = nn.utils.rnn.pack_padded_sequence
+
+        def step(x, y):
+            packed = pack(x, torch.tensor([5, 3, 2, 1]), batch_first=True)
+            hidden = layer(packed)[1][0][-1]
+            loss = F.cross_entropy(head(hidden), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return Program(step, batches((4, 5, 6), classes=3), (layer, head, optimizer))
+
+    report = parity(make, steps=4, whole=False, captures=None)
+    assert not report.fallbacks, f"ran eagerly:\n{report}"
+
+
 def mask_assignment(x, y):
     x = x.clone()
     negative = x < 0

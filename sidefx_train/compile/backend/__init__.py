@@ -9,6 +9,9 @@ checks      index checks in front of it
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend.eager import build_eager
 from sidefx_train.compile.backend.functional import build_functional
@@ -25,6 +28,14 @@ def build(traced: TracedGraph, config: CompileConfig) -> Executable:
     Raises:
         BackendError: the graph cannot be made functional, or the backend failed; the cause is chained.
     """
+    shape_env = traced.fake_mode.shape_env
+    known = set(compat.recorded_conditions(shape_env))
+    executable = _built(traced, config)
+    added = [condition for condition in compat.recorded_conditions(shape_env) if condition not in known]
+    return replace(executable, conditions=(*executable.conditions, *added))
+
+
+def _built(traced: TracedGraph, config: CompileConfig) -> Executable:
     backend = config.backend
     try:
         if backend == "eager":

@@ -149,9 +149,10 @@ class Retracer:
         return list(fed)
 
     def _from_counter(self, node: fx.Node) -> bool:
-        """True for an integer that only the host knows (it comes from a tensor's contents)."""
+        """True for an integer that comes from a tensor's contents, not for the size of what such a number made."""
         val = node.meta.get("val")
-        return isinstance(val, torch.SymInt) and compat.is_unbacked(val)
+        known = node in self.plan.host.names or node in self.plan.late
+        return known and isinstance(val, torch.SymInt) and compat.is_unbacked(val)
 
     def _packed_fake(self) -> torch.Tensor | None:
         self.fed = self._fed()

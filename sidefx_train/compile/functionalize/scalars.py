@@ -94,8 +94,9 @@ class HostProgram:
 
 
 def _may_count(tensor: torch.Tensor) -> bool:
-    """True for a tensor whose value the host may follow: 0-dim, on CPU, of a plain number type."""
-    return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in _COUNTER_DTYPES
+    """True for a tensor whose value the host may follow: the one element of its memory, on CPU, a plain number."""
+    alone = tensor.dim() == 0 and tensor.untyped_storage().nbytes() == tensor.element_size()
+    return alone and tensor.device.type == "cpu" and tensor.dtype in _COUNTER_DTYPES
 
 
 @dataclass

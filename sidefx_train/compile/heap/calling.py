@@ -11,7 +11,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,6 +82,10 @@ class CallingWorld:
             length = record.length()
             if length is not None:
                 return length > 0
+        if isinstance(record, ListRecord) and record.shadow is value:
+            length = record.length()
+            if length is not None:
+                return bool(record.appended) or bool(length > 0)
         if isinstance(value, Later):
             self.heap.refuse("SFX106", "branches on a value that is known only after the step")
         if type(value) is compat.FakeTensor:
@@ -350,6 +354,9 @@ class CallingWorld:
             if isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
                 reason = "hashes a number that may change from call to call"
                 raise Unsupported("SFX111", reason, self.locate()) from error
+            if any(_known_late(value, error) for value in _inside((args, kwargs))):
+                reason = f"{policy.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
+                raise Unsupported("SFX106", reason, self.locate()) from error
             self.last_error = (error, fn, self.locate())
             raise
 
@@ -398,6 +405,25 @@ def compares_in_python(cls: type) -> bool:
 
 def _is_fromkeys(fn: Any) -> bool:
     return type(fn) is types.BuiltinFunctionType and fn.__name__ == "fromkeys"
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """What is in nested arguments."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _inside(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _inside(item)
+    else:
+        yield value
+
+
+def _known_late(value: Any, error: Exception) -> bool:
+    """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
+    if isinstance(value, natives.NUMBERS):
+        return compat.is_unbacked(value)
+    return isinstance(error, TypeError) and type(value) is compat.FakeTensor and value.dim() == 0
 
 
 def first_line(error: BaseException) -> str:

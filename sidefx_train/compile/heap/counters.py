@@ -1,4 +1,4 @@
-"""Numbers that 0-dim CPU tensors from outside hold: the prologue can read them, so that a step may decide on them.
+"""Numbers in one-element CPU tensors from outside: the prologue reads them, so that a step may decide on them.
 
 Optimizers count their steps in such tensors, and some decide on the count (``RAdam``, ``ASGD``). The number at entry is
 an input of the graph; additions that the step has made since are followed.
@@ -38,13 +38,15 @@ def number_in(world: CallingWorld, tensor: Any) -> Any:
     A symbolic number, or a plain bool, whose value is guarded.
     """
     record = world.heap.record_of(tensor)
-    if not isinstance(record, TensorRecord) or tensor.dim() or record.real.device.type != "cpu":
+    if not isinstance(record, TensorRecord) or record.real.numel() != 1 or record.real.device.type != "cpu":
         return None
     writes = world.writes.to(record.shadow)
     if record.real.dtype is torch.bool:
         return None if writes else world.heap.item_of(record)
     if record.real.dtype not in _NUMBERS:
         return None
+    if writes and record.real.untyped_storage().nbytes() != record.real.element_size():
+        return None  # they may be to other elements of the same memory
     added = [_added(world, node) for node in writes]
     if any(amount is None for amount in added):
         return None

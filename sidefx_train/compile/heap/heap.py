@@ -125,6 +125,7 @@ class Heap:
         sizes: symbolic sizes and strides of inputs, with where they are found.
         in_part: the step is what comes after a break: floats among its arguments change every time.
         walked: labels of iterators whose place has been seen to change.
+        growing: labels of lists that have been seen to grow with every call.
         iterators: where those are whose place is guarded.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
     """
@@ -153,6 +154,7 @@ class Heap:
         self.reenter: Callable[[Any], Any] = _not_callable_yet
         self.in_part = False
         self.walked: frozenset[str] = frozenset()
+        self.growing: frozenset[str] = frozenset()
         self.iterators: list[Source] = []
         self.dynamic: frozenset[tuple[str, int]] = frozenset()
         self.all_dynamic = False
@@ -348,6 +350,11 @@ class Heap:
         self.numbers.append((number, source, real))
         self._numbers_by_source[id(source)] = number
         return number
+
+    def length(self, real: int, source: Source) -> Any:
+        """A symbolic length."""
+        found = self._numbers_by_source.get(id(source))
+        return self._symbolic_number(real, source) if found is None else found
 
     def item_of(self, record: TensorRecord) -> Any:
         """The number that a 0-dim CPU tensor holds at entry: symbolic, or guarded if it is a bool."""

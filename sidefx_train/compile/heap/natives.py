@@ -197,6 +197,9 @@ def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs
         if isinstance(record, DictRecord) and record.plain:
             length = record.length()
             return ABSENT if length is None else length
+        if isinstance(record, ListRecord):
+            length = record.length()
+            return ABSENT if length is None else length
         return len(args[0]) if isinstance(record, ArrayRecord) else ABSENT
     owner = fn.__self__
     if id(owner) in world.module_spaces and not kwargs:

@@ -226,6 +226,8 @@ class ListRecord(Record):
     def fill(self) -> None:
         if self.filled:
             return
+        if self.base.label in self.heap.growing:
+            self.heap.refuse("SFX114", f"reads the whole of {self.base.label}, which grows from call to call")
         self.filled = True
         self.heap.guard("length", self.base, len(self.real))
         base = list if isinstance(self.shadow, list) else deque
@@ -240,6 +242,27 @@ class ListRecord(Record):
         base = list if isinstance(self.shadow, list) else deque
         base.clear(self.shadow)
         base.extend(self.shadow, self.snapshot)
+
+    def from_end(self, index: int) -> Any:
+        """The item at a negative index, read without the rest; :data:`ABSENT` if that cannot be."""
+        if self.filled or not self.plain or type(self.real) is not list or index >= 0:
+            return ABSENT
+        if -index <= len(self.shadow):
+            return self.shadow[index]
+        outside = index + len(self.shadow)
+        if -outside > len(self.real):
+            return ABSENT
+        return self.heap.shadow(self.real[outside], self.heap.sources.item(self.base, outside))
+
+    def length(self) -> Any:
+        """The length, symbolic for a list that grows; ``None`` if that takes reading the whole."""
+        if self.filled or not self.plain or type(self.real) is not list:
+            return None
+        source = self.heap.sources.call(self.heap.sources.slot(self.base, "__len__"))
+        if self.shadow or source.label in self.heap.symbolic:
+            return self.heap.length(len(self.real), source) + len(self.shadow)
+        self.heap.guard("length", self.base, len(self.real))
+        return len(self.real)
 
     @property
     def appended(self) -> list[Any]:

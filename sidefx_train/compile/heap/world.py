@@ -38,6 +38,7 @@ from sidefx_train.compile.heap.later import (
 from sidefx_train.compile.heap.records import (
     DictRecord,
     InstanceRecord,
+    ListRecord,
     TensorRecord,
     is_definition,
     is_plain,
@@ -456,6 +457,10 @@ class TraceWorld(CallingWorld):
         if id(first) in self.module_spaces and name in ("getitem", "setitem", "delitem", "contains"):
             return natives.namespace_operator(self, name, args)
         record = self.heap.by_shadow.get(id(first))
+        if name == "getitem" and isinstance(record, ListRecord) and record.shadow is first and type(args[1]) is int:
+            item = record.from_end(args[1])
+            if item is not ABSENT:
+                return item
         if isinstance(record, DictRecord) and record.shadow is first and record.plain:
             return natives.dict_operator(self, record, name, args)
         if name in natives.OPERATORS and any(type(value) in _TRACED for value in args):

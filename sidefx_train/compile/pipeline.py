@@ -72,6 +72,9 @@ class Learned:
         walked: labels of iterators that are at another place from call to call.
         grown: labels of lists that have grown, once for each time.
         growing: labels of lists that go on growing: they are not read as a whole any more.
+        texts: labels of texts that have changed, once for each time.
+        passing: labels of texts that go on changing: they are only handed on.
+        reads_texts: the step decides on one of them, so that they are exact after all.
         whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
     """
 
@@ -83,6 +86,9 @@ class Learned:
     walked: frozenset[str] = frozenset()
     grown: tuple[str, ...] = ()
     growing: frozenset[str] = frozenset()
+    texts: tuple[str, ...] = ()
+    passing: frozenset[str] = frozenset()
+    reads_texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,16 @@ class Entry:
                 if missed and type(found) is int and found > guard.value:
                     grown.add(guard.source.label)
         return frozenset(grown)
+
+    def changed_texts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+        """Labels of the texts among the arguments that are not what the capture saw."""
+        changed: set[str] = set()
+        for guard in self.guards:
+            if guard.kind == "equal" and type(guard.value) is str and guard.source.from_arguments:
+                missed, found = failing(guard, args, kwargs)
+                if missed and type(found) is str:
+                    changed.add(guard.source.label)
+        return frozenset(changed)
 
     def moved_iterators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         """Labels of the iterators that are at another place than in the capture."""
@@ -285,7 +301,7 @@ def _capture_once(
             heap = world.heap
             heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
             heap.in_part, heap.walked = is_continuation(fn), learned.walked
-            heap.growing = learned.growing
+            heap.growing, heap.passing = learned.growing, learned.passing
             grad_mode = torch.is_grad_enabled()
             target = heap.shadow(fn, heap.sources.const(fn, name))
             shadows = tuple(heap.shadow(value, heap.sources.arg(i)) for i, value in enumerate(args))
@@ -326,6 +342,8 @@ def _capture_once(
     except Unsupported as stop:
         if stop.defer is not None and stop.defer not in learned.whole:
             return replace(learned, whole=learned.whole | {stop.defer})
+        if stop.code == "SFX106" and learned.passing:
+            return replace(learned, passing=frozenset(), reads_texts=True)
         points = stop_points(stop, stop.code, stop.reason, stop.location) if point is None else ()
         holds = _stop_guard(world, args, kwargs)
         raise CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points) from stop

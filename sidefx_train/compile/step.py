@@ -296,10 +296,13 @@ class CompiledStep:
         # All that have changed, not the first alone: each would cost a capture of its own.
         learned = self._learned
         grown = (*learned.grown, *newest.grown_lists(args, kwargs))
+        texts = (*learned.texts, *newest.changed_texts(args, kwargs))
         self._learned = replace(
             learned,
             symbolic=learned.symbolic | newest.changed_numbers(args, kwargs),
             grown=grown,
+            texts=texts,
+            passing=frozenset(label for label in texts if texts.count(label) > 1 and not learned.reads_texts),
             growing=frozenset(label for label in grown if grown.count(label) > _GROWTHS),
         )
         if guard.kind == "tensor" and self.config.dynamic is not False and not self._exact:

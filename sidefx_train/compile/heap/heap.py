@@ -30,6 +30,7 @@ from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
 from sidefx_train.compile.heap import iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
+from sidefx_train.compile.heap.later import Later
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     DEFINITIONS,
@@ -125,6 +126,7 @@ class Heap:
         sizes: symbolic sizes and strides of inputs, with where they are found.
         in_part: the step is what comes after a break: floats among its arguments change every time.
         walked: labels of iterators whose place has been seen to change.
+        passing: labels of texts among the arguments that are other ones with every call.
         growing: labels of lists that have been seen to grow with every call.
         iterators: where those are whose place is guarded.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
@@ -155,6 +157,8 @@ class Heap:
         self.in_part = False
         self.walked: frozenset[str] = frozenset()
         self.growing: frozenset[str] = frozenset()
+        self.passing: frozenset[str] = frozenset()
+        self._texts: dict[int, Later] = {}
         self.iterators: list[Source] = []
         self.dynamic: frozenset[tuple[str, int]] = frozenset()
         self.all_dynamic = False
@@ -198,6 +202,8 @@ class Heap:
         cls = type(real)
         if cls is int or cls is float:
             return self._number(real, source, name)
+        if cls is str and source.label in self.passing:
+            return self._passed(real, source)
         record = self.by_real.get(id(real))
         if record is not None:
             if record.source is not source:
@@ -244,6 +250,15 @@ class Heap:
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return self._opaque(real, source)
         return self._instance(real, source)
+
+    def _passed(self, real: str, source: Source) -> Later:
+        """A text that is only handed on: stored, formatted or shown, never decided on."""
+        found = self._texts.get(id(source))
+        if found is None:
+            self.guard("type", source, str)
+            found = self._texts[id(source)] = Later(str, ())
+            self.by_shadow[id(found)] = Record(self, real, found, source)
+        return found
 
     def record_of(self, shadow: Any) -> Record | None:
         """The record of a shadow, or ``None`` for an object made in the trace."""

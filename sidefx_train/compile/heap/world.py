@@ -447,7 +447,7 @@ class TraceWorld(CallingWorld):
             return Later(percent, (first, self.freeze(args[1])))
         if name == "is_":
             return ABSENT
-        for value in args:
+        for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), Later):
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
         if name == "contains" and type(args[1]) is torch.SymInt:

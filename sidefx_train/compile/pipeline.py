@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,6 +57,8 @@ from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError, Location, Unsupported
 
 _MAX_RESTARTS = 4
+_MOST_LENGTHS = 12
+"""How many lengths of a bounded deque are captured."""
 _MAX_DEPTHS = 3
 """Frames, from the innermost outwards, in which a stopped capture is tried to be suspended."""
 
@@ -163,7 +166,7 @@ class Entry:
         for guard in self.guards:
             if guard.kind == "length":
                 missed, found = failing(guard, args, kwargs)
-                if missed and type(found) is int and found > guard.value:
+                if missed and type(found) is int and found > guard.value and not _bounded(guard.source, args, kwargs):
                     grown.add(guard.source.label)
         return frozenset(grown)
 
@@ -192,6 +195,12 @@ class Entry:
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """The generated function with ``run`` in place of the compiled graph, for measuring."""
         return link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})  # type: ignore[no-any-return]
+
+
+def _bounded(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True for a deque that stops growing before long."""
+    found = source.fetch(args, kwargs)
+    return isinstance(found, deque) and found.maxlen is not None and found.maxlen <= _MOST_LENGTHS
 
 
 def _changed(label: str, old: Any, new: Any) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 import traceback
@@ -456,6 +457,16 @@ def test_an_error_out_of_a_handler_behind_a_break():
         except KeyError:
             log.append(outside(loss))
             raise
+
+    parity(trained(after), whole=False, captures=None)
+
+
+def test_an_object_of_c_that_cannot_be_made_again():
+    """The encoder of ``json`` lives while the break comes: the step runs eagerly, and says so."""
+
+    def after(loss, log, state):
+        log.append(json.dumps({"loss": round(loss.item(), 4), "calls": state["calls"]}))
+        return loss
 
     parity(trained(after), whole=False, captures=None)
 

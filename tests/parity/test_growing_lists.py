@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import torch
 
@@ -94,6 +96,20 @@ def test_read_after_append_then_whole():
         return end, log[0], list(log)
 
     parity(program(step, start=[1.0, 2.0]), steps=3, captures=None)
+
+
+def test_a_bounded_deque_becomes_steady():
+    def make() -> Program:
+        recent: deque = deque(maxlen=8)
+
+        def step(x):
+            recent.append(x.sum().item())
+            return sum(recent) / len(recent)
+
+        return Program(step, batches((3,)), (recent,))
+
+    report = parity(make, steps=20, captures=None)
+    assert report.graph_count <= 11 and not report.breaks
 
 
 def test_the_whole_of_a_growing_list_is_read_natively():

@@ -421,6 +421,8 @@ def _inside(value: Any) -> Iterator[Any]:
 
 def _known_late(value: Any, error: Exception) -> bool:
     """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
+    if isinstance(value, Later):
+        return True
     if isinstance(value, natives.NUMBERS):
         return compat.is_unbacked(value)
     return isinstance(error, TypeError) and type(value) is compat.FakeTensor and value.dim() == 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
-from sidefx_train.errors import Location
+from sidefx_train.errors import Location, Unsupported
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -17,7 +17,8 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class Later:
     """A Python value (usually text) that the epilogue computes: ``fn(*args, **kwargs)`` on the step's real values.
 
-    It may be stored, returned or passed to a deferred call; nothing can be computed from it during the capture.
+    It may be stored, returned or passed to a deferred call; nothing can be computed from it during the capture: C code
+    that compares it, hashes it or looks into it stops the capture.
     """
 
     __slots__ = ("args", "fn", "kwargs")
@@ -26,6 +27,21 @@ class Later:
         self.fn = fn
         self.args = args
         self.kwargs = kwargs or {}
+
+
+def _stopping(name: str) -> Callable[..., NoReturn]:
+    def stop(self: Later, *args: Any) -> NoReturn:
+        raise Unsupported("SFX106", f"computes {name} of a value that is known only after the step")
+
+    return stop
+
+
+_LOOKING_IN = (
+    "eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "iter", "getitem", "contains", "add", "radd", "mul",
+    "rmul", "mod", "int", "float", "index",
+)  # fmt: skip
+for _name in _LOOKING_IN:
+    setattr(Later, f"__{_name}__", _stopping(_name))
 
 
 class CallResult(Later):

@@ -298,6 +298,8 @@ class Rebuilder:
         base = next(base for base in cls.__mro__ if is_static(base))
         name = self.writer.fresh("n")
         made = f"{self.writer.constant(base.__new__, 'new_object')}({self.writer.constant(cls)}"
+        if base is object and _maker(cls) is not object:
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
         if base is object or base is types.SimpleNamespace:
             made += ")"
         elif base in _WRAPPED:
@@ -421,3 +423,10 @@ def _given(fn: types.FunctionType, field: str) -> Any:
 
 _ALIASES = (types.GenericAlias, types.UnionType)
 _WRAPPED = (int, float, complex, str, bytes)
+
+
+def _maker(cls: type) -> type:
+    """The class of C whose ``__new__`` makes instances of ``cls``: classes of C may be made like Python's own."""
+    own = (vars(base).get("__new__") for base in cls.__mro__)
+    makers = (made.__self__ for made in own if isinstance(made, types.BuiltinFunctionType))
+    return next(maker for maker in makers if isinstance(maker, type))

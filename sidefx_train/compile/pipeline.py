@@ -510,7 +510,7 @@ def _all_guards(world: TraceWorld) -> list[Guard]:
         world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
     guards = list(world.heap.guards.values())
     guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
-    return guards + _separate_tensors(world)
+    return [*guards, *_separate_tensors(world), *world.heap.definitions.guards()]
 
 
 def _separate_tensors(world: TraceWorld) -> list[Guard]:

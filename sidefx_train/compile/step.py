@@ -20,7 +20,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import pipeline
 from sidefx_train.compile.continuations.drive import Parts
 from sidefx_train.compile.guards.guard import shown
-from sidefx_train.compile.heap.heap import is_library
+from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.pipeline import CaptureFailed, Entry, Learned
 from sidefx_train.compile.residual.build import MISS
 from sidefx_train.config import CompileConfig
@@ -293,6 +293,8 @@ class CompiledStep:
         moved = newest.moved_iterators(args, kwargs)
         if moved:
             self._learned = replace(self._learned, walked=self._learned.walked | moved)
+        if guard.kind in ("taken", "body"):
+            return f"{label}.{value}", str(guard.value), "another", guard.location
         # All that have changed, not the first alone: each would cost a capture of its own.
         learned = self._learned
         grown = (*learned.grown, *newest.grown_lists(args, kwargs))

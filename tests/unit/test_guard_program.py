@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards import program
 from sidefx_train.compile.guards.codegen import failing
+from sidefx_train.compile.guards.definitions import Body, Taken
 from sidefx_train.compile.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.heap.source import Source, SourceTable
 from sidefx_train.compile.native import native_module
@@ -32,6 +34,25 @@ class Thing:
         self.counter = Counter(seen=1)
         self.weight = torch.nn.Parameter(torch.zeros(2, 3))
         self.state = {self.weight: {"step": torch.zeros(()), "avg": torch.zeros(2, 3)}}
+        self.base = type("Kind", (Plain,), {"limit": 3})
+        self.kind = type("Kind", (self.base,), {"run": _no_hook})
+        self.space = {"run": _no_hook, "n": 1, "__name__": "space"}
+        self.function = _function()
+
+
+class Plain:
+    pass
+
+
+class OtherPlain:
+    pass
+
+
+def _function() -> Any:
+    def function(a: int = 1, *, b: int = 2, c: int = 3) -> int:
+        return a + b + c
+
+    return function
 
 
 class Slotted:
@@ -39,6 +60,12 @@ class Slotted:
 
     def __init__(self) -> None:
         self.inner = "value"
+
+
+def taken(space: Any, *names: str) -> Taken:
+    entries = vars(space) if isinstance(space, type) else space
+    mro = space.__mro__ if isinstance(space, type) else None
+    return Taken(names, tuple(entries.get(name, ABSENT) for name in names), mro)
 
 
 def everything(thing: Thing) -> list[Guard]:
@@ -81,6 +108,10 @@ def everything(thing: Thing) -> list[Guard]:
         Guard("type", state, dict),
         Guard("length", state, 2),
         Guard("same", table.item(attr("items"), 1), table.item(attr("items"), 1)),
+        Guard("taken", table.const(thing.kind, "kind"), taken(thing.kind, "run", "limit", "missing")),
+        Guard("taken", table.const(thing.base, "base"), taken(thing.base, "limit", "missing")),
+        Guard("taken", table.const(thing.space, "space"), taken(thing.space, "run", "missing")),
+        Guard("body", table.const(thing.function, "function"), Body.of(thing.function)),
     ]
     for key in ("step", "avg"):
         held = thing.state[thing.weight][key]
@@ -126,6 +157,20 @@ CHANGES: dict[str, Callable[[Thing], Any]] = {
     "a state tensor's shape": lambda t: t.state[t.weight]["avg"].unsqueeze_(0),
     "a state entry more": lambda t: t.state[t.weight].update(extra=1),
     "no state": lambda t: t.state.clear(),
+    "a method": lambda t: setattr(t.kind, "run", None),
+    "a deleted method": lambda t: delattr(t.kind, "run"),
+    "a new method": lambda t: setattr(t.kind, "missing", None),
+    "a method over one of a base": lambda t: setattr(t.kind, "limit", None),
+    "a method of a base": lambda t: setattr(t.base, "limit", None),
+    "a base": lambda t: setattr(t.base, "__bases__", (OtherPlain,)),
+    "a definition of a module": lambda t: t.space.update(run=None),
+    "a new definition of a module": lambda t: t.space.update(missing=None),
+    "the code of a function": lambda t: setattr(t.function, "__code__", taken.__code__.replace(co_freevars=())),
+    "the defaults of a function": lambda t: setattr(t.function, "__defaults__", (5,)),
+    "no defaults": lambda t: setattr(t.function, "__defaults__", None),
+    "the keyword defaults of a function": lambda t: setattr(t.function, "__kwdefaults__", {"b": 2, "c": 3}),
+    "a keyword default": lambda t: t.function.__kwdefaults__.update(b=5),
+    "a keyword default less": lambda t: t.function.__kwdefaults__.pop("b"),
     "state of another class": lambda t: t.state.update({t.weight: OrderedDict(t.state[t.weight])}),
 }
 
@@ -197,6 +242,22 @@ def test_another_dict_with_the_same_contents() -> None:
     assert check()
     thing.table = {"a": 1, "b": [1, 2, 4][:2]}
     assert not check()
+
+
+def test_other_names_of_a_namespace_do_not_matter() -> None:
+    thing = Thing()
+    for name, check in _checks(everything(thing)).items():
+        assert check(), name
+        thing.kind.other = 1
+        thing.base.other = 1
+        thing.space["n"] = 2
+        thing.function.note = 1
+        assert [check(), check()] == [True] * 2, name
+        thing.space["run"], before = None, thing.space["run"]
+        assert not check(), name
+        thing.space["run"] = before
+        assert check(), name
+        del thing.kind.other, thing.base.other
 
 
 def test_plain_keys_are_compared_by_value() -> None:

@@ -113,6 +113,8 @@ class Interpreter:
             kind = type(fn)
         answer = self.world.intercept_call(fn, args, kwargs)
         if answer is not ABSENT:
+            if kind is types.FunctionType:
+                self.world.runs(fn, False)
             return answer
         if kind is types.FunctionType:
             return self.inline(fn, args, kwargs)
@@ -132,7 +134,8 @@ class Interpreter:
         code = fn.__code__
         if id(code) in NATIVE_CODE:
             return fn(*args, **kwargs)
-        if self.policy is not None and not self.policy.inline(fn):
+        natively = self.policy is not None and not self.policy.inline(fn)
+        if self.world.runs(fn, natively) and natively:
             return self.native(fn, args, kwargs)
         program = program_of(code)
         if program.is_async:

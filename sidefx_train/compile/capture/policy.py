@@ -105,7 +105,9 @@ class Policy:
     """Tells the interpreter which Python functions to interpret."""
 
     def inline(self, fn: types.FunctionType) -> bool:
-        return _inlined(fn.__module__ or "", fn.__name__, fn.__code__.co_varnames[:1])
+        # Both: ``functools.wraps`` gives a user's function torch's __module__, and torch's wrappers a user's.
+        modules = (fn.__module__ or "", str(fn.__globals__.get("__name__", "")))
+        return any(_inlined(module, fn.__name__, fn.__code__.co_varnames[:1]) for module in modules)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -46,6 +46,10 @@ class World(Protocol):
     def new_function(self, fn: types.FunctionType) -> None:
         """Told of each function that the interpreted program makes."""
 
+    def runs(self, fn: types.FunctionType, natively: bool) -> bool:
+        """Told of each Python function that is about to run; one that the policy would run natively is interpreted
+        all the same if this says no."""
+
     def type_of(self, obj: Any) -> type:
         """The class the user's program must see (``torch.Tensor`` for a fake tensor, ``int`` for a symbolic int)."""
 
@@ -147,6 +151,9 @@ class DirectWorld:
 
     def new_function(self, fn: types.FunctionType) -> None:
         return None
+
+    def runs(self, fn: types.FunctionType, natively: bool) -> bool:
+        return True
 
     def type_of(self, obj: Any) -> type:
         return type(obj)

@@ -166,6 +166,10 @@ def cell_is_set(cell: Any) -> bool:
     return True
 
 
+def _holds(writer: Writer, guard: Guard) -> str:
+    return f"not {writer.constant(guard.value.holds, guard.kind)}({writer.value(guard.source)})"
+
+
 _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "is": _is,
     "equal": _equal,
@@ -178,6 +182,8 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "same": _same,
     "empty_cell": _empty_cell,
     "unset_slot": _unset_slot,
+    "taken": _holds,
+    "body": _holds,
 }
 
 
@@ -275,6 +281,9 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
             return True, type(value)
         facts = TensorFacts.of(value)
         return not guard.value.fits(facts), facts
+    if guard.kind in ("taken", "body"):
+        changed = guard.value.changed(value)
+        return bool(changed), changed
     if guard.kind == "empty_cell":
         return cell_is_set(value), value
     if guard.kind == "unset_slot":

@@ -27,6 +27,8 @@ GuardKind = Literal[
     "distinct",  # tensors that must not share storage
     "unset_slot",  # no value in the slot `value` of an object
     "empty_cell",  # a closure cell without contents
+    "taken",  # names of a module or class that gave what they gave (a `Taken`)
+    "body",  # code and defaults of a function (a `Body`)
     "number",  # a condition on symbolic numbers
 ]
 
@@ -75,6 +77,10 @@ class Guard:
             return f"{label} shares no memory with {len(self.value)} tensors that the step holds"
         if self.kind == "distinct":
             return f"{label} shares no memory with {self.value.label}"
+        if self.kind == "taken":
+            return f"{len(self.value.names)} names of {label} are what they were"
+        if self.kind == "body":
+            return f"{label} has the body it had"
         if self.kind == "empty_cell":
             return f"{label} is unbound"
         return f"{self.value}"

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.codegen import tensor_check, write_guards
+from sidefx_train.compile.guards.definitions import Body, Taken
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.heap.records import is_plain
 from sidefx_train.compile.heap.source import Source
@@ -43,7 +45,7 @@ def _is_held(guard: Guard) -> bool:
         return not guard.value.from_arguments
     if guard.kind == "equal":
         return guard.value == guard.value  # a NaN equals only itself, by a test of its own
-    return guard.kind in ("is", "type", "length", "keys", "absent", "no_item")
+    return guard.kind in ("is", "type", "length", "keys", "absent", "no_item", "taken", "body")
 
 
 def object_check(guards: list[Guard]) -> Callable[[], bool]:
@@ -228,4 +230,10 @@ def _test_of(guard: Guard) -> tuple[str, Any, int]:
         return "keys", tuple(guard.value), int(is_plain(guard.value))
     if guard.kind == "tensor":
         return "tensor", guard.source.key, -1
+    if guard.kind == "taken":
+        taken: Taken = guard.value
+        return "taken", (taken.mro, taken.names, taken.values, ABSENT), -1
+    if guard.kind == "body":
+        body: Body = guard.value
+        return "body", (body.code, body.defaults, body.named, body.entries), -1
     return guard.kind, guard.value, -1

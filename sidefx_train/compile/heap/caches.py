@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.heap import effects
-from sidefx_train.compile.heap.heap import is_library
+from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import is_plain
 
 if TYPE_CHECKING:

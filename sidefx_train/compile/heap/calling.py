@@ -28,8 +28,9 @@ from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.freezing import Freezer
-from sidefx_train.compile.heap.heap import PLAIN_TENSORS, deletes, is_library
+from sidefx_train.compile.heap.heap import PLAIN_TENSORS, deletes
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
+from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     PLAIN_TYPES,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap.heap import is_library
+from sidefx_train.compile.heap.library import is_library
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train.compile.heap.arrays import ArrayRecord
-from sidefx_train.compile.heap.heap import is_library
 from sidefx_train.compile.heap.later import NUMBERS, Later, Shown, TensorMoment
+from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, empty_like, make_tuple
 
 if TYPE_CHECKING:

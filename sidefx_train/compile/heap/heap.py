@@ -11,7 +11,6 @@ import datetime
 import enum
 import functools
 import re
-import sys
 import types
 import weakref
 from collections import deque
@@ -30,7 +29,9 @@ from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
 from sidefx_train.compile.heap import iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
+from sidefx_train.compile.heap.definitions import Definitions
 from sidefx_train.compile.heap.later import Later
+from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     DEFINITIONS,
@@ -130,6 +131,7 @@ class Heap:
         growing: labels of lists that have been seen to grow with every call.
         iterators: where those are whose place is guarded.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
+        definitions: what was taken from modules and classes.
     """
 
     def __init__(
@@ -167,6 +169,7 @@ class Heap:
         self._static_roots: set[int] = set()
         self._trusted: dict[int, bool] = {}
         self._numbers_by_source: dict[int, Any] = {}
+        self.definitions = Definitions(self)
 
     # --- guards --------------------------------------------------------------------------------------------------
 
@@ -183,7 +186,7 @@ class Heap:
         raise Unsupported(code, reason, self.locate())
 
     def trusts(self, namespace: dict[str, Any]) -> bool:
-        """True for installed packages and the standard library: their functions and classes are not guarded."""
+        """True for installed packages and the standard library: their definitions are guarded by namespace."""
         found = self._trusted.get(id(namespace))
         if found is None:
             found = self._trusted[id(namespace)] = is_library(str(namespace.get("__name__", "")))
@@ -595,22 +598,6 @@ def _not_callable_yet(fn: Any) -> Any:
 
 
 _MARKED_NAMES = {"param_groups", "state", "_parameters", "_buffers"}
-
-_STANDARD = sys.stdlib_module_names
-_LIBRARIES = {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "sidefx_train"}
-
-
-@functools.cache
-def is_library(module: str) -> bool:
-    """True if a module belongs to the standard library or an installed package."""
-    root = module.partition(".")[0]
-    if root == "builtins":
-        return True
-    if (root in _STANDARD and root != "__main__") or root in _LIBRARIES:
-        return root != "__main__"
-    found = sys.modules.get(module) or sys.modules.get(root)
-    file = getattr(found, "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file
 
 
 def _identity(record: CellRecord) -> Any:

@@ -33,11 +33,12 @@ ARITHMETIC = frozenset(id(fn) for name, fn in OPERATORS.items() if name not in (
 # --- nn.Module ---------------------------------------------------------------------------------------------------
 
 _MEMBERS = ("_parameters", "_buffers", "_modules")
+_PLAIN_HOOKS = {name: vars(torch.nn.Module)[name] for name in ("__getattr__", "__setattr__", "__delattr__")}
 
 
 def _plain_lookup(world: TraceWorld, cls: type, name: str) -> bool:
     """True if the class leaves ``name`` (an attribute hook) as ``nn.Module`` defines it."""
-    return world.class_attr(cls, name) is torch.nn.Module.__dict__[name]
+    return world.class_attr(cls, name) is _PLAIN_HOOKS[name]
 
 
 def module_getattr(world: TraceWorld, obj: Any, name: str) -> Any:

@@ -426,11 +426,14 @@ class NamespaceRecord(Record):
         if name in self.values:
             return self.values[name]
         if name not in self.real:
-            if not self.heap.trusts(self.real):
+            if self.heap.trusts(self.real):
+                self.heap.definitions.took(self.real, name, ABSENT)
+            else:
                 self.heap.guard("no_item", self.source, name)
             return ABSENT
         value = self.real[name]
         if self.heap.trusts(self.real) and is_definition(value):
+            self.heap.definitions.took(self.real, name, value)
             return value
         value = self.heap.shadow(value, self.heap.sources.item(self.source, name), name)
         self.values[name] = self.snapshot[name] = value

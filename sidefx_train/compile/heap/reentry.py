@@ -23,7 +23,7 @@ import torch
 
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE
-from sidefx_train.compile.heap.heap import is_library
+from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import PLAIN_TYPES
 
 if TYPE_CHECKING:

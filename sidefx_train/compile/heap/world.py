@@ -25,7 +25,8 @@ from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
 from sidefx_train.compile.heap.counters import Writes
-from sidefx_train.compile.heap.heap import Heap, is_library
+from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
+from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import (
     NUMBERS,
@@ -35,6 +36,7 @@ from sidefx_train.compile.heap.later import (
     join_text,
     percent,
 )
+from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import (
     DictRecord,
     InstanceRecord,
@@ -169,9 +171,21 @@ class TraceWorld(CallingWorld):
             value = namespace[name]
             record = self.heap.namespaces.get(id(namespace))
             if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(namespace):
+                self.heap.definitions.took(namespace, name, value)
                 return value
         value = self.heap.namespace(namespace).get(name)
-        return _BUILTINS.get(name, ABSENT) if value is ABSENT else value
+        if value is ABSENT:
+            value = _BUILTINS.get(name, ABSENT)
+            self.heap.definitions.took(_BUILTINS, name, value)
+        return value
+
+    def runs(self, fn: types.FunctionType, natively: bool) -> bool:
+        if id(fn) in self.new_functions:
+            return True
+        if natively:
+            return self.heap.definitions.runs_natively(fn)
+        self.heap.definitions.runs(fn)
+        return True
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         if id(namespace) in self.own_spaces:
@@ -231,6 +245,8 @@ class TraceWorld(CallingWorld):
         return obj.cls if cls is OutsideIterator else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
+        if id(cls) not in self.new_classes:
+            self.heap.definitions.looked_at(cls)
         for base in type.__getattribute__(cls, "__mro__"):
             value = self._class_entry(base, name)
             if value is not ABSENT:
@@ -245,13 +261,12 @@ class TraceWorld(CallingWorld):
         if (cls, name) in registry.COUNTERS:
             return registry.COUNTERS[cls, name]
         space = type.__getattribute__(cls, "__dict__")
-        if name not in space:
-            return ABSENT
-        value = space[name]
-        if cls.__module__ == "builtins" or isinstance(value, _C_DESCRIPTORS):
-            return value
+        value = space.get(name, ABSENT)
         definition = is_definition(value) or hasattr(type(value), "__get__")
-        if definition and is_library(cls.__module__):
+        plain = definition and (is_library(cls.__module__) or isinstance(value, _C_DESCRIPTORS))
+        if value is ABSENT or plain or cls.__flags__ & IMMUTABLE_CLASS:
+            if not cls.__flags__ & IMMUTABLE_CLASS:
+                self.heap.definitions.took(cls, name, value)
             return value
         proxy = self._class_spaces.setdefault(cls, space)
         source = self.heap.sources.item(self.heap.sources.const(proxy, cls.__qualname__), name)
@@ -269,6 +284,7 @@ class TraceWorld(CallingWorld):
             value = space.get(name, ABSENT)
             record = self.heap.namespaces.get(id(space))
             if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
+                self.heap.definitions.took(space, name, value)
                 return value
             return self.heap.namespace(space).get(name)
         if type(obj) is types.FunctionType and not is_library(obj.__module__ or ""):
@@ -463,6 +479,8 @@ class TraceWorld(CallingWorld):
                 return item
         if isinstance(record, DictRecord) and record.shadow is first and record.plain:
             return natives.dict_operator(self, record, name, args)
+        if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
+            return ABSENT
         if name in natives.OPERATORS and any(type(value) in _TRACED for value in args):
             for value in args:
                 self.touch(value)

@@ -9,21 +9,25 @@ LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "
 """How an instruction reads its value; ``dict`` is the instance ``__dict__``, ``entry`` a key of such a dict,
 ``hooks`` and ``late_hooks`` are a tensor's; ``gate`` reads nothing: it opens a group (see ``guards/program.py``)."""
 
-TESTS = ("none", "is", "same", "type", "equal", "length", "empty", "keys", "absent", "no_item", "tensor")
-"""What it tests."""
+TESTS = (
+    "none", "is", "same", "type", "equal", "length", "empty", "keys", "absent", "no_item", "taken", "body", "tensor"
+)  # fmt: skip
+"""What it tests; ``taken`` and ``body`` are described in ``guards/definitions.py``."""
 
 SOURCE = r"""
 enum Load {
     L_CONST, L_REGISTER, L_DICT, L_ENTRY, L_ITEM, L_SLOT, L_CELL, L_GRAD, L_CALL, L_HOOKS, L_LATE_HOOKS, L_GATE
 };
-enum Test { T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TENSOR };
+enum Test {
+    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY, T_TENSOR
+};
 
 // One cache line. Objects are borrowed: the tuple of instructions keeps them.
 struct Instruction {
     uint8_t load, test;
     int32_t source, target;  // registers; -1: none
     int32_t number, index;   // a length or a register to compare with; the key as an index, or -1
-    int32_t extra;           // index of a HeldTensor, or of a Gate
+    int32_t extra;           // index of a HeldTensor, of a Gate, or of a namespace's version
     PyObject *base, *key, *operand;
     PyObject* cached;        // what it read last, borrowed from a dict that has not changed since
     Py_hash_t hash;
@@ -41,6 +45,7 @@ struct GuardProgram {
     std::vector<HeldTensor> tensors;
     std::vector<int64_t> layouts;
     std::vector<Gate> gates;
+    std::vector<uint64_t> versions;  // of namespaces when they last held
     ThreadKeys keys = ThreadKeys::now();
     Py_ssize_t registers = 0;
 };
@@ -110,7 +115,71 @@ static bool same_keys(PyObject* value, PyObject* keys, bool plain) {
     return equal;
 }
 
-static bool test_value(const GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
+// A number that no other state of any dict ever had; 0 where this Python keeps none.
+static uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030D0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    if (PyDict_Check(dict) && Py_TYPE(dict)->tp_as_mapping->mp_subscript == dict_subscript)
+        return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+#endif
+    return 0;
+}
+
+// The same for a class (a change of a base counts) or the dict of a module.
+static uint64_t version_of_space(PyObject* space, PyObject* entries) {
+#if PY_VERSION_HEX >= 0x030D0000
+    if (PyType_Check(space)) {
+        auto* cls = reinterpret_cast<PyTypeObject*>(space);
+        return PyUnstable_Type_AssignVersionTag(cls) ? cls->tp_version_tag : 0;
+    }
+#endif
+    return version_of(entries);
+}
+
+// Names of a namespace give what they gave; ``operand`` is (bases of a class, names, values, what stands for no value).
+static bool same_names(PyObject* space, PyObject* operand, uint64_t& seen) {
+    PyObject* entries = space;
+    if (PyType_Check(space)) {
+        auto* cls = reinterpret_cast<PyTypeObject*>(space);
+        if (cls->tp_mro != PyTuple_GET_ITEM(operand, 0)) return false;
+        entries = cls->tp_dict;
+    }
+    if (!entries || !PyDict_Check(entries)) return false;
+    const uint64_t version = version_of_space(space, entries);
+    if (version && version == seen) return true;
+    PyObject *names = PyTuple_GET_ITEM(operand, 1), *values = PyTuple_GET_ITEM(operand, 2);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+        PyObject* found = PyDict_GetItemWithError(entries, PyTuple_GET_ITEM(names, i));
+        if ((found ? found : PyTuple_GET_ITEM(operand, 3)) != PyTuple_GET_ITEM(values, i)) return false;
+    }
+    seen = version;
+    return true;
+}
+
+// A function's code and defaults; ``operand`` is (code, defaults, defaults by name, keys and values of these).
+static bool same_body(PyObject* value, PyObject* operand) {
+    if (!PyFunction_Check(value)) return false;
+    PyObject *defaults = PyFunction_GET_DEFAULTS(value), *named = PyFunction_GET_KW_DEFAULTS(value);
+    if (PyFunction_GET_CODE(value) != PyTuple_GET_ITEM(operand, 0) ||
+        (defaults ? defaults : Py_None) != PyTuple_GET_ITEM(operand, 1) ||
+        (named ? named : Py_None) != PyTuple_GET_ITEM(operand, 2))
+        return false;
+    if (!named) return true;
+    PyObject *entries = PyTuple_GET_ITEM(operand, 3), *key, *entry;
+    if (PyDict_Size(named) * 2 != PyTuple_GET_SIZE(entries)) return false;
+    Py_ssize_t position = 0, i = 0;
+    while (PyDict_Next(named, &position, &key, &entry)) {
+        PyObject* wanted = PyTuple_GET_ITEM(entries, i);
+        if (entry != PyTuple_GET_ITEM(entries, i + 1)) return false;
+        if (key != wanted && PyUnicode_Compare(key, wanted) != 0) return false;
+        i += 2;
+    }
+    return true;
+}
+
+static bool test_value(GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
     switch (in.test) {
         case T_NONE: return true;
         case T_IS: return value == in.operand;
@@ -127,20 +196,10 @@ static bool test_value(const GuardProgram& program, const Instruction& in, PyObj
         case T_KEYS: return same_keys(value, in.operand, in.number == 1);
         case T_ABSENT: return PyDict_Check(value) && PyDict_Contains(value, in.operand) == 0;
         case T_NO_ITEM: return PySequence_Contains(value, in.operand) == 0;
+        case T_TAKEN: return same_names(value, in.operand, program.versions[in.extra]);
+        case T_BODY: return same_body(value, in.operand);
         default: return program.tensors[in.extra].matches(value, program.layouts.data());
     }
-}
-
-// A number that no other state of any dict ever had; 0 where this Python keeps none.
-static uint64_t version_of(PyObject* dict) {
-#if PY_VERSION_HEX < 0x030D0000
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    if (PyDict_Check(dict) && Py_TYPE(dict)->tp_as_mapping->mp_subscript == dict_subscript)
-        return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-#endif
-    return 0;
 }
 
 struct Registers {
@@ -151,7 +210,7 @@ struct Registers {
 
 // Tests a value and keeps it if it is needed again. Some tests may run methods of the user's: the value, borrowed from
 // a container, is held meanwhile.
-static inline bool finish(const GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
+static inline bool finish(GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
     if (!value) return false;
     const bool hold = in.test == T_LENGTH || in.test == T_EMPTY || in.test == T_KEYS || in.test == T_NO_ITEM;
     if (hold) Py_INCREF(value);
@@ -161,7 +220,7 @@ static inline bool finish(const GuardProgram& program, const Instruction& in, Py
     return holds;
 }
 
-static inline bool run_one(const GuardProgram& program, Instruction& in, PyObject** registers) {
+static inline bool run_one(GuardProgram& program, Instruction& in, PyObject** registers) {
     PyObject* owned = nullptr;
     in.cached = load_value(in, registers, owned);
     const bool holds = finish(program, in, in.cached, registers);
@@ -249,6 +308,9 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
             in.test = T_NONE;
             in.extra = (int32_t)program->gates.size();
             program->gates.push_back({test, number, nullptr, 0});
+        } else if (test == T_TAKEN) {
+            in.extra = (int32_t)program->versions.size();
+            program->versions.push_back(0);
         } else if (test == T_TENSOR) {
             in.extra = (int32_t)program->tensors.size();
             program->tensors.emplace_back(in.operand, program->layouts);

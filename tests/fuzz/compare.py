@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype, torch.device, torch.Size)
 
@@ -80,6 +81,9 @@ class Pairing:
         if isinstance(want, (weakref.WeakSet, weakref.WeakKeyDictionary)):
             a = sorted(_weak(want), key=repr)
             self.compare(a, sorted(_weak(have), key=repr), where)
+            return
+        if isinstance(want, RemovableHandle):
+            self.compare(_is_registered(want), _is_registered(have), f"{where} is registered")
             return
         if isinstance(want, types.CellType):
             self.compare(_cell(want), _cell(have), where)
@@ -153,6 +157,11 @@ def _weak(value: Any) -> list[Any]:
     if isinstance(value, weakref.WeakSet):
         return [(getattr(item, "n", None), type(item).__name__) for item in value]
     return [(getattr(key, "n", None), held) for key, held in value.items()]
+
+
+def _is_registered(handle: RemovableHandle) -> bool:
+    hooks = handle.hooks_dict_ref()
+    return hooks is not None and handle.id in hooks
 
 
 def _cell(cell: Any) -> Any:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import io
 import linecache
+import math
 import re
 import sys
 import traceback
 import types
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import sidefx_train
 from tests.fuzz.compare import Differs, Pairing
@@ -37,8 +41,8 @@ class Outcome:
     reasons: tuple[str, ...] = ()
 
 
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
-"""In the default repr of an object; another one in every world."""
+_ADDRESS = re.compile(r"0x[0-9a-f]+|(?<=, which is )output .* of .* instead")
+"""In the default repr of an object; another one in every world. So is the autograd node that torch's errors name."""
 
 
 class _World:
@@ -72,6 +76,32 @@ class _World:
         return (value, arguments), _ADDRESS.sub("0x...", printed.getvalue())
 
 
+_REPLACED: tuple[tuple[Any, str], ...] = (
+    (F, "relu"),
+    (torch, "relu"),
+    (math, "sqrt"),
+    (torch.Tensor, "sigmoid"),
+    (nn.Linear, "forward"),
+)
+"""What programs put something of their own in place of."""
+
+
+@contextlib.contextmanager
+def _libraries_restored() -> Iterator[None]:
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name in _REPLACED]
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            if value is not _ABSENT:
+                setattr(owner, name, value)
+            elif name in vars(owner):
+                delattr(owner, name)
+
+
+_ABSENT = object()
+
+
 def check(source: str, backend: str = "eager") -> Outcome:
     """Compares the program's two worlds.
 
@@ -79,7 +109,7 @@ def check(source: str, backend: str = "eager") -> Outcome:
         Differs: they differ; the message says where.
     """
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _libraries_restored():
         warnings.simplefilter("ignore")
         eager, captured = _World(source, None), _World(source, backend)
         pairing = Pairing()

@@ -13,12 +13,15 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import math
+import os
 import weakref
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 class Box:
@@ -41,6 +44,42 @@ class Box:
     def count(cls):
         cls.total += 1
         return cls.total
+
+
+class SubBox(Box):
+    def bump(self, k=1):
+        return super().bump(k) + 1
+
+    @property
+    def half(self):
+        return self.n // 2
+
+    @half.setter
+    def half(self, value):
+        self.n = value * 2
+
+
+class Vague:
+    def __init__(self, n):
+        self.n = n
+
+    def __getattr__(self, name):
+        if name.startswith("of_"):
+            return len(name) + self.n
+        raise AttributeError(name)
+
+    def __len__(self):
+        return abs(self.n) % 5
+
+    def __add__(self, other):
+        self.n += 1
+        return self.n + other
+
+    def __getitem__(self, key):
+        return key + self.n
+
+    def __call__(self, k, *rest, by=1, **named):
+        return k * by + len(rest) + len(named) + self.n
 
 
 class Slots:
@@ -144,6 +183,20 @@ def add_global(k):
     return G_N
 
 
+def stepped(k=2, *, by=1):
+    return k * by
+
+
+def natively(k):
+    os.getpid()
+    return k
+
+
+@functools.lru_cache(maxsize=None)
+def cached(k):
+    return k * 3
+
+
 def outer_list(k):
     G_LIST.append(k)
     return len(G_LIST)
@@ -171,6 +224,11 @@ SETUP = """
     box.other = Box(7)
     box.other.owner = box
     box.hist = []
+    box.vague = Vague(2)
+    box.sub = SubBox(3)
+    box.fixed = {8, 0, 3}
+    box.vec = torch.ones(2)
+    box.handles = []
     box.fns = []
     box.buf = torch.arange(12.0).reshape(4, 3)
     box.row = box.buf[1]
@@ -238,12 +296,31 @@ INTS = [
     "box.weakkeys.get(box.other, {N})",
     "box.weak().n",
     "int({B})",
-    "int(box.it[0]) if getattr(box, 'it', ()) else {N}",
+    "(int(box.it[0]) if getattr(box, 'it', ()) else {N})",
     "sum(map(lambda q: q * 2, {L}))",
     "sorted({L} + [0])[-1]",
     "hash('a') * 0",
     "id({L}) * 0",
     "next(iter({L}), {N})",
+    "stepped()",
+    "stepped({I})",
+    "stepped({N}, by={I})",
+    "stepped(*[{I}], **{{'by': {N}}})",
+    "box.vague.of_{N}",
+    "len(box.vague)",
+    "(box.vague + {I})",
+    "box.vague[{I}]",
+    "box.vague({I}, {I}, by={N}, other=1)",
+    "box.sub.bump({N})",
+    "box.sub.half",
+    "next(iter(box.fixed), {N})",
+    "list(box.fixed)[-1]",
+    "cached({N})",
+    "int(math.sqrt({N}))",
+    "round({I} / 3)",
+    "functools.reduce(lambda q, r: q + r, {L}, 0)",
+    "natively({I})",
+    "int({T}.detach().sum() > 2)",
 ]
 
 BOOLS = [
@@ -277,6 +354,11 @@ BOOLS = [
     "len({L}) > 2",
     "bool({D})",
     "box.row is box.other",
+    "bool({T}.detach().mean() > 1)",
+    "all(v < 9 for v in box.fixed)",
+    "hasattr(box.vague, 'of_it')",
+    "isinstance({O}, SubBox)",
+    "{I} in box.fixed",
 ]
 
 LISTS = ["box.items", "box.alias", "c_list", "G_LIST", "box.rows[0]", "box.mylist", "arg", "Box.shared", "box.rows[-1]"]
@@ -285,7 +367,7 @@ DICTS = ["box.table", "box.odict", "box.mydict", "G_TABLE"]
 KEYS = ['"a"', '"b"', '"c"', '"d"', '"new"']
 SETS = ["box.names"]
 HELD = ["box", "keep[0]", "keep[1]"]
-OBJECTS = ["box", "box.other", "c_box", "box.other.owner"]
+OBJECTS = ["box", "box.other", "c_box", "box.other.owner", "box.sub"]
 
 TENSORS = [
     "x",
@@ -307,6 +389,30 @@ TENSORS = [
     "torch.full((4, 3), float({I}))",
     "F.pad({T}, (1, 1))[:, 1:-1]",
     "{T}.t().contiguous().t()",
+    "{T}.sigmoid()",
+    "torch.softmax({T}, -1)",
+    "({T} @ torch.eye(3))",
+    "(x @ {T}.t()).mm({T})",
+    "{T}.cumsum(0)",
+    "{T}.flip(0)",
+    "{T}.sort(dim=0).values",
+    "{T}.masked_fill({T} > 1, 0.0)",
+    "{T}.index_select(0, torch.tensor([3, 2, 1, 0]))",
+    "{T}[[0, 2, 1, 3]]",
+    "{T}[:, [2, 1, 0]]",
+    "torch.einsum('ij,jk->ik', {T}, torch.ones(3, 3))",
+    "torch.cat({T}.chunk(2), 0)",
+    "torch.cat({T}.unbind(1)[::-1]).view(3, 4).t()",
+    "{T}[0].expand(4, 3)",
+    "{T}.permute(1, 0).permute(1, 0)",
+    "{T}.unsqueeze(0).squeeze(0)",
+    "F.dropout({T}, 0.5)",
+    "F.layer_norm({T}, (3,))",
+    "F.relu({T})",
+    "({T} * box.vec.sum())",
+    "torch.clamp({T}, -1, 1)",
+    "({T} - {T}.mean(0, keepdim=True))",
+    "({T}.abs() + 1).log()",
 ]
 
 VALUES = [
@@ -557,6 +663,58 @@ STATEMENTS = [
     "model.train(not model.training)",
     "opt.param_groups[0]['lr'] = opt.param_groups[0]['lr'] * 0.9",
     "for group in opt.param_groups:\n    group['tag'] = {I}",
+    "if {T}.detach().sum() > 3:\n    {BODY}\nelse:\n    {BODY}",
+    "{+I} = int({T}.detach().max() * 0)\n{BODY}",
+    "natively({I})",
+    "box.f = float({T}.detach().mean() * 0) + {N}",
+    "box.last_rows = {T}.detach()[0].tolist()",
+    "for {+I} in box.fixed:\n    {BODY}",
+    "box.order = [*box.fixed]",
+    "box.table = {{str(v): v for v in box.fixed}}",
+    "box.sub.half = {I}",
+    "box.vague.n = {I}",
+    "try:\n    box.vague.nothing\nexcept AttributeError as error:\n    print(error)",
+    "def {+F}(k, *rest, more=2, **named):\n    DECLARE\n    {BODY}\n    return k + len(rest) * more + len(named)\n{+I} = {+F}({I}, {I}, more={I}, z={I})",
+    "def {+F}(k, seen=[]):\n    seen.append(k)\n    return len(seen)\n{+I} = {+F}({I}) + {+F}({I})",
+    "for q_row in [[{I}, {I}], {L}]:\n    for {+I} in q_row[:2]:\n        if {+I} > {N}:\n            break\n        {BODY}\n    else:\n        continue\n    {BODY}",
+    "for {+I} in range(3):\n    try:\n        if {+I} == 1:\n            continue\n        {BODY}\n    finally:\n        box.n += 1",
+    "while True:\n    try:\n        {BODY}\n        break\n    finally:\n        {BODY}",
+    "try:\n    try:\n        raise KeyError({K})\n    except KeyError as error:\n        raise ValueError('again') from error\nexcept ValueError as error:\n    print(error, error.__cause__)\n    {BODY}",
+    "with Track({C}, 1), Track({C}, 2) as q_track:\n    {BODY}",
+    "class Made(Box):\n    k = {I}\n    def bump(self, k=1):\n        return super().bump(k) + self.k\n{+I} = Made({I}).bump({I})",
+    "box.buf.t()[0].add_(1)",
+    "box.buf[:, 1].mul_(2)",
+    "box.buf[1:3] = box.buf[0:2].clone()",
+    "box.buf.narrow(0, 1, 2).zero_()",
+    "box.buf.view(-1)[::2].add_({N})",
+    "box.buf.clamp_(-3, 3)",
+    "box.buf.relu_()",
+    "box.buf.index_add_(0, torch.tensor([0, 2]), torch.ones(2, 3))",
+    "box.buf[box.buf > 4] = 0.5",
+    "box.buf.chunk(2)[1].sub_(1)",
+    "box.buf.unbind(0)[{N} % 4].fill_({N})",
+    "box.part = box.buf[1:3]",
+    "if hasattr(box, 'part'):\n    box.part.add_(1)",
+    "box.flat = box.buf.view(-1)",
+    "{+T} = {T}.clone()\n{+T}.t()[0] = {N}\n{+T}.relu_()",
+    "{+T} = torch.zeros(4, 3)\n{+T}.copy_({T})\n{+T}[1] += {T}[0]",
+    "{+T} = torch.zeros(4, 3)\nfor q_i, q_r in enumerate({T}):\n    {+T}[q_i] = q_r * q_i",
+    "box.vec.add_(1)",
+    "box.vec.mul_(0.5)",
+    "box.vec = box.vec + 1",
+    "with torch.no_grad():\n    model.bias.add_(box.vec)",
+    "with torch.no_grad():\n    model.bias.copy_(box.vec)",
+    "box.hist.append(model.bias.detach())",
+    "box.hist.append(model.weight.detach().clone().view(-1)[0])",
+    "box.handles.append(model.register_forward_hook(lambda m, i, o: box.items.append({N})))",
+    "if box.handles:\n    box.handles.pop().remove()",
+    "with torch.enable_grad():\n    {BODY}",
+    "box.rng = torch.rand(2)",
+    "box.made_of = torch.tensor([{I}, {I}])",
+    "print(box.vague.n, box.sub.n, len(box.handles))",
+    "box.counted = {{v: {L}.count(v) for v in {L}}}",
+    "box.text = ','.join(map(str, {L})) + box.name.upper() + '%d' % {I}",
+    "box.cut = box.name[{N}:]",
 ]
 
 BEFORE_BACKWARD = [
@@ -569,6 +727,18 @@ BEFORE_BACKWARD = [
     "h = h + {T}[:, :2]",
     "loss_before = loss_before + model.weight.pow(2).sum() * 0.1",
     "loss_before = loss_before * {N} + 0.5",
+    "h = h + box.vec",
+    "h = torch.relu(h) * 2",
+    "h.mul_(2)",
+    "h = h.clone()\nh[0] = 0",
+    "h[:, 0].register_hook(lambda g: box.hist.append(g.mean()))",
+    "h.register_hook(natively)",
+    "handle = model.weight.register_hook(lambda g: g * 0.5)\nbox.handles.append(handle)",
+    "box.handles.append(model.register_full_backward_hook(lambda m, gi, go: box.items.append(len(go))))",
+    "handle = model.bias.register_post_accumulate_grad_hook(lambda p: box.items.append(1))\nbox.handles.append(handle)",
+    "if loss_before > 100:\n    {BODY}",
+    "with torch.no_grad():\n    box.hist.append(model(x).mean())",
+    "h = checkpoint(lambda v: torch.tanh(v) * box.f, h, use_reentrant=False)",
 ]
 
 AFTER_BACKWARD = [
@@ -577,6 +747,13 @@ AFTER_BACKWARD = [
     "for p in model.parameters():\n    if p.grad is not None:\n        p.grad.mul_(0.5)",
     "box.grads = [p.grad for p in model.parameters()]",
     "box.hist.append(h.grad)",
+    "model.bias.grad.clamp_(-0.1, 0.1)",
+    "box.norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()",
+    "opt.param_groups[0]['lr'] *= 0.5",
+    "natively({I})",
+    "if model.weight.grad.abs().max() > 1:\n    box.n += 1",
+    "opt.zero_grad(set_to_none=False)",
+    "g = torch.autograd.grad(model(x).sum(), model.weight)[0]\nbox.hist.append(g)",
 ]
 
 RETURNS = [
@@ -658,5 +835,51 @@ MUTATIONS = [
     "box.buf = box.buf.detach().requires_grad_()",
     "torch.set_grad_enabled(True)",
     "box.bag.append(1)",
+    "stepped.__defaults__ = ({N},)",
+    "stepped.__kwdefaults__ = {{'by': {N}}}",
+    "stepped.__kwdefaults__['by'] = {N}",
+    "stepped.__code__ = (lambda k, *, by: k - by).__code__",
+    "outer_list.__code__ = (lambda k: k).__code__",
+    "F.relu = lambda v: v.abs()",
+    "torch.relu = lambda v: v * 0.5",
+    "math.sqrt = lambda v: v + 1",
+    "torch.Tensor.sigmoid = lambda v: v * 0.25",
+    "nn.Linear.forward = lambda self, v: F.linear(v, self.weight, self.bias) * 2",
+    "SubBox.bump = lambda self, k=1: 4",
+    "Box.double = property(lambda self: 3)",
+    "SubBox.double = property(lambda self: 5)",
+    "Box.__len__ = lambda self: 3",
+    "Vague.__getattr__ = lambda self, name: 9",
+    "Vague.__add__ = lambda self, other: 1",
+    "box.other.__class__ = SubBox",
+    "box.fixed = {{0, 8, 3}}",
+    "box.fixed = {{3, 16, 8, 0}}",
+    "box.fixed.add(16)",
+    "box.fixed.discard(8)",
+    "box.fixed = {{True, 8}}",
+    "box.f = -0.0",
+    "box.n = bool(box.n)",
+    "arg_next = (1, 2)",
+    "model.bias.data = box.vec",
+    "model.bias.data = box.vec.clone()",
+    "box.vec = model.bias.data",
+    "box.vec = model.bias.detach()",
+    "model.weight.data = model.weight.data.t().contiguous().t()",
+    "opt.state.clear()",
+    "opt.load_state_dict(opt.state_dict())",
+    "model.load_state_dict(model.state_dict())",
+    "opt.param_groups[0]['momentum'] = 0.5",
+    "model.float()",
+    "model.zero_grad()",
+    "box.handles.append(model.register_forward_pre_hook(lambda m, i: (i[0] * 2,)))",
+    "box.handles.append(model.weight.register_post_accumulate_grad_hook(lambda p: box.items.append(1)))",
+    "box.handles.append(model.register_full_backward_hook(lambda m, i, o: box.items.append(3)))",
+    "if box.handles:\n    box.handles.pop().remove()",
+    "x_next = x_next.double().float()",
+    "x_next = torch.arange(12.0).reshape(3, 4).t()",
+    "box.buf = box.buf[:]",
+    "box.part = box.buf[0:2]",
+    "box.buf.resize_(4, 3)",
+    "cached.cache_clear()",
     "for f in box.fns:\n    f(1) if getattr(f, '__code__', box.bump.__code__).co_argcount else f()",
 ]

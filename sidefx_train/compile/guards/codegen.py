@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts
+from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts, same_value
 from sidefx_train.compile.heap.records import is_plain, is_set
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.writer import Writer
@@ -82,9 +82,16 @@ def _is(writer: Writer, guard: Guard) -> str:
 def _equal(writer: Writer, guard: Guard) -> str:
     value = writer.value(guard.source)
     expected = writer.constant(guard.value, guard.source.label)
-    if isinstance(guard.value, float) and guard.value != guard.value:
-        return f"type({value}) is not float or {value} == {value}"
+    if type(guard.value) in (tuple, frozenset, float, complex) and not _is_simple(guard.value):
+        return f"not {writer.constant(same_value)}({value}, {expected})"
     return f"{value} != {expected} or type({value}) is not {writer.constant(type(guard.value))}"
+
+
+def _is_simple(value: Any) -> bool:
+    """True for a number that equals nothing but itself among numbers of its type, and for tuples of text."""
+    if type(value) is tuple:
+        return all(type(item) is str for item in value)
+    return type(value) is float and value != 0 and value == value
 
 
 def _type(writer: Writer, guard: Guard) -> str:
@@ -99,14 +106,36 @@ def _length(writer: Writer, guard: Guard) -> str:
 def _keys(writer: Writer, guard: Guard) -> str:
     value = writer.value(guard.source)
     keys = writer.constant(guard.value, "keys")
-    if is_plain(guard.value):
+    if _is_simple(guard.value):
         return f"tuple({value}) != {keys}"
+    if is_plain(guard.value):
+        return f"not {writer.constant(same_value)}(tuple({value}), {keys})"
     same = writer.constant(operator.is_, "is_same")
     return f"len({value}) != {len(guard.value)} or not all(map({same}, {value}, {keys}))"
 
 
 def _members(writer: Writer, guard: Guard) -> str:
-    return f"{writer.value(guard.source)} != {writer.constant(guard.value, 'members')}"
+    wanted = writer.constant(_all_typed(guard.value), "members")
+    return f"{writer.constant(typed)}({writer.value(guard.source)}) != {wanted}"
+
+
+def _order(writer: Writer, guard: Guard) -> str:
+    return f"not {writer.constant(same_order)}({writer.value(guard.source)}, {writer.constant(guard.value, 'order')})"
+
+
+def typed(members: Any) -> frozenset[Any]:
+    """The members of a set, each with its class: 1 is not True."""
+    return frozenset((type(item), item) for item in set.__iter__(members))
+
+
+def _all_typed(order: tuple[Any, ...]) -> frozenset[Any]:
+    return frozenset((type(item), item) for item in order)
+
+
+def same_order(members: Any, order: tuple[Any, ...]) -> bool:
+    """True if a set shows these members in this order."""
+    same = same_value if is_plain(order) else operator.is_
+    return len(members) == len(order) and all(map(same, set.__iter__(members), order))
 
 
 def _absent(writer: Writer, guard: Guard) -> str:
@@ -177,6 +206,7 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "length": _length,
     "keys": _keys,
     "members": _members,
+    "order": _order,
     "absent": _absent,
     "no_item": _no_item,
     "same": _same,
@@ -262,16 +292,18 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if guard.kind == "is":
         return value is not guard.value, value
     if guard.kind == "equal":
-        return type(value) is not type(guard.value) or bool(value != guard.value and value == value), value
+        return not same_value(value, guard.value), value
     if guard.kind == "type":
         return type(value) is not guard.value, type(value)
     if guard.kind == "length":
         return len(value) != guard.value, len(value)
     if guard.kind == "keys":
-        same = len(value) == len(guard.value) and all(a is b or a == b for a, b in _pairs(value, guard.value))
-        return not same, tuple(value)
+        same = same_value if is_plain(guard.value) else operator.is_
+        return len(value) != len(guard.value) or not all(map(same, value, guard.value)), tuple(value)
     if guard.kind == "members":
-        return value != guard.value, value
+        return typed(value) != _all_typed(guard.value), value
+    if guard.kind == "order":
+        return not same_order(value, guard.value), value
     if guard.kind == "no_item":
         return guard.value in value, f"{guard.value!r}"
     if guard.kind == "same":
@@ -298,7 +330,3 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     names = {name: source.fetch(args, kwargs) for name, source in condition.names}
     held = bool(eval(condition.code, dict(CONDITION_NAMES), names))
     return not held, ", ".join(f"{source.label} = {names[name]!r}" for name, source in condition.names)
-
-
-def _pairs(value: Any, keys: tuple[Any, ...]) -> list[tuple[Any, Any]]:
-    return [(a, b) for a, b in zip(value, keys, strict=False) if not isinstance(a, torch.Tensor) or a is not b]

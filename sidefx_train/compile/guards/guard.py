@@ -17,7 +17,8 @@ GuardKind = Literal[
     "type",  # exactly this class
     "length",  # len(value)
     "keys",  # list(value), by equality for plain keys and identity otherwise
-    "members",  # a set of plain values
+    "order",  # the members of a set, in the order it shows them
+    "members",  # the members of a set of which the step saw no order
     "absent",  # no entry `value` in the instance __dict__ (or the mapping itself)
     "no_item",  # no key `value` in the mapping
     "same",  # the same object as another source
@@ -61,7 +62,7 @@ class Guard:
             return f"type({label}) is {self.value.__qualname__}"
         if self.kind == "length":
             return f"len({label}) == {value}"
-        if self.kind in ("keys", "members"):
+        if self.kind in ("keys", "members", "order"):
             return f"{self.kind} of {label} are {value}"
         if self.kind in ("absent", "no_item"):
             return f"{label} has no {value}"
@@ -148,6 +149,19 @@ class NumberCondition:
         for name, source in self.names:
             text = re.sub(rf"\b{name}\b", source.label.replace("\\", r"\\"), text)
         return text
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """True if a program cannot tell two plain values apart: 1 is not True, 0.0 not -0.0, frozensets have an order."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) in (tuple, frozenset):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    if type(a) in (float, complex):
+        return repr(a) == repr(b)
+    return bool(a == b)
 
 
 def shown(value: Any) -> str:

@@ -43,9 +43,7 @@ def _is_held(guard: Guard) -> bool:
         return guard.source.kind == "const" and compat.is_plain_strided(guard.source.key)
     if guard.kind == "same":
         return not guard.value.from_arguments
-    if guard.kind == "equal":
-        return guard.value == guard.value  # a NaN equals only itself, by a test of its own
-    return guard.kind in ("is", "type", "length", "keys", "absent", "no_item", "taken", "body")
+    return guard.kind in ("is", "equal", "type", "length", "keys", "absent", "no_item", "order", "taken", "body")
 
 
 def object_check(guards: list[Guard]) -> Callable[[], bool]:
@@ -226,7 +224,7 @@ def _test_of(guard: Guard) -> tuple[str, Any, int]:
     """(test, operand, number)"""
     if guard.kind == "length":
         return ("empty", None, 0) if guard.value == 0 else ("length", None, guard.value)
-    if guard.kind == "keys":
+    if guard.kind in ("keys", "order"):
         return "keys", tuple(guard.value), int(is_plain(guard.value))
     if guard.kind == "tensor":
         return "tensor", guard.source.key, -1

@@ -98,7 +98,7 @@ class CallingWorld:
                 return bool(number)
         if id(value) in self.module_spaces:
             return True  # there is at least its name
-        self.touch(value)
+        self.touch(value, order=False)
         try:
             return self.guarded(bool, (value,), {})
         except Unsupported as stop:
@@ -107,8 +107,14 @@ class CallingWorld:
             reason = "branches on a tensor's value, which exists only when the graph runs"
             raise Unsupported("SFX101", reason, stop.location) from stop
 
-    def touch(self, value: Any, deep: bool = True) -> None:
-        """C code is about to read a container: bring its contents in, nested ones too if ``deep``."""
+    def touch(self, value: Any, deep: bool = True, order: bool = True) -> None:
+        """C code is about to read a container: bring its contents in, nested ones too if ``deep``.
+
+        Args:
+            value: the container, or anything else.
+            deep: nested ones too.
+            order: the order of a set makes a difference.
+        """
         todo, seen = [value], set()
         while todo:
             value = todo.pop()
@@ -119,6 +125,8 @@ class CallingWorld:
                 if isinstance(record, (ListRecord, DictRecord, SetRecord)):
                     if not record.filled:
                         record.fill()
+                    if order and isinstance(record, SetRecord) and record.unordered:
+                        self.heap.refuse("SFX111", f"reads {record.source.label}, a set, in the order of its history")
                 elif isinstance(record, ArrayRecord) or (
                     isinstance(record, InstanceRecord) and compares_in_python(type(value))
                 ):
@@ -251,7 +259,7 @@ class CallingWorld:
             elif isinstance(owner, dict):
                 args = tuple(natives.concrete(value) for value in args)
             if type(owner) in CONTAINERS or record is not None:
-                self.touch(owner, deep=fn.__name__ in _DEEP_METHODS)
+                self.touch(owner, deep=fn.__name__ in _DEEP_METHODS, order=fn.__name__ not in _WITHOUT_ORDER)
                 if record is not None and isinstance(owner, (dict, set)):
                     for value in args:
                         self.own_key(value)
@@ -282,9 +290,10 @@ class CallingWorld:
         if id(fn) in _BARE:
             return self.guarded(fn, args, kwargs)
         if not any(fn is known for known in _READS_TYPE):
-            deep = not any(fn is known for known in _PASSES_ITEMS) and getattr(fn, "__name__", "") != "extend"
+            name = getattr(fn, "__name__", "")
+            deep = not any(fn is known for known in _PASSES_ITEMS) and name != "extend"
             for value in (*args, *kwargs.values()):
-                self.touch(value, deep)
+                self.touch(value, deep, order=name not in _WITHOUT_ORDER)
         if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
             substitute = natives.number_function(self, fn, args, kwargs)
             if substitute is not ABSENT:
@@ -444,6 +453,14 @@ _READS_TYPE = (isinstance, issubclass, type, id, callable)
 _PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
 """C functions that hand on the items of a container without looking at them."""
 _DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
+_WITHOUT_ORDER = frozenset(
+    {
+        "add", "remove", "discard", "clear", "issubset", "issuperset", "isdisjoint", "difference_update", "len", "bool",
+        "hash", "contains", "lt", "le", "eq", "ne", "gt", "ge", "isub", "__contains__", "__len__", "__eq__", "__ne__",
+        "__le__", "__lt__", "__ge__", "__gt__",
+    }
+)  # fmt: skip
+"""Names of functions and methods to which the order of a set makes no difference."""
 _READS_NOTHING = frozenset(
     {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
 )

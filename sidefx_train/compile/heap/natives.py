@@ -303,11 +303,13 @@ def convert_number(world: CallingWorld, kind: type, args: tuple[Any, ...]) -> An
         if kind is bool:
             return world.truth(value)
         number = number_in(world, value)
-        value = number if number is not None else world.guarded(value.item, (), {})
+        if number is None:
+            if value.dtype is torch.bool:
+                value = value.to(torch.int64)  # a symbolic bool has no symbolic int
+            number = world.guarded(value.item, (), {})
+        value = number
     if not isinstance(value, NUMBERS):
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:
         return world.truth(value)
-    if kind is float:
-        return torch.sym_float(value)
-    return torch.sym_int(value)
+    return world.guarded(torch.sym_float if kind is float else torch.sym_int, (value,), {})

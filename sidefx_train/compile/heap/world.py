@@ -494,7 +494,7 @@ class TraceWorld(CallingWorld):
                 array.operate(name if value is first else "")
         shallow = name in _SHALLOW
         for value in args[:1] if shallow else args:
-            self.touch(value, deep=not shallow)
+            self.touch(value, deep=not shallow, order=name not in _WITHOUT_ORDER)
         if name in ("getitem", "setitem", "delitem") and type(first) in (list, tuple, deque):
             if name == "setitem" and type(args[1]) is slice:
                 self.touch(args[2], deep=False)
@@ -527,6 +527,7 @@ _SHOWN_TYPES: dict[type, type] = {
     torch.SymBool: bool,
     Later: str,
 }
+_WITHOUT_ORDER = frozenset({"contains", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "isub"})
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _TRACED = frozenset({compat.FakeTensor, *NUMBERS})
 _TEXT: dict[str, Callable[..., Any]] = {

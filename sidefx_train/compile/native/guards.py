@@ -93,12 +93,40 @@ static inline PyObject* load_value(const Instruction& in, PyObject** registers, 
     }
 }
 
-// Keys in order, plain ones by type and value, others by identity.
+// True if a program cannot tell two values apart: 1 is not True, 0.0 not -0.0.
+static bool same_value(PyObject* a, PyObject* b) {
+    if (a == b) return true;
+    if (Py_TYPE(a) != Py_TYPE(b)) return false;
+    if (PyFloat_CheckExact(a)) {
+        const double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+        return std::isnan(x) ? std::isnan(y) : x == y && std::signbit(x) == std::signbit(y);
+    }
+    if (PyComplex_CheckExact(a)) {
+        PyObject *x = PyObject_Repr(a), *y = PyObject_Repr(b);
+        const bool same = x && y && PyUnicode_Compare(x, y) == 0;
+        Py_XDECREF(x); Py_XDECREF(y);
+        return same;
+    }
+    if (PyTuple_CheckExact(a)) {
+        const Py_ssize_t n = PyTuple_GET_SIZE(a);
+        if (PyTuple_GET_SIZE(b) != n) return false;
+        for (Py_ssize_t i = 0; i < n; ++i)
+            if (!same_value(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
+        return true;
+    }
+    if (PyFrozenSet_CheckExact(a)) {
+        PyObject *x = PySequence_Tuple(a), *y = PySequence_Tuple(b);
+        const bool same = x && y && same_value(x, y);
+        Py_XDECREF(x); Py_XDECREF(y);
+        return same;
+    }
+    return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+}
+
+// Keys of a dict, or members of a set, in order: plain ones by type and value, others by identity.
 static bool same_keys(PyObject* value, PyObject* keys, bool plain) {
     const Py_ssize_t n = PyTuple_GET_SIZE(keys);
-    auto same = [&](PyObject* a, PyObject* b) {
-        return a == b || (plain && Py_TYPE(a) == Py_TYPE(b) && PyObject_RichCompareBool(a, b, Py_EQ) == 1);
-    };
+    auto same = [&](PyObject* a, PyObject* b) { return a == b || (plain && same_value(a, b)); };
     if (PyDict_CheckExact(value)) {
         if (PyDict_Size(value) != n) return false;
         Py_ssize_t position = 0, i = 0;
@@ -107,7 +135,9 @@ static bool same_keys(PyObject* value, PyObject* keys, bool plain) {
             if (!same(key, PyTuple_GET_ITEM(keys, i++))) return false;
         return true;
     }
-    PyObject* found = PySequence_Tuple(value);
+    PyObject* members = PySet_Check(value) ? PySet_Type.tp_iter(value) : Py_NewRef(value);
+    PyObject* found = members ? PySequence_Tuple(members) : nullptr;
+    Py_XDECREF(members);
     if (!found) return false;
     bool equal = PyTuple_GET_SIZE(found) == n;
     for (Py_ssize_t i = 0; equal && i < n; ++i) equal = same(PyTuple_GET_ITEM(found, i), PyTuple_GET_ITEM(keys, i));
@@ -185,9 +215,7 @@ static bool test_value(GuardProgram& program, const Instruction& in, PyObject* v
         case T_IS: return value == in.operand;
         case T_SAME: return value == registers[in.number];
         case T_TYPE: return (PyObject*)Py_TYPE(value) == in.operand;
-        case T_EQUAL:
-            return value == in.operand || (Py_TYPE(value) == Py_TYPE(in.operand) &&
-                                           PyObject_RichCompareBool(value, in.operand, Py_EQ) == 1);
+        case T_EQUAL: return same_value(value, in.operand);
         case T_LENGTH: return PyObject_Size(value) == in.number;
         case T_EMPTY:
             if (PyDict_CheckExact(value) || PyODict_CheckExact(value))

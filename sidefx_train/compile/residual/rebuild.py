@@ -321,8 +321,9 @@ class Rebuilder:
     def _raised(self, name: str, error: BaseException) -> None:
         """What an exception knows of how it was raised."""
         for field in (*CHAIN, "__suppress_context__", *fields_of(type(error))):
-            if getattr(error, field):
-                self.lines.append(f"{name}.{field} = {self.expression(getattr(error, field))}")
+            value = getattr(error, field)
+            if value is not None and value is not False:
+                self.lines.append(f"{name}.{field} = {self.expression(value)}")
         if error.__traceback__ is not None:
             self.lines.append(f"{name}.__traceback__ = {self.writer.constant(error.__traceback__, 'traceback')}")
 

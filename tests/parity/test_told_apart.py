@@ -1,0 +1,107 @@
+"""Values that are equal and yet not the same to a program: a step that read one is not replayed for the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import sidefx_train
+from sidefx_train.errors import SideFXWarning
+
+
+class Box:
+    pass
+
+
+def grown(*members: Any) -> set[Any]:
+    """A set whose table is larger than its members need, which changes their order."""
+    made = set(range(100, 200)) | set(members)
+    made -= set(range(100, 200))
+    return made
+
+
+PAIRS = {
+    "set": ({8, 0}, {0, 8}),
+    "grown_set": ({16, 8, 3}, grown(16, 8, 3)),
+    "set_of_bools": ({1, 8}, {True, 8}),
+    "frozenset": (frozenset([8, 0]), frozenset([0, 8])),
+    "frozenset_in_a_tuple": ((1, frozenset([8, 0])), (1, frozenset([0, 8]))),
+    "int_and_bool_in_a_tuple": ((1, 2), (True, 2)),
+    "nested_tuple": (((1,), "a"), ((True,), "a")),
+    "zero": (0.0, -0.0),
+    "complex_zero": (complex(0.0, 1.0), complex(-0.0, 1.0)),
+    "key": ({1: "a", 2: "b"}, {True: "a", 2: "b"}),
+    "key_in_a_tuple": ({(1, 0): "a"}, {(True, 0): "a"}),
+    "float_key": ({0.0: "a"}, {-0.0: "a"}),
+}
+
+
+@pytest.mark.parametrize("reached_by", ["closure", "argument"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_equal_values_are_told_apart(name, reached_by):
+    first, second = PAIRS[name]
+    assert first == second, "the pair is to be equal"
+    box = Box()
+
+    def shown(x, value):
+        return x + 1, repr(value), [*value] if hasattr(value, "__iter__") else value
+
+    def step(x, argument):
+        return shown(x, box.value if reached_by == "closure" else argument)
+
+    captured = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    for value in (first, second, first, second):
+        box.value = value
+        have, want = captured(torch.ones(2), value), step(torch.ones(2), value)
+        assert have[1:] == want[1:], f"{have[1:]}, eager gives {want[1:]}"
+        assert [*map(repr, have)] == [*map(repr, want)], f"{have}, eager gives {want}"
+
+
+def test_the_order_of_a_changed_set_is_read_again():
+    names = {3, 8}
+
+    def step(x):
+        return x + 1, [*names], sorted(names, key=lambda name: name % 4)
+
+    captured = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    for change in (None, lambda: names.add(0), lambda: names.discard(8), lambda: names.add(8), None):
+        if change is not None:
+            change()
+        assert captured(torch.ones(2))[1:] == step(torch.ones(2))[1:]
+    assert sidefx_train.explain(captured).replays == 5
+
+
+class Item:
+    """Hashed by address: a stand-in has another place in a set."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+def test_a_set_of_objects_is_walked_by_python_itself():
+    items = {Item(n) for n in range(8)}
+
+    def step(x):
+        return x * 2, [item.n for item in items]
+
+    captured = sidefx_train.compile(step, backend="eager")
+    with pytest.warns(SideFXWarning, match="in the order of its history"):
+        assert captured(torch.ones(2))[1] == step(torch.ones(2))[1]
+    assert captured(torch.ones(2))[1] == step(torch.ones(2))[1]
+
+
+def test_membership_needs_no_order():
+    items = [Item(n) for n in range(8)]
+    known = set(items)
+
+    def step(x):
+        return x * 2, items[3] in known, len(known), known >= {items[1]}, bool(known)
+
+    captured = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    assert captured(torch.ones(2))[1:] == (True, 8, True, True)
+    known.discard(items[3])
+    assert captured(torch.ones(2))[1:] == (False, 7, True, True)
+    known.discard(items[1])
+    assert captured(torch.ones(2))[1:] == (False, 6, False, True)

@@ -452,6 +452,11 @@ def hooks_of(tensor: torch.Tensor) -> tuple[Any, Any]:
     return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
 
 
+def hook_numbers(tensor: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+    """Under which numbers a tensor has hooks, of both kinds."""
+    return tuple(tuple(hooks or ()) for hooks in hooks_of(tensor))
+
+
 def tensor_impl_address(tensor: torch.Tensor) -> int:
     """Address of the C++ object behind a tensor."""
     return tensor._cdata  # type: ignore[no-any-return]

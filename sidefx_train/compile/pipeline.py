@@ -37,11 +37,11 @@ from sidefx_train.compile.guards.codegen import (
     failing,
     number_conditions,
     size_conditions,
-    storage_of,
     tensor_check,
     write_guards,
 )
 from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts
+from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
@@ -526,11 +526,13 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
             if storage_of(record.real) != storage_of(other.real):
                 guards.append(Guard("distinct", record.source, other.source))
     held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
-    changed = frozenset(storage_of(record.real) for record in held if world.writes.to(record.shadow)) - {0}
-    every = frozenset(storage_of(record.real) for record in held) - {0}
+    changed = [record.real for record in held if world.writes.to(record.shadow)]
+    memory = HeldMemory((record.real for record in held), changed)
+    if len(held) > 1 and changed:
+        guards.append(Guard("memory", Source("const", None, memory, "held tensors"), memory))
     for record in fetched:
-        apart = every if record in written else changed
-        if apart and storage_of(record.real) not in every:
+        apart = memory.every if record in written else memory.changed
+        if apart and storage_of(record.real) not in memory.every:
             guards.append(Guard("apart", record.source, apart))
     return guards
 

@@ -289,3 +289,78 @@ def test_a_condition_on_a_converted_number():
         return x * 2
 
     check(body, n=int, steps=4)
+
+
+def test_a_hook_left_on_a_parameter():
+    """Each call leaves one more, and all of them run from then on."""
+
+    def make() -> Program:
+        weight = torch.nn.Parameter(torch.arange(4.0))
+
+        def step(x):
+            weight.register_hook(lambda grad: grad * 0.5)
+            (weight * x).sum().backward()
+            return x * 2
+
+        return Program(step, lambda index: (torch.ones(4),), (weight,))
+
+    parity(make, steps=4, captures=None, whole=False)
+
+
+class Vague:
+    """Has no truth value where it has no ``n``."""
+
+    def __getattr__(self, name):
+        raise AttributeError(name)
+
+    def __len__(self):
+        return self.n
+
+
+def test_an_error_about_an_object_without_truth_value():
+    def body(box, x):
+        try:
+            box.vague.nothing  # noqa: B018 - the access is the test
+        except AttributeError as error:
+            print(error, error.name)
+        return x * 2
+
+    def make() -> Program:
+        box = Plain()
+        box.vague = Vague()
+        return Program(lambda x: body(box, x), lambda index: (torch.ones(2),), (box,))
+
+    parity(make, steps=3)
+
+
+@pytest.mark.parametrize("convert", [int, float])
+def test_the_number_of_a_condition_on_a_tensor(convert):
+    def make() -> Program:
+        box = Plain()
+        box.n = 0
+
+        def step(x):
+            box.n = convert(x.sum() > 2)
+            return x * 2
+
+        return Program(step, lambda index: (torch.ones(2) * index,), (box,))
+
+    parity(make, steps=4)
+
+
+def test_a_loop_over_as_many_as_a_tensor_says():
+    def make() -> Program:
+        box = Plain()
+        box.seen = []
+
+        def step(x):
+            try:
+                for index in range(int(x.sum())):
+                    box.seen.append(index)
+            except Exception as error:
+                box.seen.append(type(error))
+            return x * 2
+
+        return Program(step, lambda index: (torch.ones(2) * index,), (box,))
+
+    parity(make, steps=4, captures=None, whole=False)

@@ -371,3 +371,67 @@ def test_two_arguments_come_to_be_one_object():
         return Program(step, lambda index: (torch.ones(2), lists[0], lists[index // 2 % 2]), lists)
 
     parity(make, steps=6, captures=2)
+
+
+def two_layers() -> Program:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+
+    def step(x):
+        loss = second(first(x)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, lambda index: (torch.full((2, 3), float(index)),), (first, second))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_parameters_come_to_share_memory(backend):
+    """``.data =`` leaves everything about a parameter as it was but the memory, which another one is updated in too."""
+
+    def between(program, index):
+        first, second = program.watch
+        if index == 2:
+            first.weight.data = first.weight.data.clone()  # other memory, of its own: nothing to notice
+        elif index == 3:
+            first.weight.data = second.weight.data
+        elif index == 5:
+            first.weight.data = second.weight.data.clone()
+
+    parity(two_layers, steps=7, between=between, backend=backend, captures=None, whole=False)
+
+
+def test_memory_that_moves_is_no_reason_to_capture_again():
+    program = two_layers()
+    step = sidefx_train.compile(program.step, backend="eager")
+    for index in range(6):
+        step(torch.full((2, 3), float(index)))
+        for module in program.watch:
+            for parameter in module.parameters():
+                parameter.data = parameter.data.clone()
+    report = sidefx_train.explain(step)
+    assert report.replays == 6 and not report.recaptures, f"{report}"
+
+
+def test_an_argument_shares_memory_that_a_parameter_has_come_to():
+    """The addresses of held tensors are noted again when they have moved."""
+
+    def make() -> Program:
+        weight = nn.Parameter(torch.arange(4.0))
+        places = [torch.arange(4.0), torch.ones(4)]
+
+        def step(x):
+            with torch.no_grad():
+                weight.mul_(2)
+            return x + weight.detach()
+
+        def arguments(index):
+            if index == 2:
+                weight.data = places[0]
+            return (places[0] if index >= 3 else places[1],)
+
+        return Program(step, arguments, (weight, places))
+
+    parity(make, steps=6, captures=None, whole=False)

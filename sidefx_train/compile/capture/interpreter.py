@@ -219,6 +219,11 @@ class Interpreter:
                     raise
                 except BaseException as caught:
                     pending = None
+                    refusal = self.world.refusal(caught)
+                    if refusal is not None:
+                        self.stopped = refusal
+                        refusal.location = self.location()
+                        raise refusal from caught
                     if self.stopped is not None or not exceptions.unwind(self, frame, caught):
                         raise
         finally:

@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from sidefx_train.errors import Unsupported
+
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__bool__": lambda self: False})()
 """Answer of a lookup that found nothing."""
 
@@ -101,6 +103,9 @@ class World(Protocol):
         May raise :class:`~sidefx_train.errors.Unsupported`.
         """
 
+    def refusal(self, error: BaseException) -> Unsupported | None:
+        """Asked about every exception in a frame: what it stands for if it is not one of the program's own."""
+
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
         """A Python callable about to be handed to C code; ``reenter(*args, **kwargs)`` interprets it. Returns what to
         hand over (usually ``reenter``)."""
@@ -154,6 +159,9 @@ class DirectWorld:
 
     def runs(self, fn: types.FunctionType, natively: bool) -> bool:
         return True
+
+    def refusal(self, error: BaseException) -> Unsupported | None:
+        return None
 
     def type_of(self, obj: Any) -> type:
         return type(obj)

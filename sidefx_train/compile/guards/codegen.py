@@ -12,6 +12,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts, same_value
+from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.heap.records import is_plain, is_set
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.writer import Writer
@@ -163,6 +164,10 @@ def _distinct(writer: Writer, guard: Guard) -> str:
     return f"{storage}({writer.value(guard.source)}) == {storage}({writer.value(guard.value)})"
 
 
+def _memory(writer: Writer, guard: Guard) -> str:
+    return f"not {writer.constant(guard.value.refresh, 'share_memory_as_before')}()"
+
+
 def _apart(writer: Writer, guard: Guard) -> str:
     storage = writer.constant(storage_of, "storage_of")
     return f"{storage}({writer.value(guard.source)}) in {writer.constant(guard.value, 'held_memory')}"
@@ -179,11 +184,6 @@ def _number(writer: Writer, guard: Guard) -> str:
 
 CONDITION_NAMES: dict[str, Any] = {"math": math, "torch": torch}
 """What the source of a condition on numbers may name."""
-
-
-def storage_of(tensor: Any) -> int:
-    """Address of the memory under a tensor, whatever part of it the tensor shows."""
-    return int(tensor.untyped_storage().data_ptr())
 
 
 def cell_is_set(cell: Any) -> bool:
@@ -214,6 +214,7 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "unset_slot": _unset_slot,
     "taken": _holds,
     "body": _holds,
+    "memory": _memory,
 }
 
 
@@ -316,6 +317,8 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if guard.kind in ("taken", "body"):
         changed = guard.value.changed(value)
         return bool(changed), changed
+    if guard.kind == "memory":
+        return not guard.value.holds(), "shared otherwise"
     if guard.kind == "empty_cell":
         return cell_is_set(value), value
     if guard.kind == "unset_slot":

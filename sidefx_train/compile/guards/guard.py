@@ -24,6 +24,7 @@ GuardKind = Literal[
     "same",  # the same object as another source
     "tensor",  # metadata of a tensor
     "apart",  # a tensor whose memory is none of these addresses, of tensors that the entry holds
+    "memory",  # tensors that the entry holds share memory as they did (a `HeldMemory`)
     "separate",  # objects that must not be one another
     "distinct",  # tensors that must not share storage
     "unset_slot",  # no value in the slot `value` of an object
@@ -76,6 +77,8 @@ class Guard:
             return f"{', '.join(source.label for source in self.value)} are different objects"
         if self.kind == "apart":
             return f"{label} shares no memory with {len(self.value)} tensors that the step holds"
+        if self.kind == "memory":
+            return f"{value} share memory as they did"
         if self.kind == "distinct":
             return f"{label} shares no memory with {self.value.label}"
         if self.kind == "taken":

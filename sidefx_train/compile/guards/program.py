@@ -24,6 +24,7 @@ from sidefx_train.compile.native import native_module
 from sidefx_train.compile.native.guards import LOADS, TESTS
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
+_KINDS = frozenset({"is", "equal", "type", "length", "keys", "absent", "no_item", "order", "taken", "body", "memory"})
 _HOOKS = {"_backward_hooks": "hooks", "_post_accumulate_grad_hooks": "late_hooks"}
 
 
@@ -43,7 +44,19 @@ def _is_held(guard: Guard) -> bool:
         return guard.source.kind == "const" and compat.is_plain_strided(guard.source.key)
     if guard.kind == "same":
         return not guard.value.from_arguments
-    return guard.kind in ("is", "equal", "type", "length", "keys", "absent", "no_item", "order", "taken", "body")
+    return guard.kind in (
+        "is",
+        "equal",
+        "type",
+        "length",
+        "keys",
+        "absent",
+        "no_item",
+        "order",
+        "taken",
+        "body",
+        "memory",
+    )
 
 
 def object_check(guards: list[Guard]) -> Callable[[], bool]:
@@ -53,8 +66,8 @@ def object_check(guards: list[Guard]) -> Callable[[], bool]:
         return _python_check(guards)
     if native.tensors_readable():
         return native.guard_program(instructions(guards, tensors_readable=True))  # type: ignore[no-any-return]
-    tensors = [guard for guard in guards if guard.kind == "tensor"]
-    objects = native.guard_program(instructions([guard for guard in guards if guard.kind != "tensor"]))
+    tensors = [guard for guard in guards if guard.kind in ("tensor", "memory")]
+    objects = native.guard_program(instructions([guard for guard in guards if guard.kind not in ("tensor", "memory")]))
     if not tensors:
         return objects  # type: ignore[no-any-return]
     check = _python_check(tensors)
@@ -93,6 +106,8 @@ class _Assembler:
         self.needed: set[int] = set()
         self.pairs = [guard for guard in guards if guard.kind == "same"]
         empty = {id(g.source) for g in guards if g.kind == "length" and g.value == 0}
+        self.tested = {id(guard.source.key) for guard in guards if guard.kind == "tensor"}
+        guards = sorted(guards, key=lambda guard: guard.kind == "memory")  # when all tensors have been looked at
         for guard in guards:
             self._place(guard.source)
             if guard.kind == "same":
@@ -175,13 +190,18 @@ class _Assembler:
         kept = ("value", id(source))
         if source.kind == "const":
             for guard in tests:
-                self._emit(load, *_test_of(guard))
+                self._emit(load, *(self._memory(guard) if guard.kind == "memory" else _test_of(guard)))
             return
         target = self._new(kept) if id(source) in self.needed or len(tests) > 1 else -1
         test, operand, number = _test_of(tests[0]) if tests else ("none", None, -1)
         self._emit(load, test, operand, number, target)
         for guard in tests[1:]:
             self._emit(("register", self.registers[kept], None, None), *_test_of(guard))
+
+    def _memory(self, guard: Guard) -> tuple[str, Any, int]:
+        """Where every tensor is tested here, its place is noticed to move; else the guard always looks itself."""
+        everywhere = all(id(tensor) in self.tested for tensor in guard.value.tensors)
+        return "memory", guard.value.refresh, 0 if everywhere else 1
 
     def _step(self, source: Source) -> tuple[str, int, Any, Any]:
         """How a value is read from its parent, where that is not a dict or a sequence."""

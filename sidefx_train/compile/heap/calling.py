@@ -370,6 +370,11 @@ class CallingWorld:
             self.last_error = (error, fn, self.locate())
             raise
 
+    def refusal(self, error: BaseException) -> Unsupported | None:
+        if isinstance(error, compat.data_dependent_errors()):
+            return Unsupported("SFX101", "asks for a value that exists only when the graph runs", None)
+        return None
+
     def _refuse_call(self, fn: Any) -> None:
         owner = getattr(fn, "__self__", None)
         if isinstance(owner, torch.Generator):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from sidefx_train._torch_compat import hook_numbers
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.checkpoint import Checkpoint
@@ -365,6 +366,8 @@ def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:
         changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
     if fake.is_leaf and record.grad is not UNREAD and fake.grad is not record.grad:
         changes.append(Effect("set_grad", record.source, None, fake.grad))
+    if finished and record.hooks is not None and record.hooks != hook_numbers(fake):
+        record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
     return changes
 
 

@@ -415,6 +415,7 @@ class Heap:
             record.grad = UNREAD
         if real.is_leaf and real.requires_grad:
             self._tensor_hooks(real, fake, record.source)
+            record.hooks = compat.hook_numbers(fake)
         return fake
 
     def _dynamic(self, real: torch.Tensor, source: Source) -> frozenset[int]:

@@ -79,7 +79,11 @@ OVERWRITTEN: Any = type("Overwritten", (), {"__repr__": lambda self: "<gradient 
 
 
 class TensorRecord(Record):
-    """A tensor; its shadow is a fake tensor with a proxy."""
+    """A tensor; its shadow is a fake tensor with a proxy.
+
+    Attributes:
+        hooks: those of the shadow of a leaf before anything ran.
+    """
 
     NOTES = ("grad", "attributes")
 
@@ -88,6 +92,7 @@ class TensorRecord(Record):
         self.kind = kind
         self.grad: Any = None
         self.attributes: dict[str, Any] = {}
+        self.hooks: Any = None
         self.requires_grad = real.requires_grad
         self.entry_version = shadow._version
         self.edge: Any = None if shadow.grad_fn is None else torch.autograd.graph.get_gradient_edge(shadow)

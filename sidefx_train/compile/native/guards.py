@@ -10,16 +10,18 @@ LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "
 ``hooks`` and ``late_hooks`` are a tensor's; ``gate`` reads nothing: it opens a group (see ``guards/program.py``)."""
 
 TESTS = (
-    "none", "is", "same", "type", "equal", "length", "empty", "keys", "absent", "no_item", "taken", "body", "tensor"
+    "none", "is", "same", "type", "equal", "length", "empty", "keys", "absent", "no_item", "taken", "body", "memory",
+    "tensor",
 )  # fmt: skip
-"""What it tests; ``taken`` and ``body`` are described in ``guards/definitions.py``."""
+"""What it tests; for ``taken`` and ``body`` see ``guards/definitions.py``, for ``memory`` ``guards/memory.py``."""
 
 SOURCE = r"""
 enum Load {
     L_CONST, L_REGISTER, L_DICT, L_ENTRY, L_ITEM, L_SLOT, L_CELL, L_GRAD, L_CALL, L_HOOKS, L_LATE_HOOKS, L_GATE
 };
 enum Test {
-    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY, T_TENSOR
+    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY, T_MEMORY,
+    T_TENSOR
 };
 
 // One cache line. Objects are borrowed: the tuple of instructions keeps them.
@@ -48,6 +50,7 @@ struct GuardProgram {
     std::vector<uint64_t> versions;  // of namespaces when they last held
     ThreadKeys keys = ThreadKeys::now();
     Py_ssize_t registers = 0;
+    bool moved = false;  // a held tensor lies elsewhere than when the guards last held
 };
 
 static PyObject *name_dict, *name_grad;
@@ -209,6 +212,16 @@ static bool same_body(PyObject* value, PyObject* operand) {
     return true;
 }
 
+// Held tensors share memory as they did: asked for only when one has moved, or where ``number`` says always.
+static bool same_memory(GuardProgram& program, const Instruction& in) {
+    if (!program.moved && in.number != 1) return true;
+    PyObject* answer = PyObject_CallNoArgs(in.operand);
+    const bool same = answer == Py_True;
+    Py_XDECREF(answer);
+    if (same) for (HeldTensor& tensor : program.tensors) tensor.settle();
+    return same;
+}
+
 static bool test_value(GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
     switch (in.test) {
         case T_NONE: return true;
@@ -226,7 +239,8 @@ static bool test_value(GuardProgram& program, const Instruction& in, PyObject* v
         case T_NO_ITEM: return PySequence_Contains(value, in.operand) == 0;
         case T_TAKEN: return same_names(value, in.operand, program.versions[in.extra]);
         case T_BODY: return same_body(value, in.operand);
-        default: return program.tensors[in.extra].matches(value, program.layouts.data());
+        case T_MEMORY: return same_memory(program, in);
+        default: return program.tensors[in.extra].matches(value, program.layouts.data(), program.moved);
     }
 }
 
@@ -258,6 +272,7 @@ static inline bool run_one(GuardProgram& program, Instruction& in, PyObject** re
 
 static bool holds_all(GuardProgram& program) {
     Registers kept(program.registers);
+    program.moved = false;
     PyObject** registers = kept.values.data();
     Instruction* next = program.code.data();
     Instruction* const end = next + program.code.size();

@@ -29,7 +29,14 @@ static bool requires_grad_of(c10::TensorImpl* impl) {
     return meta && meta->requires_grad();
 }
 
+// Where a tensor's memory begins, whatever part of it the tensor shows.
+static const void* place_of(c10::TensorImpl* impl) {
+    return impl->unsafe_storage() ? impl->unsafe_storage().data() : nullptr;
+}
+
 struct HeldTensor {
+    PyObject* tensor;  // borrowed: the tuple of instructions keeps it
+    const void* place;  // its memory when the guards last held
     PyTypeObject* type;
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
@@ -38,17 +45,22 @@ struct HeldTensor {
     size_t dims, layout;  // sizes and strides lie one after the other in the program's layouts
 
     HeldTensor(PyObject* tensor, std::vector<int64_t>& layouts)
-        : type(Py_TYPE(tensor)), keys(impl_of(tensor)->key_set()), dtype(impl_of(tensor)->dtype()),
+        : tensor(tensor), place(place_of(impl_of(tensor))), type(Py_TYPE(tensor)),
+          keys(impl_of(tensor)->key_set()), dtype(impl_of(tensor)->dtype()),
           device(impl_of(tensor)->device()), requires_grad(requires_grad_of(impl_of(tensor))),
           dims(impl_of(tensor)->sizes().size()), layout(layouts.size()) {
         for (int64_t size : impl_of(tensor)->sizes()) layouts.push_back(size);
         for (int64_t stride : impl_of(tensor)->strides()) layouts.push_back(stride);
     }
 
-    bool matches(PyObject* tensor, const int64_t* layouts) const {
+    void settle() { place = place_of(impl_of(tensor)); }
+
+    // Other memory alone is no mismatch: ``moved`` is set.
+    bool matches(PyObject* tensor, const int64_t* layouts, bool& moved) const {
         if (Py_TYPE(tensor) != type) return false;
         c10::TensorImpl* impl = impl_of(tensor);
         const int64_t* sizes = layouts + layout;
+        moved = moved || (impl && place_of(impl) != place);
         return impl && impl->key_set() == keys && impl->dtype() == dtype && !impl->has_symbolic_sizes_strides() &&
                impl->sizes() == c10::IntArrayRef(sizes, dims) &&
                impl->strides() == c10::IntArrayRef(sizes + dims, dims) && impl->device() == device &&
@@ -70,7 +82,8 @@ struct ThreadKeys {
 #else
 struct HeldTensor {
     HeldTensor(PyObject*, std::vector<int64_t>&) {}
-    bool matches(PyObject*, const int64_t*) const { return false; }
+    bool matches(PyObject*, const int64_t*, bool&) const { return false; }
+    void settle() {}
 };
 struct ThreadKeys {
     static ThreadKeys now() { return {}; }

@@ -121,11 +121,12 @@ class TraceWorld(CallingWorld):
     def ending(self) -> Iterator[None]:
         """Leaves inference mode for a step that stopped inside it: none of its ``__exit__`` methods is run then.
 
-        Shadows whose class has ``__del__`` are retired.
+        Shadows whose class has ``__del__`` are retired, and generators that are still suspended never run again.
         """
         try:
             yield
         finally:
+            self.interp.close()
             self.heap.retire()
             for context in reversed(self.inference):
                 guard = vars(context).get("_inference_mode_context")

@@ -347,6 +347,42 @@ def test_hooks_on_intermediates_run_when_backward_runs():
     assert len(seen) == 6 and seen[:3] == seen[3:]
 
 
+@pytest.mark.parametrize("when", ["before", "between", "after_a_call"])
+@pytest.mark.parametrize("late", [False, True])
+def test_hooks_on_leaves_run_once(when, late):
+    """They are the engine's to run, which calls the captured backward: once, whenever they were registered."""
+
+    def make(backend):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        seen = []
+
+        def register():
+            if late:
+                model.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.sum().item()))
+            else:
+                model.weight.register_hook(lambda g: (seen.append(g.sum().item()), g * 0.5)[1])
+
+        def loss(x):
+            return model(x).pow(2).mean()
+
+        step = loss if backend is None else sidefx_train.compile(loss, backend=backend)
+        if when == "before":
+            register()
+        for index in range(4):
+            value = step(torch.ones(4, 3))
+            if index == 1 and when != "before":
+                register()
+                if when == "after_a_call":
+                    value = step(torch.ones(4, 3))
+            value.backward()
+        return seen, model.weight.grad
+
+    eager, captured = make(None), make("eager")
+    assert captured[0] == eager[0], f"hooks saw {captured[0]}, eager's {eager[0]}"
+    assert torch.equal(captured[1], eager[1])
+
+
 def test_grad_mode_decides():
     model = mlp()
     call = sidefx_train.compile(model, backend="eager", fullgraph=True)

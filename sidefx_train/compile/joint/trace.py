@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,7 +89,7 @@ def record_backward(world: TraceWorld, outputs: list[fx.Node], differentiable: d
     boundary = tracer.last_node()
     edges = [edge for _, edge in entries]
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), _without_hooks(world):
             found = torch.autograd.grad(fakes, edges, tangents, allow_unused=True) if edges else ()
     except RuntimeError as error:
         first = str(error).splitlines()[0]
@@ -98,6 +100,20 @@ def record_backward(world: TraceWorld, outputs: list[fx.Node], differentiable: d
         world.heap.refuse("SFX107", reason)
     grads = [(position, grad) for (position, _), grad in zip(entries, found, strict=True) if grad is not None]
     return Recorded(tuple(positions), tuple(fakes), tuple(tangents), boundary, tuple(grads))
+
+
+@contextmanager
+def _without_hooks(world: TraceWorld) -> Iterator[None]:
+    """Takes the hooks of leaves away: those from outside are run by the engine, which calls the backward."""
+    records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.hooks is not None]
+    before = [(record.shadow, compat.tensor_hooks(record.shadow)) for record in records]
+    for shadow, _ in before:
+        compat.set_tensor_hooks(shadow, {})
+    try:
+        yield
+    finally:
+        for shadow, hooks in before:
+            compat.set_tensor_hooks(shadow, hooks)
 
 
 def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:

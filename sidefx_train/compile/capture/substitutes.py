@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import formatting, notices, operators
 from sidefx_train.compile.capture.attributes import call_special, is_c_level, is_static, special
+from sidefx_train.compile.capture.versions import TYPE_PARAMETERS_IN_C
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.errors import Unsupported
 
@@ -255,3 +256,18 @@ def run_code(
     if "__builtins__" not in space:
         space["__builtins__"] = vars(builtins)
     return interp.run_body(code, space, None, local)
+
+
+def _of_this_module(kind: Any) -> Substitute:
+    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = interp.native(kind, args, kwargs)
+        if interp.current_frame is not None:
+            made.__module__ = interp.current_frame.globals.get("__name__")
+        return made
+
+    return substitute
+
+
+if TYPE_PARAMETERS_IN_C:
+    for _kind in (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple):
+        TABLE[_kind] = _of_this_module(_kind)

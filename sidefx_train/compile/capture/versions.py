@@ -20,6 +20,9 @@ SUPPORTED = ((3, 11), (3, 12), (3, 13))
 SEND_KEEPS_RECEIVER = VERSION >= (3, 12)
 """On the end of a ``yield from`` the receiver stays on the stack until ``END_SEND``."""
 
+TYPE_PARAMETERS_IN_C = VERSION >= (3, 12)
+"""``TypeVar`` and the like are classes of C, which ask CPython's running frame for the module they are made in."""
+
 CLOSE_RETURNS = VERSION >= (3, 13)
 """``generator.close()`` gives the generator's return value."""
 

@@ -111,6 +111,11 @@ class World(Protocol):
         hand over (usually ``reenter``)."""
 
 
+def hidden_attr(obj: Any, name: str) -> Any:
+    """What :meth:`World.instance_attr` gives for an object of C without a ``__dict__`` that may have attributes."""
+    return object.__getattribute__(obj, name) if type(obj).__dictoffset__ and hasattr(obj, name) else ABSENT
+
+
 class DirectWorld:
     """The real world: every access is what CPython itself would do."""
 
@@ -177,7 +182,7 @@ class DirectWorld:
         try:
             space = object.__getattribute__(obj, "__dict__")
         except AttributeError:
-            return ABSENT
+            return hidden_attr(obj, name)
         return space[name] if name in space else ABSENT
 
     def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:

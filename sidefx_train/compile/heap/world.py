@@ -19,7 +19,7 @@ from sidefx_train.compile.capture import policy
 from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
-from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.capture.world import ABSENT, hidden_attr
 from sidefx_train.compile.heap import classes, natives, opaque, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
@@ -300,7 +300,7 @@ class TraceWorld(CallingWorld):
         try:
             space = object.__getattribute__(obj, "__dict__")
         except AttributeError:
-            return ABSENT
+            return hidden_attr(obj, name)
         if owner is not None and name in space:
             return self.heap.shadow(space[name], self.heap.sources.attr(owner.base, name), name)
         return space.get(name, ABSENT)

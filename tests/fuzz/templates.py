@@ -883,3 +883,20 @@ MUTATIONS = [
     "cached.cache_clear()",
     "for f in box.fns:\n    f(1) if getattr(f, '__code__', box.bump.__code__).co_argcount else f()",
 ]
+
+BREAKS = (
+    "natively",
+    ".detach().sum() >",
+    ".detach().mean() > 1)",
+    ".detach().mean() * 0)",
+    ".detach().max() * 0)",
+    ".tolist()",
+    ".item()",
+    "loss_before > 100",
+    "model.register_",
+    ".abs().max() > 1",
+    "box.buf > 4",
+    ".register_hook(lambda g: g * 0.5)",
+    ".register_post_accumulate_grad_hook(lambda p: box.items.append(1))\n",
+)
+"""Parts of statements that no capture can take whole."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from sidefx_train import compile as compile
 from sidefx_train import errors as errors
+from sidefx_train.cache import cache_dir as cache_dir
 from sidefx_train.compile.api import explain as explain
 from sidefx_train.compile.api import mark_dynamic as mark_dynamic
 from sidefx_train.compile.step import CompiledStep as CompiledStep
@@ -22,6 +23,7 @@ __all__ = [
     "FitResult",
     "SideFXCompile",
     "StepReport",
+    "cache_dir",
     "compile",
     "errors",
     "explain",

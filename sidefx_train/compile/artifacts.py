@@ -109,14 +109,14 @@ class Output:
     version: int | None = None
 
 
-@dataclass(frozen=True)
-class FunctionalGraph:
-    """The same program without in-place ops or views of inputs being written.
+@dataclass(frozen=True, kw_only=True)
+class RunnerPlan:
+    """What the runner does around a compiled graph.
 
     Attributes:
-        module: pure aten graph; its in-place input updates are trailing ``copy_`` nodes, its outputs ``r0, r1, ...``.
         inputs: as in the traced graph.
-        feeds: what each placeholder of ``module`` takes, by name: ``a3`` an input, ``s1`` a host number, ``packed``
+        results: what the compiled graph returns, ``r0, r1, ...``: fake tensors.
+        feeds: what each placeholder of the graph takes, by name: ``a3`` an input, ``s1`` a host number, ``packed``
             the block of host numbers.
         packed: host numbers in the block, in order.
         host: assignments of host numbers (prologue), one line each.
@@ -134,8 +134,8 @@ class FunctionalGraph:
         notes: choices worth reporting.
     """
 
-    module: fx.GraphModule
     inputs: tuple[GraphInput, ...]
+    results: tuple[Any, ...] = ()
     feeds: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
@@ -149,6 +149,17 @@ class FunctionalGraph:
     report: str | None = None
     covered: bool = True
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionalGraph(RunnerPlan):
+    """The same program without in-place ops or views of inputs being written.
+
+    Attributes:
+        module: pure aten graph; its in-place input updates are trailing ``copy_`` nodes, its outputs ``r0, r1, ...``.
+    """
+
+    module: fx.GraphModule
 
 
 @dataclass(frozen=True)

@@ -435,7 +435,7 @@ def compile_captured(
     Raises:
         BackendError: the backend failed; the world is as it was.
     """
-    with torch.device("cpu"):  # for tensors that are made on the way: the caller may have set another default
+    with compat.default_device_cpu():  # for tensors that are made on the way
         executable = build(captured.traced, config)
     if captured.joint is not None:
         backward = build(captured.joint.backward, config)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
+from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
 from sidefx_train.compile.backend.attention import expand_attention
+from sidefx_train.compile.backend.cpp import BuildFailed, accepts_flags, build_library, load_library, prepare_headers
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
+from sidefx_train.compile.backend.stored import Lowered, find, keep, key_of
 from sidefx_train.compile.backend.tail import write_tail
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.compile.native import start_build
@@ -34,6 +37,8 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         "alignment_asserts": False,
         "scalar_asserts": False,
         "cpp.min_chunk_size": _SERIAL_BELOW,
+        "cpp_wrapper_build_separate": True,  # the caller of the kernels is a source of its own: see cpp.py
+        "fx_graph_cache": False,  # ours keeps more
         "cpp.use_two_step_variance_threshold": 2**40,  # Welford's update divides once per element
     }
     if graph is not None:
@@ -57,64 +62,129 @@ def _one_cpp_call(module: fx.GraphModule) -> bool:
 
 
 def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
-    """Functionalizes with Inductor's decompositions and compiles the result."""
-    seconds: dict[str, float] = {}
-    start = time.perf_counter()
+    """Functionalizes with Inductor's decompositions and compiles the result, or takes it from the cache."""
+    clock = Clock()
     start_build()
     keep_freed_memory()
+    key = key_of(traced, config)
+    lowered = find(key, traced, load_library) if key is not None else None
+    clock.lap("find")
+    if lowered is None:
+        lowered = _lower(traced, config, clock)
+        if key is not None:
+            keep(key, lowered)
+        clock.lap("store")
+    else:
+        lowered = replace(lowered, notes=(*lowered.notes, "compiled graph from the cache"))
+    run, text = generate(lowered.plan, lowered.call, write_tail, uses_rng=traced.uses_rng, serial=lowered.serial)
+    clock.lap("runner")
+    sources = {"runner": text, **lowered.sources}
+    return Executable(run, atomic=True, sources=sources, seconds=clock.seconds, notes=lowered.notes)
+
+
+class Clock:
+    """Wall seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """What has passed since the last lap belongs to ``stage``."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    def move(self, stage: str, source: str, seconds: float) -> None:
+        """Seconds that lie within another stage are shown as their own."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self.seconds[source] -= seconds
+
+
+def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock) -> Lowered:
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()
-    seconds["import"] = time.perf_counter() - start
-    start = time.perf_counter()
-    graph = functionalize(
-        traced, decompositions=decompositions, tensor_scalars=True, channels_last=torch.backends.mkldnn.is_available()
-    )
-    seconds["functionalize"] = time.perf_counter() - start
-    start = time.perf_counter()
-    tiny = is_tiny(graph.module)
-    attention = expand_attention(graph.module, traced.fake_mode, 1 if tiny else torch.get_num_threads())
-    readable = graph.module.print_readable(print_output=False)
-    notes = [*graph.notes, attention]
-    call, code = _lower(graph, config, traced, notes)
-    seconds["lower"] = time.perf_counter() - start
+    with compat.quick_vector_probes(accepts_flags):
+        prepare_headers()
+        clock.lap("import")
+        graph = functionalize(
+            traced,
+            decompositions=decompositions,
+            tensor_scalars=True,
+            channels_last=torch.backends.mkldnn.is_available(),
+        )
+        clock.lap("functionalize")
+        tiny = is_tiny(graph.module)
+        attention = expand_attention(graph.module, traced.fake_mode, 1 if tiny else torch.get_num_threads())
+        readable = graph.module.print_readable(print_output=False)
+        notes = [*graph.notes, attention]
+        call, code, build = _compile(graph, config, traced, notes)
+    clock.lap("lower")
+    clock.move("C++", "lower", build.seconds)
     if tiny:
         notes.append("tiny step: runs on one thread")
-    run, text = generate(graph, call, write_tail, uses_rng=traced.uses_rng, serial=tiny)
-    return Executable(
-        run,
-        atomic=True,
-        sources={"runner": text, "graph": readable, "inductor": code},
-        seconds=seconds,
-        notes=tuple(n for n in notes if n),
-    )
+    plan = RunnerPlan(**{field.name: getattr(graph, field.name) for field in fields(RunnerPlan)})
+    sources = {"graph": readable, "inductor": code}
+    whole = build.library is not None and all(isinstance(result, torch.Tensor) for result in graph.results)
+    library = build.library if whole and not build.constants else None
+    return Lowered(plan, call, tiny, sources, tuple(n for n in notes if n), library)
 
 
-def _lower(graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, notes: list[str]) -> tuple[Any, str]:
+class _Build:
+    """Takes Inductor's C++ and remembers what became of it.
+
+    Attributes:
+        library: name of the library, ``None`` if there is no single one.
+        seconds: wall time of the compiler and of loading.
+        constants: the graph takes constants that are no inputs.
+    """
+
+    def __init__(self) -> None:
+        self.library: str | None = None
+        self.seconds = 0.0
+        self.constants = False
+
+    def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
+        began = time.perf_counter()
+        name = build_library(caller, kernels, outputs, libraries)
+        entry = load_library(name)
+        self.seconds += time.perf_counter() - began
+        if entry is None:
+            raise BuildFailed("the library is gone before it could be loaded")
+        self.library = name if not libraries else None
+        return entry
+
+
+def _compile(
+    graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, notes: list[str]
+) -> tuple[Any, str, _Build]:
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
     compat.register_linear_lowering()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
     chosen = options(config, graph)
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
 
-    def compile_with(settings: dict[str, Any]) -> tuple[Any, str]:
+    def compile_with(settings: dict[str, Any]) -> tuple[Any, str, _Build]:
         said: list[str] = []
-        with compat.inductor_options(settings):
-            done = compat.inductor_compile(
+        build = _Build()
+        with compat.inductor_options(settings), compat.building_cpp(build):
+            call, code = compat.inductor_compile(
                 graph.module,
                 example_inputs(graph),
                 static,
                 traced.fake_mode,
                 [lambda module: said.append(choose_products(module, threads))],
             )
+        build.constants = "constants_tensor" in code
         notes.extend(said)
-        return done
+        return call, code, build
 
     if not chosen["cpp_wrapper"]:
         return compile_with(chosen)
     try:
         return compile_with(chosen)
     except Exception as error:
-        notes.append(f"C++ wrapper failed ({type(error).__name__}), Python wrapper used")
+        notes.append(f"C++ wrapper failed ({type(error).__name__}: {error}), Python wrapper used"[:300])
         return compile_with({**chosen, "cpp_wrapper": False})
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.native import cache_folder, cpu_description
+from sidefx_train.cache import cache_dir
+from sidefx_train.compile.native import cpu_description
 
 aten = torch.ops.aten
 
@@ -37,6 +38,7 @@ _library.impl("linear", _linear, "CPU")
 torch.library.register_fake("sidefx::linear", _linear_fake, lib=_library)
 
 _SMALLEST = 500_000  # floating-point operations below which a call's own cost decides, and MKL's is lower
+_CLEARLY = 1.5  # times slower than the fastest: no further turns
 _BUDGET = 1.0  # seconds of measuring in one compilation
 
 
@@ -44,7 +46,7 @@ class Timings:
     """Seconds of each candidate by shape, in memory and on disk."""
 
     def __init__(self) -> None:
-        self.path = cache_folder() / f"products_{cpu_description()}.json"
+        self.path = cache_dir() / f"products_{cpu_description()}.json"
         try:
             self.known: dict[str, dict[str, float]] = json.loads(self.path.read_text())
         except (OSError, ValueError):
@@ -74,7 +76,8 @@ def _operand(val: torch.Tensor) -> torch.Tensor:
 def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int) -> dict[str, float]:
     """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
 
-    The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them.
+    The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them. What
+    is decided after two turns is not measured further.
 
     Args:
         make: gives the functions, by name.
@@ -90,7 +93,9 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
         with compat.outside_tracing(), torch.no_grad():
             functions = make()
             best = dict.fromkeys(functions, float("inf"))
-            for _ in range(6):
+            for turn in range(6):
+                if turn >= 2 and max(best.values()) > _CLEARLY * min(best.values()):
+                    break
                 for name, function in functions.items():
                     function()
                     start = clock()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import FunctionalGraph, Name
+from sidefx_train.compile.artifacts import Name, RunnerPlan
 from sidefx_train.compile.backend.checks import index_checker
 
 _serial = itertools.count()
@@ -97,9 +97,9 @@ def argument_text(value: Any, source: Source) -> str:
 
 
 def generate(
-    graph: FunctionalGraph,
+    graph: RunnerPlan,
     call: Callable[[list[Any]], Any],
-    tail: Callable[[FunctionalGraph, Source], None] | None = None,
+    tail: Callable[[RunnerPlan, Source], None] | None = None,
     uses_rng: bool = False,
     serial: bool = False,
     counts: bool = False,
@@ -129,7 +129,7 @@ def generate(
         source.bind("slots", block.slots)
         source.bind("packed", block.tensor)
         source(f"slots[:] = {tuple_text(list(graph.packed))}")
-    results = [f"r{i}" for i in range(len(_graph_outputs(graph)))]
+    results = [f"r{i}" for i in range(len(graph.results))]
     target = f"{tuple_text(results)} = " if results else ""
     feeds = ", ".join(graph.feeds)
     if uses_rng and not (graph.covered and graph.report is None):
@@ -156,24 +156,20 @@ def generate(
     return source.compile(), source.text()
 
 
-def _stop_on_report(graph: FunctionalGraph, source: Source, indent: str) -> None:
+def _stop_on_report(graph: RunnerPlan, source: Source, indent: str) -> None:
     if graph.report is not None:
         source(f"{indent}if {graph.report}.item():")
         source(f"{indent}    raise IndexError('an index computed in the step is out of range')")
 
 
-def _graph_outputs(graph: FunctionalGraph) -> list[Any]:
-    return list(next(iter(reversed(graph.module.graph.nodes))).args[0])  # type: ignore[arg-type]
-
-
-def _write_back(graph: FunctionalGraph, source: Source) -> None:
+def _write_back(graph: RunnerPlan, source: Source) -> None:
     for position, size, stride, offset in graph.metadata_updates:
         source(f"a{position}.as_strided_({size}, {stride}, a{position}.storage_offset() + {offset})")
     for position, name in graph.deferred_copies:
         source(f"a{position}.copy_({name})")
 
 
-def default_tail(graph: FunctionalGraph, source: Source) -> None:
+def default_tail(graph: RunnerPlan, source: Source) -> None:
     """One call per tail operation, as the captured graph had them."""
     for i, call in enumerate(graph.tail):
         name = source.bind(f"tail{i}", call.op)
@@ -182,7 +178,7 @@ def default_tail(graph: FunctionalGraph, source: Source) -> None:
         source(f"{name}({', '.join(args)})  # {call.op}")
 
 
-def _bump_versions(graph: FunctionalGraph, source: Source, counted: int) -> None:
+def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
     """Tells autograd of the writes it did not see, so that a graph kept from before raises instead of being wrong."""
     written = {f"a{i}": graph.inputs[i].writes - counted for i in graph.mutated}
     for position, _ in graph.deferred_copies:
@@ -196,14 +192,14 @@ def _bump_versions(graph: FunctionalGraph, source: Source, counted: int) -> None
         source(f"increment_version({tuple_text(names)})")
 
 
-def _set_versions(graph: FunctionalGraph, source: Source) -> None:
+def _set_versions(graph: RunnerPlan, source: Source) -> None:
     """Gives results the versions that eager's in-place operations leave; kernels count writes of their own."""
     versions = {str(out.value): out.version for out in graph.outputs if out.version is not None}
     for name, version in versions.items():
         source(f"if {name}._version != {version}: set_version({name}, {version})")
 
 
-def _return(graph: FunctionalGraph, source: Source) -> None:
+def _return(graph: RunnerPlan, source: Source) -> None:
     items = []
     for out in graph.outputs:
         if out.kind == "view":

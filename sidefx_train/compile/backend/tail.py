@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.artifacts import FunctionalGraph, Name, TailCall
+from sidefx_train.compile.artifacts import Name, RunnerPlan, TailCall
 from sidefx_train.compile.backend.runner import Source, argument_text, tuple_text
 from sidefx_train.compile.native import native_module
 
 aten = torch.ops.aten
 
 
-def write_tail(graph: FunctionalGraph, source: Source) -> None:
+def write_tail(graph: RunnerPlan, source: Source) -> None:
     """Writes the lines of every tail operation."""
     calls = list(graph.tail)
     native = native_module() if calls else None
@@ -54,13 +54,12 @@ def _increments_steps_of(call: TailCall, following: TailCall) -> bool:
 class _Tensors:
     """Metadata of the tensors that a tail call names."""
 
-    def __init__(self, graph: FunctionalGraph) -> None:
+    def __init__(self, graph: RunnerPlan) -> None:
         self.graph = graph
-        self.results = list(next(iter(reversed(graph.module.graph.nodes))).args[0])  # type: ignore[arg-type]
 
     def of(self, name: Name) -> torch.Tensor | None:
         index = int(name.text[1:])
-        value = self.graph.inputs[index].example if name.text[0] == "a" else self.results[index].meta["val"]
+        value = self.graph.inputs[index].example if name.text[0] == "a" else self.graph.results[index]
         return value if isinstance(value, torch.Tensor) else None
 
     def same_layout(self, groups: list[list[Name]]) -> list[int] | None:
@@ -92,7 +91,7 @@ def _dense(t: torch.Tensor) -> bool:
     return True
 
 
-def _native_update(graph: FunctionalGraph, call: TailCall, source: Source, increment: float) -> str | None:
+def _native_update(graph: RunnerPlan, call: TailCall, source: Source, increment: float) -> str | None:
     """Source of one native call, or ``None`` if it does not cover this update."""
     name = call.op._schema.name
     given = _arguments(call)

@@ -138,6 +138,7 @@ class _Assembler:
         return FunctionalGraph(
             module=retraced.module,
             inputs=self.traced.inputs,
+            results=_results(retraced.module),
             feeds=tuple(retraced.feeds),
             packed=tuple(retraced.packed),
             host=tuple(self.plan.host.source(names)),
@@ -200,6 +201,11 @@ class _Assembler:
             return Name(self._number(arg, late) if is_scalar_node(arg) else self._tensor(arg))
 
         return TailCall(node.target, _map(node.args, name), _map(dict(node.kwargs), name))
+
+
+def _results(module: fx.GraphModule) -> tuple[Any, ...]:
+    returned = next(iter(reversed(module.graph.nodes))).args[0]
+    return tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in returned)  # type: ignore[union-attr]
 
 
 def _map(value: Any, fn: Any) -> Any:

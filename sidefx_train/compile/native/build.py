@@ -21,6 +21,7 @@ from types import ModuleType
 import torch
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train import cache
 from sidefx_train.compile.native import guards, tensors, updates
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
@@ -54,15 +55,6 @@ SOURCE = "".join([_HEAD, updates.SOURCE, tensors.SOURCE, guards.SOURCE, _TABLE])
 _lock = threading.Lock()
 
 
-def cache_folder() -> Path:
-    """Where built code and measurements are kept."""
-    root = os.environ.get("SIDEFX_CACHE_DIR") or os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    base = Path(root) if root else Path(tempfile.gettempdir()) / f"sidefx_train_{os.getuid()}"
-    folder = base / "sidefx"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def start_build() -> None:
     """Builds the module in the background if it is not there yet."""
     threading.Thread(target=native_module, name="sidefx-native", daemon=True).start()
@@ -94,9 +86,14 @@ def _load() -> ModuleType | None:
     key = hashlib.sha256(
         "\0".join([SOURCE, *_FLAGS, platform.python_version(), torch.__version__, cpu_description()]).encode()
     ).hexdigest()[:16]
-    library = cache_folder() / f"sidefx_native_{key}.so"
-    if not library.exists() and not _compile(compiler, library):
-        return None
+    known = cache.load("native", key)
+    library = cache.library(known["library"]) if known is not None else None
+    if library is None:
+        name = _compile(compiler)
+        library = cache.library(name) if name is not None else None
+        if library is None:
+            return None
+        cache.store("native", key, {"library": name}, "optimizer updates, guards, index checks")
     spec = importlib.util.spec_from_file_location("sidefx_native", library)
     if spec is None or spec.loader is None:
         return None
@@ -120,8 +117,9 @@ def _no_hook(_: torch.Tensor) -> None:
     return None
 
 
-def _compile(compiler: str, library: Path) -> bool:
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+def _compile(compiler: str) -> str | None:
+    """The name of the built library in the cache, ``None`` if it cannot be built."""
+    with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
         source, built = Path(folder) / "native.cpp", Path(folder) / "native.so"
         source.write_text(SOURCE)
         command = [compiler, *_FLAGS, "-std=c++20", "-shared", "-fPIC", f"-I{sysconfig.get_paths()['include']}"]
@@ -129,6 +127,5 @@ def _compile(compiler: str, library: Path) -> bool:
         if subprocess.run([*command, *compat.c10_flags()], capture_output=True, check=False).returncode != 0:
             without = subprocess.run([*command, "-DSIDEFX_NO_C10"], capture_output=True, check=False)
             if without.returncode != 0:
-                return False
-        os.replace(built, library)
-    return True
+                return None
+        return cache.add_library(built)

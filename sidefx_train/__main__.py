@@ -1,0 +1,49 @@
+"""``python -m sidefx_train cache --list``: what is kept on disk."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from sidefx_train import cache
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sidefx_train", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    files = commands.add_parser("cache", help="compiled graphs and measurements kept between processes")
+    what = files.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="show what is there (the default)")
+    what.add_argument("--clear", action="store_true", help="remove all of it")
+    args = parser.parse_args(argv)
+    console = Console()
+    if args.clear:
+        freed = cache.clear()
+        console.print(f"{_megabytes(freed)} freed in {cache.cache_dir()}", highlight=False, soft_wrap=True)
+        return 0
+    known = cache.entries()
+    table = Table("kind", "what", "size", "last used", title_justify="left")
+    for entry in known:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        table.add_row(entry.kind, entry.label, _megabytes(entry.size), used)
+    total, limit = sum(entry.size for entry in known), cache.limit_bytes()
+    if known:
+        console.print(table)
+    console.print(
+        f"{len(known)} entries, {_megabytes(total)} of {_megabytes(limit)} in {cache.cache_dir()}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

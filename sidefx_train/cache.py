@@ -1,0 +1,258 @@
+"""What is kept on disk between processes: compiled graphs, libraries, precompiled headers, measurements.
+
+A *record* is a small file that says what it is in its first lines (format, kind, key, size, hash of the rest) and is
+believed only if all of it is true and the file belongs to the user. A *library* is named after the hash of its bytes,
+and hashed again before it is loaded. Everything is written to a temporary name and renamed, so that a reader never
+sees half a file. What does not hold is ignored with a warning and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sidefx_train.errors import SideFXWarning
+
+_FORMAT = "sidefx_train cache 1"
+_RECORD, _LIBRARY = ".sfx", ".so"
+_DEFAULT_LIMIT_MB = 2048
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One file or folder of the cache.
+
+    Attributes:
+        path: where it is.
+        kind: ``"graph"``, ``"native"``, ``"library"``, ``"headers"`` or ``"other"`` (measurements).
+        label: what it was made from, in words.
+        size: bytes.
+        used: seconds since the epoch when it was last loaded or made.
+    """
+
+    path: Path
+    kind: str
+    label: str
+    size: int
+    used: float
+
+
+def cache_dir() -> Path:
+    """Folder of everything that is kept between processes; made if it does not exist.
+
+    ``SIDEFX_CACHE_DIR`` says where; else it lies in ``TORCHINDUCTOR_CACHE_DIR``, else in the system's temporary folder.
+    ``SIDEFX_CACHE_MB`` limits its size (2048); what was used longest ago goes first.
+    """
+    root = os.environ.get("SIDEFX_CACHE_DIR") or os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return _folder(root)
+
+
+def machine_dir() -> Path:
+    """Folder of what depends on the machine alone and is large (precompiled headers): :func:`cache_dir`, but not inside
+    ``TORCHINDUCTOR_CACHE_DIR``, which people change per run."""
+    return _folder(os.environ.get("SIDEFX_CACHE_DIR"))
+
+
+@lru_cache(maxsize=8)
+def _folder(root: str | None) -> Path:
+    folder = (Path(root) if root else Path(tempfile.gettempdir()) / f"sidefx_train_{_user()}") / "sidefx"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        _warn(f"{folder} cannot be made ({error}): nothing is kept after this process")
+    else:
+        if folder.stat().st_uid == _user():
+            return folder
+        _warn(f"{folder} belongs to another user and is not used")
+    return Path(tempfile.mkdtemp(prefix="sidefx_train_"))
+
+
+def load(kind: str, key: str) -> Any:
+    """What :func:`store` was given, or ``None`` if there is nothing, or nothing that can be believed."""
+    path = _record_path(kind, key)
+    try:
+        with path.open("rb") as file:
+            _check_owner(file.fileno())
+            return _read(file.read(), kind, key)[1]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, zlib.error) as error:
+        _ignore(path, error)
+        return None
+    finally:
+        _touch(path)
+
+
+def store(kind: str, key: str, value: Any, label: str = "") -> bool:
+    """Keeps a JSON-able value under a key; false if the folder cannot be written."""
+    payload = zlib.compress(json.dumps(value).encode(), 1)
+    header = {"kind": kind, "key": key, "label": label, "size": len(payload), "sha256": _digest(payload)}
+    done = _write(_record_path(kind, key), f"{_FORMAT}\n{json.dumps(header)}\n".encode() + payload)
+    if done:
+        shrink()
+    return done
+
+
+def add_library(built: Path) -> str | None:
+    """Takes a shared library in under the hash of its bytes, which is returned; ``None`` if that is not possible."""
+    content = built.read_bytes()
+    name = _digest(content)
+    return name if _write(library_path(name), content) else None
+
+
+def library(name: str) -> Path | None:
+    """The library of this name, if it is there and its bytes are the ones the name was made from."""
+    path = library_path(name)
+    try:
+        with path.open("rb") as file:
+            _check_owner(file.fileno())
+            if _digest(file.read()) != name:
+                raise ValueError("its contents are not what they were when it was built")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _ignore(path, error)
+        return None
+    _touch(path)
+    return path
+
+
+def library_path(name: str) -> Path:
+    return cache_dir() / "libraries" / f"{name}{_LIBRARY}"
+
+
+def entries() -> list[CacheEntry]:
+    """Everything in the cache, what was used last first."""
+    return sorted(_entries(), key=lambda entry: -entry.used)
+
+
+def clear() -> int:
+    """Removes everything; returns the bytes freed. Libraries in use by a running process stay loaded there."""
+    freed = 0
+    for entry in entries():
+        freed += _remove(entry)
+    return freed
+
+
+def limit_bytes() -> int:
+    """The size the cache is kept below."""
+    text = os.environ.get("SIDEFX_CACHE_MB", "")
+    try:
+        return int(float(text or _DEFAULT_LIMIT_MB) * (1 << 20))
+    except ValueError:
+        _warn(f"SIDEFX_CACHE_MB={text!r} is not a number; {_DEFAULT_LIMIT_MB} is used")
+        return _DEFAULT_LIMIT_MB << 20
+
+
+def shrink() -> int:
+    """Removes what was used longest ago until the cache is below its limit; returns the bytes freed."""
+    known, limit, freed = entries(), limit_bytes(), 0
+    total = sum(entry.size for entry in known)
+    while known and total - freed > limit:
+        freed += _remove(known.pop())
+    return freed
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def _record_path(kind: str, key: str) -> Path:
+    return cache_dir() / f"{kind}s" / f"{key}{_RECORD}"
+
+
+def _read(content: bytes, kind: str, key: str) -> tuple[dict[str, Any], Any]:
+    form, head, payload = content.split(b"\n", 2)
+    if form.decode() != _FORMAT:
+        raise ValueError(f"it does not start with {_FORMAT!r}")
+    header = json.loads(head)
+    if (header["kind"], header["key"]) != (kind, key):
+        raise ValueError("it was made for something else")
+    if (header["size"], header["sha256"]) != (len(payload), _digest(payload)):
+        raise ValueError("its contents are damaged")
+    return header, json.loads(zlib.decompress(payload))
+
+
+def _write(path: Path, content: bytes) -> bool:
+    if path.exists() and path.suffix == _LIBRARY and _digest(path.read_bytes()) == path.stem:
+        return True
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        _warn(f"{path} cannot be written ({error}): it is made again in the next process")
+        return False
+    return True
+
+
+def _entries() -> Iterator[CacheEntry]:
+    folder = cache_dir()
+    found = [(path, path.parent.name.rstrip("s"), _label(path)) for path in folder.glob(f"*/*{_RECORD}")]
+    found += [(path, "library", path.stem[:16]) for path in folder.glob(f"libraries/*{_LIBRARY}")]
+    found += [(path, "headers", path.name[:16]) for path in machine_dir().glob("headers/*")]
+    found += [(path, "other", path.name) for path in folder.glob("*.*")]
+    for path, kind, label in found:
+        with contextlib.suppress(OSError):  # another process removed it
+            files = list(path.iterdir()) if path.is_dir() else [path]
+            yield CacheEntry(path, kind, label, sum(file.stat().st_size for file in files), path.stat().st_mtime)
+
+
+def _label(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            form, head = file.readline(), file.readline()
+        return str(json.loads(head)["label"]) if form.decode().strip() == _FORMAT else "not a file of this library"
+    except (OSError, ValueError, KeyError):
+        return "damaged"
+
+
+def _remove(entry: CacheEntry) -> int:
+    try:
+        shutil.rmtree(entry.path) if entry.path.is_dir() else entry.path.unlink()
+    except OSError:
+        return 0  # another process was faster, or keeps it
+    return entry.size
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):  # the time of last use is worth no error
+        os.utime(path, (time.time(), time.time()))
+
+
+def _check_owner(handle: int) -> None:
+    status = os.fstat(handle)
+    if status.st_uid != _user():
+        raise ValueError("it belongs to another user")
+    if status.st_mode & 0o002:
+        raise ValueError("everybody can write to it")
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _ignore(path: Path, error: Exception) -> None:
+    reason = str(error) or type(error).__name__
+    _warn(f"cache file {path} is ignored: {reason}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SideFXWarning, stacklevel=3)

@@ -1,0 +1,226 @@
+"""Builds the C++ that Inductor generates for a graph.
+
+The function that calls the kernels is long and not worth optimising, the kernels are short and are: built as one unit
+at the highest level, as Inductor does it, the caller takes most of the time. Here they are units of their own, compiled
+side by side, the kernels in as many parts as there are processors. Headers are precompiled once per machine, beside the
+first graph's lowering; until they are there the plain ones are read. A library is kept under a hash of what it was
+built from, so equal graphs are built once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train import cache
+
+_LARGEST_PART = 12_000
+"""Characters of kernels below which splitting costs more than it saves: each part reads the headers again."""
+
+_ENTRY = r"""
+#include <Python.h>
+#include <exception>
+#include <vector>
+
+// call(capsules of inputs) -> capsules of outputs
+static PyObject* sidefx_call(PyObject*, PyObject* given) {
+    const Py_ssize_t count = PyList_GET_SIZE(given);
+    std::vector<AtenTensorHandle> inputs;
+    inputs.reserve(count);
+    for (Py_ssize_t i = 0; i < count; ++i)
+        inputs.push_back(reinterpret_cast<AtenTensorHandle>(PyCapsule_GetPointer(PyList_GET_ITEM(given, i), nullptr)));
+    std::vector<AtenTensorHandle> outputs(@OUTPUTS@, nullptr);
+    try {
+        inductor_entry_impl(inputs.data(), outputs.data());
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (...) {
+        PyErr_SetString(PyExc_RuntimeError, "an error without a name in compiled code");
+    }
+    if (PyErr_Occurred()) return nullptr;
+    PyObject* result = PyList_New(@OUTPUTS@);
+    for (Py_ssize_t i = 0; result && i < @OUTPUTS@; ++i) {
+        PyObject* item = outputs[i] ? PyCapsule_New(reinterpret_cast<void*>(outputs[i]), nullptr, nullptr)
+                                    : Py_NewRef(Py_None);
+        PyList_SET_ITEM(result, i, item);
+    }
+    return result;
+}
+
+static PyMethodDef sidefx_methods[] = {{"call", sidefx_call, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+static struct PyModuleDef sidefx_module = {PyModuleDef_HEAD_INIT, "sidefx_graph", nullptr, -1, sidefx_methods};
+PyMODINIT_FUNC PyInit_sidefx_graph(void) { return PyModule_Create(&sidefx_module); }
+"""
+
+
+class BuildFailed(Exception):
+    """The compiler refused generated code; the text is its first error."""
+
+
+def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[str] = ()) -> str:
+    """Builds and keeps a library; equal sources are built once.
+
+    Args:
+        caller: source of ``inductor_entry_impl``.
+        kernels: source of the kernels it calls.
+        outputs: how many tensors it returns.
+        libraries: further files to link.
+
+    Returns:
+        The library's name in the cache.
+
+    Raises:
+        BuildFailed: it does not compile, or cannot be kept.
+    """
+    quick, thorough = compat.cpp_command(quick=True), compat.cpp_command(quick=False)
+    caller += _ENTRY.replace("@OUTPUTS@", str(outputs))
+    linked = [*compat.cpp_link_flags(), *libraries]
+    parts = _parts(kernels)
+    key = _digest(compiler_version(quick[0]), *quick, *thorough, *linked, caller, *parts)
+    known = cache.load("build", key)
+    if known is not None and cache.library(known["library"]) is not None:
+        return str(known["library"])
+    with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
+        units = [(Path(folder) / "caller.cpp", caller, quick, compat.WRAPPER_HEADER)]
+        for i, part in enumerate(parts):
+            units.append((Path(folder) / f"kernels{i}.cpp", part, thorough, compat.KERNEL_HEADER))
+        commands = []
+        for path, text, command, header in units:
+            path.write_text(text)
+            include = _precompiled(command, header)
+            extra = ["-include", str(include)] if include is not None else []
+            commands.append([*command, *extra, "-w", "-c", str(path), "-o", str(path.with_suffix(".o"))])
+        _run_all(commands)
+        built = Path(folder) / "graph.so"
+        objects = [str(path.with_suffix(".o")) for path, *_ in units]
+        _run_all([[quick[0], "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked]])
+        name = cache.add_library(built)
+    if name is None:
+        raise BuildFailed("the library cannot be kept")
+    cache.store("build", key, {"library": name}, f"{len(parts)} parts of kernels")
+    return name
+
+
+def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
+    """The function in a library: from capsules of inputs to those of outputs; ``None`` if the library is gone."""
+    path = cache.library(name)
+    spec = importlib.util.spec_from_file_location("sidefx_graph", path) if path is not None else None
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.call  # type: ignore[no-any-return]
+
+
+def prepare_headers() -> None:
+    """Precompiles the headers, if that has not been done on this machine.
+
+    A process of its own does it, at low priority and one after the other; it is not waited for and outlives this one.
+    Inductor's setting for its own headers (``TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS``) turns it off.
+    """
+    if not compat.precompiles_headers():
+        return
+    script = ""
+    for quick, header in ((False, compat.KERNEL_HEADER), (True, compat.WRAPPER_HEADER)):
+        command = compat.cpp_command(quick)
+        if _takes_precompiled(command[0]) and _precompiled(command, header) is None:
+            script += _precompiling(command, header)
+    if script:
+        quiet = subprocess.DEVNULL
+        subprocess.Popen(["sh", "-c", script], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+
+
+def accepts_flags(flags: Sequence[str]) -> bool:
+    """True if the compiler knows these flags."""
+    return _accepts(compat.cpp_compiler(), tuple(flags))
+
+
+@lru_cache(maxsize=32)
+def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
+    command = [compiler, *flags, "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@lru_cache(maxsize=4)
+def compiler_version(compiler: str) -> str:
+    """What a compiler says of itself."""
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _parts(kernels: str) -> list[str]:
+    """Kernels in parts of about equal size, one per processor; each kernel begins by including its header."""
+    pieces = re.split(r"(?m)^(?=[ \t]*#include [^\n]*cpp_prefix\.h)", kernels)
+    shared, pieces = pieces[0], pieces[1:]
+    if shared.strip() or not pieces:  # something that all of them may need
+        return [kernels] if kernels.strip() else []
+    count = max(1, min(os.cpu_count() or 1, len(kernels) // _LARGEST_PART))
+    parts = [""] * count
+    for piece in sorted(pieces, key=len, reverse=True):
+        smallest = min(range(count), key=lambda i: len(parts[i]))
+        parts[smallest] += piece
+    return parts
+
+
+def _run_all(commands: list[list[str]]) -> None:
+    """Runs compilers side by side; the first error ends all."""
+    running = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in commands]
+    try:
+        for process in running:
+            _, said = process.communicate()
+            if process.returncode != 0:
+                errors = [line for line in said.splitlines() if "error" in line] or said.splitlines() or ["no message"]
+                raise BuildFailed(errors[0][:300])
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def _takes_precompiled(compiler: str) -> bool:
+    version = compiler_version(compiler)
+    return "Free Software Foundation" in version  # clang wants another option for it
+
+
+def _header_folder(command: Sequence[str], header: str) -> Path:
+    return (
+        cache.machine_dir() / "headers" / _digest(compiler_version(command[0]), compat.torch_build(), *command, header)
+    )
+
+
+def _precompiled(command: Sequence[str], header: str) -> Path | None:
+    """A header beside its precompiled form, if that exists."""
+    path = _header_folder(command, header) / "header.h"
+    if not path.with_suffix(".h.gch").exists():
+        return None
+    os.utime(path.parent)
+    return path
+
+
+def _precompiling(command: Sequence[str], header: str) -> str:
+    """A shell script that precompiles a header; nothing where the cache cannot be written."""
+    final = _header_folder(command, header)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=final.parent, prefix="."))
+    except OSError:
+        return ""
+    source = folder / "header.h"
+    source.write_text(f"#include <{header}>\n")
+    make = shlex.join(["nice", *command, "-w", "-x", "c++-header", str(source), "-o", f"{source}.gch"])
+    old, new = shlex.quote(str(folder)), shlex.quote(str(final))
+    return f"if {make} && [ ! -e {new} ]; then mv {old} {new}; else rm -rf {old}; fi\n"
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]

@@ -1,0 +1,190 @@
+"""The cache on disk: what is believed, what is ignored, and that a later process starts from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import sidefx_train
+from sidefx_train import _torch_compat as compat
+from sidefx_train import cache
+from sidefx_train.__main__ import main
+from sidefx_train.errors import SideFXWarning
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+    with compat.inductor_options({"cpp_cache_precompile_headers": False}):
+        yield sidefx_train.cache_dir()
+
+
+def record(folder: Path) -> Path:
+    assert cache.store("graph", "k", {"a": [1, 2.5, "x", None]}, "a label")
+    return folder / "graphs" / "k.sfx"
+
+
+def test_what_was_stored_is_loaded(folder: Path) -> None:
+    record(folder)
+    assert cache.load("graph", "k") == {"a": [1, 2.5, "x", None]}
+    assert cache.load("graph", "other") is None
+
+
+def test_the_folder_is_where_the_environment_says(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder == tmp_path / "sidefx"
+    monkeypatch.delenv("SIDEFX_CACHE_DIR")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
+    assert sidefx_train.cache_dir() == tmp_path / "other" / "sidefx"
+    assert cache.machine_dir() != sidefx_train.cache_dir()
+
+
+@pytest.mark.parametrize("damage", ["shorter", "flipped", "not ours", "empty", "other key", "writable"])
+def test_a_damaged_or_foreign_record_is_ignored_with_a_warning(folder: Path, damage: str) -> None:
+    path, key = record(folder), "k"
+    content = path.read_bytes()
+    if damage == "shorter":
+        path.write_bytes(content[:-3])
+    elif damage == "flipped":
+        path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    elif damage == "not ours":
+        path.write_bytes(b"\x80\x04pickled\nsomething\nelse")
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "other key":
+        key = "k2"
+        path.rename(path.with_name("k2.sfx"))
+    else:
+        path.chmod(0o666)
+    with pytest.warns(SideFXWarning, match="is ignored"):
+        assert cache.load("graph", key) is None
+
+
+def test_a_library_is_loaded_only_if_its_bytes_are_the_ones_that_were_built(folder: Path, tmp_path: Path) -> None:
+    built = tmp_path / "built.so"
+    built.write_bytes(b"code")
+    name = cache.add_library(built)
+    assert name is not None and cache.library(name) == cache.library_path(name)
+    cache.library_path(name).write_bytes(b"other code")
+    with pytest.warns(SideFXWarning, match="not what they were"):
+        assert cache.library(name) is None
+    assert cache.add_library(built) == name  # what does not hold is made again
+    assert cache.library(name) is not None
+
+
+def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index, key in enumerate(("old", "used", "new")):
+        assert cache.store("graph", key, os.urandom(200_000).hex())
+        when = time.time() - 1000 + index
+        os.utime(folder / "graphs" / f"{key}.sfx", (when, when))
+    cache.load("graph", "old")  # is the one used last now
+    monkeypatch.setenv("SIDEFX_CACHE_MB", "0.5")
+    assert cache.shrink() > 0
+    assert {path.stem for path in (folder / "graphs").iterdir()} == {"old", "new"}
+
+
+def test_a_limit_that_is_no_number_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIDEFX_CACHE_MB", "much")
+    with pytest.warns(SideFXWarning, match="SIDEFX_CACHE_MB='much'"):
+        assert cache.limit_bytes() == 2048 << 20
+
+
+def test_the_command_lists_and_clears(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(folder)
+    assert main(["cache", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert "graph" in shown and "a label" in shown and "1 entries" in shown
+    assert main(["cache", "--clear"]) == 0
+    assert "freed" in capsys.readouterr().out
+    assert cache.entries() == [] and cache.load("graph", "k") is None
+
+
+def trained(factor: float = 1.0) -> tuple[list[float], list[str]]:
+    """Losses of a captured step and the notes of its capture."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+
+    def step() -> torch.Tensor:
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(x) * factor, y)
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    compiled = sidefx_train.compile(step)
+    losses = [float(compiled()) for _ in range(4)]
+    return losses, compiled.report().captures[0].notes
+
+
+FOUND = "compiled graph from the cache"
+
+
+def test_an_equal_graph_is_taken_from_the_cache_and_gives_equal_numbers(folder: Path) -> None:
+    first, notes = trained()
+    assert FOUND not in notes
+    second, notes = trained()
+    assert FOUND in notes
+    assert first == second
+
+
+def test_a_changed_number_in_the_source_misses(folder: Path) -> None:
+    trained()
+    changed, notes = trained(factor=2.0)
+    assert FOUND not in notes
+    assert changed != trained()[0]
+
+
+@pytest.mark.parametrize("what", ["graphs", "libraries"])
+def test_damaged_files_are_made_again(folder: Path, what: str) -> None:
+    first, _ = trained()
+    for path in (folder / what).iterdir():
+        content = path.read_bytes()
+        path.unlink()  # the first is in use by this process
+        path.write_bytes(content[:-5] + b"wrong")
+    with pytest.warns(SideFXWarning, match="is ignored"):
+        second, notes = trained()
+    assert FOUND not in notes
+    assert first == second
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SideFXWarning)
+        third, notes = trained()
+    assert FOUND in notes and third == first
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {tests!r})
+from tests.unit.test_cache import trained
+losses, notes = trained()
+print("losses", losses)
+print("found", {found!r} in notes)
+print("lowered", "torch._inductor.compile_fx" in sys.modules)
+"""
+
+
+def test_a_second_process_neither_functionalizes_nor_lowers(folder: Path, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    program = PROGRAM.format(tests=root, found=FOUND)
+    seen = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=300)
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stdout.splitlines() if re.match("losses|found|lowered", line)]
+        seen.append(dict(line.split(" ", 1) for line in lines))
+    assert seen[0]["found"] == "False" and seen[1]["found"] == "True"
+    assert seen[0]["losses"] == seen[1]["losses"]
+    assert seen[0]["lowered"] == "True" and seen[1]["lowered"] == "False"

@@ -703,12 +703,19 @@ def quick_vector_probes(accepts: Callable[[Sequence[str]], bool]) -> Iterator[No
         cpu_vec_isa.VecISA.check_build = before
 
 
-def call_aoti(entry: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """A function of one list of inputs (emptied by the call) around one over capsules of tensors."""
+def call_aoti(entry: Callable[[list[Any]], list[Any]], numbers: Sequence[int] = ()) -> Callable[[list[Any]], list[Any]]:
+    """A function of one list of inputs (emptied by the call) around one over capsules of tensors.
+
+    Args:
+        entry: the function in a library.
+        numbers: positions of inputs that are Python numbers.
+    """
     to_handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
     from_handles = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
 
     def call(args: list[Any]) -> list[Any]:
+        for i in numbers:
+            args[i] = torch.tensor(args[i], device="cpu")
         handles = to_handles(args)
         args.clear()
         return from_handles(entry(handles))  # type: ignore[no-any-return]

@@ -28,6 +28,8 @@ class CompileConfig:
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
         verify: number of first replays compared with the captured graph run op by op (0: none).
         on_failure: ``"eager"`` runs the step eagerly and says why, ``"raise"`` raises.
+        warmup: ``"now"``: a call that must be captured waits until it is compiled. ``"background"``: it and those after
+            it run eagerly until a worker has compiled the graph.
         recapture_limit: captures kept for one step before it runs eagerly.
     """
 
@@ -38,6 +40,7 @@ class CompileConfig:
     rng: Literal["fast", "eager"] = "fast"
     verify: int = 0
     on_failure: Literal["eager", "raise"] = "eager"
+    warmup: Literal["now", "background"] = "now"
     recapture_limit: int = 16
 
     def __post_init__(self) -> None:
@@ -52,6 +55,8 @@ class CompileConfig:
             raise ValueError(f"rng={self.rng!r}: expected 'fast' or 'eager'")
         if self.on_failure not in ("eager", "raise"):
             raise ValueError(f"on_failure={self.on_failure!r}: expected 'eager' or 'raise'")
+        if self.warmup not in ("now", "background"):
+            raise ValueError(f"warmup={self.warmup!r}: expected 'now' or 'background'")
         if self.cuda_graphs == "on":
             raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
         if self.verify < 0:

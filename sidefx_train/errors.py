@@ -31,6 +31,7 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX203": ("recapture limit reached", "See report.recaptures: one value keeps changing."),
     "SFX204": ("internal error during capture", "Please report it with the chained traceback."),
     "SFX205": ("verification failed", "The captured step and eager disagree; please report it."),
+    "SFX206": ("prepared beside the training", "Nothing need be done: steps run eagerly until the graph is compiled."),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
 }

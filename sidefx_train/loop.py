@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning
 import torch
@@ -80,6 +80,7 @@ def fit(
     devices: Any = 1,
     strategy: Any = "auto",
     compile: bool = True,
+    warmup: Literal["now", "background"] = "background",
     seed: int | None = None,
     progress: bool = True,
     checkpoint_dir: str | Path | None = None,
@@ -106,6 +107,8 @@ def fit(
         devices: Fabric's.
         strategy: Fabric's.
         compile: capture the step; ``False`` runs it eagerly.
+        warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled;
+            ``"now"``: the first step waits for that.
         seed: seeds Python, NumPy and torch first.
         progress: show a progress bar.
         checkpoint_dir: where ``epoch-N.ckpt`` (after every epoch) and ``last.ckpt`` are written.
@@ -126,7 +129,7 @@ def fit(
     fabric.launch()
     if seed is not None:
         fabric.seed_everything(seed, verbose=False)
-    run = _Run(fabric, logged, model, optimizer, loss, metrics, compile)
+    run = _Run(fabric, logged, model, optimizer, loss, metrics, compile, warmup)
     loader, val_loader = loaders(fabric, data, val_data)
     checkpoints = Path(checkpoint_dir) if checkpoint_dir is not None else None
     position = Position()
@@ -212,6 +215,7 @@ class _Run:
         loss: Loss | None,
         metrics: Any,
         compile: bool,
+        warmup: Literal["now", "background"],
     ) -> None:
         self.fabric, self.logged, self.loss = fabric, logged, loss
         self.is_lightning = isinstance(model, lightning.LightningModule)
@@ -248,7 +252,7 @@ class _Run:
         if compile and reason is None:
             if self.is_lightning:
                 defer_logging_of(lightning.LightningModule)
-            step = self.compiled = compile_step(step)
+            step = self.compiled = compile_step(step, warmup=warmup)
         elif reason is not None:
             title, advice = CODES[LEFT_TO_FABRIC]
             warnings.warn(f"[{LEFT_TO_FABRIC}] {title}: {reason}. {advice}", SideFXWarning, stacklevel=3)

@@ -40,14 +40,15 @@ class SideFXCompile(pl_package.Callback):
 
     Args:
         options: as for :func:`sidefx_train.compile` (``backend``, ``fullgraph``, ``dynamic``, ``cuda_graphs``, ``rng``,
-            ``verify``, ``on_failure``).
+            ``verify``, ``on_failure``, ``warmup``). ``warmup`` is ``"background"`` here: training starts at once, and
+            the captured step takes over when it is compiled.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
         # Wrong options are an error where they are written, not hours later in fit.
-        compile_step(_nothing, **options)
-        self._options = options
+        self._options = {"warmup": "background", **options}
+        compile_step(_nothing, **self._options)
         self._compiled: Any = None
         self._native = StepReport(name="training_step", backend="none")
         self._restore: list[Callable[[], None]] = []

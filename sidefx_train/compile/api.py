@@ -25,6 +25,7 @@ def compile_step(
     rng: Literal["fast", "eager"] = "fast",
     verify: int = 0,
     on_failure: Literal["eager", "raise"] = "eager",
+    warmup: Literal["now", "background"] = "now",
 ) -> Any:
     """Compiles a whole training step; a decorator, or called with the step.
 
@@ -40,6 +41,8 @@ def compile_step(
         verify: number of first replays compared with the captured graph run op by op, whose results are returned; a
             graph that differs is not used again.
         on_failure: ``"eager"`` runs a step that cannot be captured eagerly and says why, ``"raise"`` raises.
+        warmup: ``"now"``: the first call waits until its graph is compiled. ``"background"``: steps run eagerly while a
+            worker compiles, and the captured step takes over between two calls; ``step.wait()`` waits for the worker.
 
     Returns:
         A :class:`CompiledStep`, or a decorator that makes one.
@@ -57,6 +60,7 @@ def compile_step(
         rng=rng,
         verify=verify,
         on_failure=on_failure,
+        warmup=warmup,
     )
     if fn is None:
         return lambda inner: CompiledStep(inner, config)

@@ -435,23 +435,50 @@ def compile_captured(
     Raises:
         BackendError: the backend failed; the world is as it was.
     """
-    with compat.default_device_cpu():  # for tensors that are made on the way
-        executable = build(captured.traced, config)
-    if captured.joint is not None:
-        backward = build(captured.joint.backward, config)
-        executable = join(captured.joint, executable, backward)
-        executable = replace(executable, conditions=(*executable.conditions, *backward.conditions))
-    elif config.verify:
-        comparable = not (captured.traced.uses_rng and config.rng == "fast" and config.backend_name == "inductor")
-        executable = verified(executable, captured.traced, config.verify, comparable, differs)
+    executable = compile_graphs(captured, config, build)
     for commit, _ in captured.commits:
         commit()
+    checks = guard_checks(captured, args, kwargs)
+    return bind(captured, executable, checks, config, failed, differs, parts, is_part)
+
+
+def compile_graphs(
+    captured: Captured, config: CompileConfig, compiler: Callable[[TracedGraph, CompileConfig], Executable]
+) -> Executable:
+    """The captured graph compiled; joined with its backward where autograd outside needs that."""
+    with compat.default_device_cpu():  # for tensors that are made on the way
+        executable = compiler(captured.traced, config)
+        if captured.joint is None:
+            return executable
+        backward = compiler(captured.joint.backward, config)
+    joined = join(captured.joint, executable, backward)
+    return replace(joined, conditions=(*executable.conditions, *backward.conditions))
+
+
+def guard_checks(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What generated code calls to test guards; tensors are compared with what they are now."""
     held, others = split(list(captured.guards))
-    checks = {
+    return {
         "check_objects": object_check(held),
         "check_tensors": tensor_check(others, lambda source: source.fetch(args, kwargs)),
         "check_state": captured.state_check.check,
     }
+
+
+def bind(
+    captured: Captured,
+    executable: Executable,
+    checks: dict[str, Any],
+    config: CompileConfig,
+    failed: Callable[..., Any],
+    differs: Callable[[str], None],
+    parts: Parts | None,
+    is_part: bool,
+) -> Entry:
+    """The generated function over a compiled graph; arguments as for :func:`compile_captured`."""
+    if config.verify and captured.joint is None:
+        comparable = not (captured.traced.uses_rng and config.rng == "fast" and config.backend_name == "inductor")
+        executable = verified(executable, captured.traced, config.verify, comparable, differs)
     bindings = {"run": executable.run, "failed": failed, **checks}
     if captured.suspension is not None:
         assert parts is not None, "a suspended step goes on with its parts"

@@ -10,18 +10,22 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile import pipeline
+from sidefx_train.compile import background, pipeline
+from sidefx_train.compile.artifacts import Executable
+from sidefx_train.compile.background import Job
 from sidefx_train.compile.continuations.drive import Parts
 from sidefx_train.compile.guards.guard import shown
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.pipeline import CaptureFailed, Entry, Learned
+from sidefx_train.compile.native import native_module, native_ready
+from sidefx_train.compile.pipeline import Captured, CaptureFailed, Entry, Learned
 from sidefx_train.compile.residual.build import MISS
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import (
@@ -33,6 +37,12 @@ from sidefx_train.errors import (
     VerificationError,
 )
 from sidefx_train.report import GuardRecord, StepReport
+
+_MAX_EARLY = 3
+"""Captures beside the training that come before the step has made its state, until it is made for it."""
+
+_MAX_FAILED_JOBS = 2
+"""Workers that fail, until steps run eagerly for good."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -70,6 +80,7 @@ class CompiledStep:
         self._hits = 0
         self._busy = False
         self._first_run = False
+        self._forget_jobs()
         self._report = StepReport(name=self._name, backend=config.backend_name)
         self._is_part = part_of is not None
         self._parts = part_of if part_of is not None else Parts(self._make_part)
@@ -127,9 +138,17 @@ class CompiledStep:
         self._learned = Learned(all_dynamic=bool(self.config.dynamic))
         self._warned.clear()
         self._hits = 0
+        self._forget_jobs()
         self._report = StepReport(name=self._name, backend=self.config.backend_name)
         if not self._is_part:
             self._parts = Parts(self._make_part)
+
+    def _forget_jobs(self) -> None:
+        self._job: Job | None = None
+        self._job_trigger: tuple[str, str, str, Location | None] | None = None
+        self._has_run = False
+        self._early_captures = 0
+        self._failed_jobs = 0
 
     def dispatch_seconds(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Times what a replay costs besides the graph, in seconds per call, with this call's arguments.
@@ -162,6 +181,12 @@ class CompiledStep:
         for stop in self._stopped:
             if stop.holds is not None and stop.holds(args, kwargs):
                 return self._eager(stop, args, kwargs)
+        if self.config.warmup == "background":
+            return self._beside_training(args, kwargs)
+        return self._captured_now(args, kwargs)
+
+    def _captured_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Captures, compiles and runs."""
         missed = self._learn(args, kwargs)
         if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
             return self._over_limit(missed, args, kwargs)
@@ -178,6 +203,17 @@ class CompiledStep:
             label, old, new, location = missed
             self._report.record_recapture(label, old, new, location, time.perf_counter() - began)
         self._record(entry, missed)
+        result = self._first_replay(entry, args, kwargs)
+        if result is MISS:
+            found = entry.why(args, kwargs)
+            what = f"{found[0].describe()}, found {_short(found[1])}" if found else "the global state differs"
+            self._drop(entry)
+            unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
+            return self._eager(unstable, args, kwargs)
+        return result
+
+    def _first_replay(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an entry for the first time; :data:`MISS` if its guards do not hold."""
         self._first_run = True
         try:
             result = entry.replay(args, kwargs)
@@ -188,13 +224,7 @@ class CompiledStep:
             raise
         finally:
             self._first_run = False
-        if result is MISS:
-            found = entry.why(args, kwargs)
-            what = f"{found[0].describe()}, found {_short(found[1])}" if found else "the global state differs"
-            self._drop(entry)
-            unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
-            return self._eager(unstable, args, kwargs)
-        if entry.fresh:
+        if result is not MISS and entry.fresh:
             entry.fresh = False
             self._report.replays += 1
         return result
@@ -205,44 +235,179 @@ class CompiledStep:
             entry = self._captured_entry(args, kwargs)
         finally:
             self._busy = False
+        self._add(entry)
+        return entry
+
+    def _add(self, entry: Entry) -> None:
         self._newest = entry
         # Exact entries first: one that takes any size is there for the sizes that have none of their own.
         self._entries = sorted([entry, *self._entries], key=lambda known: known.captured.symbolic_sizes)
         self._replays = [e.replay for e in self._entries]
-        return entry
 
     def _captured_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        return self._or_exact(lambda learned: self._entry_by(learned, args, kwargs))  # type: ignore[no-any-return]
+
+    def _or_exact(self, attempt: Callable[[Learned], Any]) -> Any:
+        """``attempt`` with what was learned; if it fails by symbolic sizes, with exact ones, which then stay."""
         learned = self._learned
         try:
-            return self._entry_by(learned, args, kwargs)
+            return attempt(learned)
         except CaptureFailed as stop:
             if stop.raised or not (learned.dynamic or learned.all_dynamic):
                 raise
         # Perhaps it is the symbolic sizes: if exact ones work, they are exact from now on.
-        entry = self._entry_by(replace(learned, dynamic=frozenset(), all_dynamic=False), args, kwargs)
+        done = attempt(replace(learned, dynamic=frozenset(), all_dynamic=False))
         self._exact = True
-        return entry
+        return done
 
     def _entry_by(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """An entry captured with what is given as known; what the capture itself learns is kept if it succeeds."""
-        in_parts = not self.config.fullgraph and self.config.on_failure != "raise"
-        try:
-            captured = pipeline.capture(self._fn, args, kwargs, self._name, learned, in_parts)
+        with self._as_failed_capture(learned):
+            captured = self._capture(learned, args, kwargs)
             entry = pipeline.compile_captured(
                 captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
             )
+        self._learned = captured.learned
+        return entry
+
+    def _capture(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        return pipeline.capture(self._fn, args, kwargs, self._name, learned, self._in_parts)
+
+    @property
+    def _in_parts(self) -> bool:
+        """A step that cannot be captured whole is captured in parts, and runs eagerly where that fails."""
+        return not self.config.fullgraph and self.config.on_failure != "raise"
+
+    @contextmanager
+    def _as_failed_capture(self, learned: Learned) -> Iterator[None]:
+        """Whatever is raised inside is raised as :class:`CaptureFailed`, but for what the caller asked to see."""
+        try:
+            yield
         except (CaptureFailed, KeyboardInterrupt):
             raise
         except BackendError as error:
-            if not in_parts and not (learned.dynamic or learned.all_dynamic):
+            if not self._in_parts and not (learned.dynamic or learned.all_dynamic):
                 raise
             raise CaptureFailed("SFX201", error.reason, error.location, None) from error
         except Exception as error:
             if os.environ.get("SIDEFX_DEBUG"):
                 traceback.print_exc()
             raise CaptureFailed("SFX204", _summary(error), _user_location(error), None, raised=True) from error
-        self._learned = captured.learned
+
+    # --- capture beside the training -----------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until nothing is compiled for this step beside the training; the next call takes what was.
+
+        With ``warmup="background"`` the first call runs eagerly, the second starts a worker, and what comes after it
+        replays once the worker is done.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            False if a worker is still busy.
+        """
+        if self._has_run:
+            native_module()
+        steps = [self, *(self._parts.steps() if not self._is_part else [])]
+        return all(step._job is None or step._job.wait(timeout) for step in steps)
+
+    def _beside_training(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs eagerly and has the step captured on the way: traced here, between two steps, compiled by a worker."""
+        if self._job is not None:
+            if not self._job.done():
+                return self._meanwhile(args, kwargs)
+            entry = self._finished_entry()
+            result = MISS if entry is None else self._first_replay(entry, args, kwargs)
+            if result is not MISS:
+                return result
+        first, self._has_run = not self._has_run, True
+        if not native_ready() or first or self._failed_jobs >= _MAX_FAILED_JOBS:
+            return self._meanwhile(args, kwargs)  # the first step makes state: gradients, optimizer state, buffers
+        missed = self._learn(args, kwargs)
+        if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
+            return self._over_limit(missed, args, kwargs)
+        began = time.perf_counter()
+        refused: CaptureFailed | None = None
+        try:
+            entry = self._begin_job(missed, args, kwargs)
+        except CaptureFailed as stop:
+            refused = stop
+        if refused is not None:
+            self._stopped.append(refused)
+            return self._eager(refused, args, kwargs)
+        if missed is not None:
+            label, old, new, location = missed
+            self._report.record_recapture(label, old, new, location, time.perf_counter() - began)
+        result = MISS if entry is None else self._first_replay(entry, args, kwargs)
+        return self._meanwhile(args, kwargs) if result is MISS else result
+
+    def _begin_job(
+        self, missed: tuple[str, str, str, Location | None] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Entry | None:
+        """Traces and starts a worker; returns an entry if the compiled graph is known already."""
+
+        def attempt(learned: Learned) -> Captured:
+            with self._as_failed_capture(learned):
+                return self._capture(learned, args, kwargs)
+
+        self._busy = True
+        try:
+            captured = self._or_exact(attempt)
+            if captured.commits and self._early_captures < _MAX_EARLY:  # state that the step is about to make itself
+                self._early_captures += 1
+                return None
+            self._learned = captured.learned
+            with self._as_failed_capture(captured.learned):
+                if captured.commits:  # no step makes it: the update is skipped, say
+                    entry = pipeline.compile_captured(
+                        captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
+                    )
+                    self._job_trigger = missed
+                    return self._taken_over(entry)
+                checks = pipeline.guard_checks(captured, args, kwargs)
+                known = background.taken(captured, self.config)
+                if known is None:
+                    self._job, self._job_trigger = background.start(captured, checks, self.config), missed
+                    return None
+        finally:
+            self._busy = False
+        self._job_trigger = missed
+        return self._taken_over(self._bound(captured, known, checks))
+
+    def _finished_entry(self) -> Entry | None:
+        """What the worker made, as an entry; ``None`` if it failed, which the report then says."""
+        job, self._job = self._job, None
+        assert job is not None, "a worker has finished"
+        try:
+            executable = job.result()
+        except BackendError as error:
+            self._report.record_break(error.code, error.reason, error.location)
+            if not self._in_parts:
+                raise
+            if job.captured.learned.dynamic or job.captured.learned.all_dynamic:
+                self._learned, self._exact = replace(self._learned, dynamic=frozenset(), all_dynamic=False), True
+            else:
+                self._failed_jobs += 1
+            return None
+        return self._taken_over(self._bound(job.captured, executable, job.checks))
+
+    def _bound(self, captured: Captured, executable: Executable, checks: dict[str, Any]) -> Entry:
+        return pipeline.bind(
+            captured, executable, checks, self.config, self._failed, self._differs, self._parts, self._is_part
+        )
+
+    def _taken_over(self, entry: Entry) -> Entry:
+        self._add(entry)
+        self._record(entry, self._job_trigger)
         return entry
+
+    def _meanwhile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        failed = self._failed_jobs >= _MAX_FAILED_JOBS
+        code, reason = ("SFX201", "see the line above") if failed else ("SFX206", "the graph is not compiled yet")
+        self._report.record_fallback(code, reason)
+        return self._fn(*args, **kwargs)
 
     def _make_part(self, fn: types.FunctionType, name: str) -> CompiledStep:
         """The rest of the step behind a break, compiled like a step."""

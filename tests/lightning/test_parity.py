@@ -335,7 +335,7 @@ def test_checkpoints_and_resume(tmp_path):
         )
 
     def ours():
-        return sidefx_train.SideFXCompile(backend="eager", fullgraph=True, on_failure="raise")
+        return sidefx_train.SideFXCompile(backend="eager", warmup="now", fullgraph=True, on_failure="raise")
 
     plain, _ = run("plain", None, epochs=2)
     captured, _ = run("captured", ours(), epochs=2)
@@ -382,7 +382,7 @@ def test_max_steps(tmp_path):
 
 def test_nothing_of_the_users_is_changed(tmp_path):
     """type(model), state_dict, attributes, loop objects: after the fit as Lightning leaves them."""
-    fitted = fit(Classifier, tmp_path, callback=sidefx_train.SideFXCompile(backend="eager"), rows=EVEN)
+    fitted = fit(Classifier, tmp_path, callback=sidefx_train.SideFXCompile(backend="eager", warmup="now"), rows=EVEN)
     module, loops = fitted.module, fitted.trainer.fit_loop.epoch_loop
     assert type(module) is Classifier, f"the module became a {type(module)}"
     assert list(module.state_dict()) == ["net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"], "state_dict"
@@ -394,7 +394,7 @@ def test_nothing_of_the_users_is_changed(tmp_path):
 
 def test_the_callback_does_not_keep_the_model(tmp_path):
     """After the fit the report is there, the model can go."""
-    callback = sidefx_train.SideFXCompile(backend="eager")
+    callback = sidefx_train.SideFXCompile(backend="eager", warmup="now")
     fitted = fit(Classifier, tmp_path, callback=callback, rows=EVEN)
     model = weakref.ref(fitted.module)
     callback.log = callback.log_dict = None  # Lightning gives every callback the model's methods
@@ -411,7 +411,7 @@ def test_exception_puts_everything_back(tmp_path):
                 raise RuntimeError("on purpose")
             return super().training_step(batch, batch_idx)
 
-    callback = sidefx_train.SideFXCompile(backend="eager")
+    callback = sidefx_train.SideFXCompile(backend="eager", warmup="now")
     trainer = pl.Trainer(
         max_epochs=1,
         callbacks=[callback],
@@ -449,4 +449,28 @@ def test_second_fit(tmp_path):
             trainer.fit(module, data(EVEN))
         return photograph((dict(module.state_dict()), module.seen))
 
-    same(twice(None), twice(sidefx_train.SideFXCompile(backend="eager")), "two fits", True)
+    same(twice(None), twice(sidefx_train.SideFXCompile(backend="eager", warmup="now")), "two fits", True)
+
+
+class Waiting(pl.Callback):
+    """Lets the worker of the compiling callback finish after every batch."""
+
+    def __init__(self, compiler):
+        self.compiler = compiler
+
+    def on_train_batch_end(self, *given):
+        self.compiler._compiled.wait(60)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["plain", "accumulating"])
+def test_by_default_training_starts_at_once(tmp_path, options):
+    """The first steps are eager, then the captured step takes over; the fit is Lightning's bit for bit."""
+    compiler = sidefx_train.SideFXCompile(backend="eager", fullgraph=True, on_failure="raise")
+    (tmp_path / "native").mkdir()
+    (tmp_path / "ours").mkdir()
+    native = fit(Classifier, tmp_path / "native", **options)
+    ours = fit(Classifier, tmp_path / "ours", callback=compiler, callbacks=lambda: [Waiting(compiler)], **options)
+    same(native.state(), ours.state(), "fit", True)
+    assert {record.code for record in ours.report.fallbacks} == {"SFX206"}, str(ours.report)
+    assert ours.report.replays > 0 and not ours.report.breaks, str(ours.report)
+    assert not ours.warnings, ours.warnings

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.backend import attention
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend import attention, measuring
 
 
 class Mixer(nn.Module):
@@ -27,8 +28,11 @@ class Mixer(nn.Module):
 
 
 @pytest.fixture
-def chosen(monkeypatch):
-    monkeypatch.setattr(attention, "_is_faster", lambda node, threads: True)
+def chosen(monkeypatch, tmp_path):
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a graph that was lowered by other figures is not taken
+    monkeypatch.setattr(attention, "timings", lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, "products": 0.1}))
+    with compat.inductor_options({"cpp_cache_precompile_headers": False}):
+        yield
 
 
 def trained(model, compiled):
@@ -80,5 +84,11 @@ def test_a_forward_without_its_backward_stays_fused(chosen):
 
 
 def test_both_forms_are_measured():
-    found = attention._measure((1, 2, 8, 4), True, 1)
+    found = attention._measure([1, 2, 8, 4], True, 1)
     assert set(found) == {"fused", "products"} and all(0 < seconds < 1 for seconds in found.values())
+
+
+def test_a_fresh_process_measures_for_one_that_cannot(chosen):
+    tasks = {"a": ("attention", [[1, 2, 8, 4], True, 1]), "p": ("product", [[[4, 4], [4, 1]], [[4, 4], [4, 1]], 1])}
+    found = measuring._in_a_process(tasks)
+    assert {key: set(times) for key, times in found.items()} == {"a": {"fused", "products"}, "p": {"mkl", "onednn"}}

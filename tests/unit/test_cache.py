@@ -148,6 +148,26 @@ def test_a_changed_number_in_the_source_misses(folder: Path) -> None:
     assert changed != trained()[0]
 
 
+def test_a_graph_that_takes_a_python_number_is_called_with_it(folder: Path) -> None:
+    outcomes = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))  # counts its batches in an integer tensor
+        counts = {"calls": 0}
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            counts["calls"] += 1
+            return (model(x) * counts["calls"]).sum().detach()
+
+        compiled = sidefx_train.compile(step)
+        values = [float(compiled(torch.ones(3, 4) * i)) for i in range(4)]
+        outcomes.append((values, int(model[1].num_batches_tracked)))
+        found = FOUND in compiled.report().captures[0].notes
+        assert compiled.report().fallback_count == 0
+    assert found and outcomes[0] == outcomes[1]
+    assert outcomes[0][1] == 4
+
+
 @pytest.mark.parametrize("what", ["graphs", "libraries"])
 def test_damaged_files_are_made_again(folder: Path, what: str) -> None:
     first, _ = trained()

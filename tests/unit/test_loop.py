@@ -59,11 +59,22 @@ def compare(make, data, **options):
     """Fits eagerly and captured; parameters and losses must agree to 1e-5. Returns both results."""
     eager_model, model = make(), make()
     eager = fit(eager_model, data, compile=False, seed=3, progress=False, **options)
-    ours = fit(model, data, compile=True, seed=3, progress=False, **options)
+    ours = fit(model, data, compile=True, warmup="now", seed=3, progress=False, **options)
     same(photograph(dict(eager_model.state_dict())), photograph(dict(model.state_dict())), "parameters", False)
     same(losses(eager), losses(ours), "losses", False)
     assert ours.report.calls == len(ours.history) and ours.report.fallback_count == 0, str(ours.report)
     return eager, ours
+
+
+def test_by_default_training_starts_at_once():
+    """The first steps run eagerly; whether the captured step takes over in so short a fit depends on the machine."""
+    eager_model, model = net(), net()
+    eager = fit(eager_model, tensors(), epochs=4, compile=False, seed=3, progress=False)
+    ours = fit(model, tensors(), epochs=4, seed=3, progress=False)
+    same(photograph(dict(eager_model.state_dict())), photograph(dict(model.state_dict())), "parameters", False)
+    same(losses(eager), losses(ours), "losses", False)
+    assert {record.code for record in ours.report.fallbacks} == {"SFX206"}, str(ours.report)
+    assert ours.report.replays + ours.report.fallback_count == ours.report.calls == len(ours.history), str(ours.report)
 
 
 def test_module_and_tensors():
@@ -145,9 +156,10 @@ def test_resume_is_exact(tmp_path, steps):
 
 
 def test_resume_of_a_captured_fit(tmp_path):
-    straight = fit(net(), tensors(), max_steps=6, seed=5, progress=False)
-    first = fit(net(), tensors(), max_steps=4, seed=5, checkpoint_dir=tmp_path, progress=False)
-    rest = fit(net(), tensors(), max_steps=6, resume=tmp_path / "last.ckpt", progress=False)
+    options = {"progress": False, "warmup": "now"}
+    straight = fit(net(), tensors(), max_steps=6, seed=5, **options)
+    first = fit(net(), tensors(), max_steps=4, seed=5, checkpoint_dir=tmp_path, **options)
+    rest = fit(net(), tensors(), max_steps=6, resume=tmp_path / "last.ckpt", **options)
     same(losses(straight), losses(first) + losses(rest), "losses", False)
     assert rest.report.fallback_count == 0, str(rest.report)
 

@@ -3,6 +3,9 @@
 eager       the captured graph, op by op
 functional  the functionalized graph, op by op, or through the user's own compiler
 inductor    the functionalized graph through Inductor, with the fused update behind it
+stored      lowered graphs on disk
+cpp         builds Inductor's C++
+measuring   what is decided by timing it
 runner      generates the Python function around a compiled graph
 checks      index checks in front of it
 """
@@ -11,15 +14,46 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend.eager import build_eager
 from sidefx_train.compile.backend.functional import build_functional
-from sidefx_train.compile.backend.inductor import build_inductor
+from sidefx_train.compile.backend.inductor import build_inductor, lower_for_another, take_lowered
+from sidefx_train.compile.backend.measuring import measure_elsewhere
+from sidefx_train.compile.backend.stored import key_of
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 
-__all__ = ["build"]
+__all__ = ["build", "can_be_handed_over", "hand_over", "take"]
+
+
+def can_be_handed_over(traced: TracedGraph, config: CompileConfig) -> bool:
+    """True if another process can compile the graph for this one: its result can be kept, and it is for the CPU."""
+    return config.backend == "inductor" and key_of(traced, config) is not None and not torch.cuda.is_initialized()
+
+
+def hand_over(traced: TracedGraph, config: CompileConfig) -> None:
+    """Compiles a graph for :func:`take` in another process; called in a forked one, which cannot run parallel kernels.
+
+    Raises:
+        BackendError: the backend failed, or its result cannot be kept.
+    """
+    measure_elsewhere()
+    try:
+        kept = lower_for_another(traced, config)
+    except BackendError:
+        raise
+    except Exception as error:
+        raise BackendError("SFX201", f"{config.backend_name}: {type(error).__name__}: {error}") from error
+    if not kept:
+        raise BackendError("SFX201", f"{config.backend_name}: the compiled graph cannot be kept")
+
+
+def take(traced: TracedGraph, config: CompileConfig) -> Executable | None:
+    """A graph that is in the cache; ``None`` if it has to be compiled."""
+    return take_lowered(traced, config) if config.backend == "inductor" else None
 
 
 def build(traced: TracedGraph, config: CompileConfig) -> Executable:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train.compile.backend.products import measured, timings
+from sidefx_train.compile.backend.measuring import MEASURES, measured, timings
 
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -36,8 +36,16 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> st
     found = [node for node in module.graph.nodes if node.op == "call_function" and node.target is _FORWARD]
     weights: dict[fx.Node, fx.Node] = {}
     moved = 0
-    for node in found:
-        if _fits(node) and _is_faster(node, threads):
+    asked = {node: _key(node, threads) for node in found if _fits(node)}
+    known = timings(
+        {
+            key: ("attention", [list(node.args[0].meta["val"].shape), bool(_causal(node, 4)), threads])  # type: ignore[union-attr]
+            for node, key in asked.items()
+        }
+    )
+    for node, key in asked.items():
+        times = known.get(key)
+        if times is not None and times["products"] < 0.95 * times["fused"]:
             weights[node] = _Expansion(module.graph, node, fake_mode).forward()
             moved += 1
     for node in list(module.graph.nodes):
@@ -53,7 +61,6 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> st
                     module.graph.erase_node(user)
             if not node.users:
                 module.graph.erase_node(node)
-    timings().save()
     if moved:
         module.graph.lint()
         module.recompile()
@@ -86,23 +93,16 @@ def _fits(node: fx.Node) -> bool:
     return all(user.target is _BACKWARD for get in node.users if get.args[1] == 1 for user in get.users)
 
 
-def _is_faster(node: fx.Node, threads: int) -> bool:
-    value = node.args[0].meta["val"]  # type: ignore[union-attr]
-    causal = bool(_causal(node, 4))
-    known = timings()
-    key = f"{threads}: attention {tuple(value.shape)} causal {causal}"
-    if key not in known.known:
-        known.known[key] = _measure(tuple(value.shape), causal, threads)
-        known.dirty = True
-    times = known.known[key]
-    return times["products"] < 0.95 * times["fused"]
+def _key(node: fx.Node, threads: int) -> str:
+    shape, causal = tuple(node.args[0].meta["val"].shape), bool(_causal(node, 4))  # type: ignore[union-attr]
+    return f"{threads}: attention {shape} causal {causal}"
 
 
 def _causal(node: fx.Node, position: int) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get("is_causal", False)
 
 
-def _measure(shape: tuple[int, ...], causal: bool, threads: int) -> dict[str, float]:
+def _measure(shape: list[int], causal: bool, threads: int) -> dict[str, float]:
     """Seconds of forward and backward of each form, run by torch's operators."""
     rows, heads, length, width = shape
 
@@ -127,6 +127,9 @@ def _measure(shape: tuple[int, ...], causal: bool, threads: int) -> dict[str, fl
         return {"fused": fused, "products": products}
 
     return measured(candidates, 12.0 * rows * heads * length * length * width, threads)
+
+
+MEASURES["attention"] = _measure
 
 
 class _Expansion:

@@ -18,7 +18,7 @@ from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
-from sidefx_train.compile.backend.stored import Lowered, find, keep, key_of
+from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
 from sidefx_train.compile.backend.tail import write_tail
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.compile.native import start_build
@@ -69,13 +69,36 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     key = key_of(traced, config)
     lowered = find(key, traced, load_library) if key is not None else None
     clock.lap("find")
-    if lowered is None:
-        lowered = _lower(traced, config, clock)
-        if key is not None:
-            keep(key, lowered)
-        clock.lap("store")
-    else:
-        lowered = replace(lowered, notes=(*lowered.notes, "compiled graph from the cache"))
+    if lowered is not None:
+        return _executable(replace(lowered, notes=(*lowered.notes, "compiled graph from the cache")), traced, clock)
+    lowered = _lower(traced, config, clock)
+    if key is not None:
+        keep(key, lowered)
+    clock.lap("store")
+    return _executable(lowered, traced, clock)
+
+
+def lower_for_another(traced: TracedGraph, config: CompileConfig) -> bool:
+    """Compiles a graph into the cache; false if it cannot be kept there."""
+    key = key_of(traced, config)
+    if key is None:
+        return False
+    if not is_kept(key):
+        keep(key, _lower(traced, config, Clock()))
+    return is_kept(key)
+
+
+def take_lowered(traced: TracedGraph, config: CompileConfig) -> Executable | None:
+    """What :func:`lower_for_another` left in the cache; ``None`` if it is not there."""
+    clock = Clock()
+    keep_freed_memory()
+    key = key_of(traced, config)
+    lowered = find(key, traced, load_library) if key is not None else None
+    clock.lap("find")
+    return _executable(lowered, traced, clock) if lowered is not None else None
+
+
+def _executable(lowered: Lowered, traced: TracedGraph, clock: Clock) -> Executable:
     run, text = generate(lowered.plan, lowered.call, write_tail, uses_rng=traced.uses_rng, serial=lowered.serial)
     clock.lap("runner")
     sources = {"runner": text, **lowered.sources}

@@ -23,7 +23,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
-from sidefx_train.compile.artifacts import IndexCheck, Name, Output, RunnerPlan, TailCall, TracedGraph
+from sidefx_train.compile.artifacts import OWN, IndexCheck, Name, Output, RunnerPlan, TailCall, TracedGraph
 from sidefx_train.compile.native import cpu_description
 from sidefx_train.config import CompileConfig
 
@@ -64,11 +64,17 @@ class Lowered:
 def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
     """What a lowered graph is found by; ``None`` for a graph that is not kept."""
     try:
-        text = [_settings(config), *_inputs(traced), *_nodes(traced.module.graph)]
+        flags = f"random {traced.uses_rng} gradients {traced.gradients}"
+        text = [_settings(config), flags, *_inputs(traced), *_nodes(traced.module.graph)]
     except CannotKeep:
         return None
     text += sorted(str(condition) for condition in compat.recorded_conditions(traced.fake_mode.shape_env))
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:40]
+
+
+def is_kept(key: str) -> bool:
+    """True if there is something in the cache under this key."""
+    return cache.load("graph", key) is not None
 
 
 def keep(key: str, lowered: Lowered) -> None:
@@ -99,9 +105,13 @@ def find(key: str, traced: TracedGraph, load: Callable[[str], Any]) -> Lowered |
         return None
     with traced.fake_mode, compat.no_recording():
         plan = RunnerPlan(inputs=traced.inputs, **{name: _decoded(value["plan"][name]) for name in _KEPT})
-    return Lowered(
-        plan, compat.call_aoti(entry), value["serial"], value["sources"], tuple(value["notes"]), value["library"]
-    )
+    numbers = [i for i, feed in enumerate(plan.feeds) if _is_number(feed, plan)]
+    call = compat.call_aoti(entry, numbers)
+    return Lowered(plan, call, value["serial"], value["sources"], tuple(value["notes"]), value["library"])
+
+
+def _is_number(feed: str, plan: RunnerPlan) -> bool:
+    return feed.startswith("s") or (feed.startswith("a") and plan.inputs[int(feed[1:])].kind == "scalar")
 
 
 # --- the key -----------------------------------------------------------------------------------------------------
@@ -147,7 +157,7 @@ def _inputs(traced: TracedGraph) -> list[str]:
         shared = -1
         if isinstance(item.example, torch.Tensor):
             shared = memory.setdefault(compat.storage_identity(item.example), len(memory))
-        lines.append(f"input {item.kind} {_value(item.example)} memory {shared}")
+        lines.append(f"input {item.kind} {_value(item.example)} memory {shared} writes {item.writes}")
     return lines
 
 
@@ -155,7 +165,7 @@ def _nodes(graph: fx.Graph) -> list[str]:
     order = {node: index for index, node in enumerate(graph.nodes)}
     return [
         f"{index} {node.op} {_target(node)} {_argument(node.args, order)} {_argument(node.kwargs, order)} "
-        f"{_value(node.meta.get('val'))}"
+        f"{_value(node.meta.get('val'))} {node.meta.get(OWN)}"
         for node, index in order.items()
     ]
 

@@ -53,6 +53,7 @@ SOURCE = "".join([_HEAD, updates.SOURCE, tensors.SOURCE, guards.SOURCE, _TABLE])
 """Little is included, so it compiles in about two seconds."""
 
 _lock = threading.Lock()
+_loaded = threading.Event()
 
 
 def start_build() -> None:
@@ -60,10 +61,20 @@ def start_build() -> None:
     threading.Thread(target=native_module, name="sidefx-native", daemon=True).start()
 
 
+def native_ready() -> bool:
+    """True if :func:`native_module` does not wait for a compiler; else the module is being built from now on."""
+    if not _loaded.is_set():
+        start_build()
+    return _loaded.is_set()
+
+
 def native_module() -> ModuleType | None:
     """The module, built on first use; ``None`` if this machine cannot build it."""
     with _lock:
-        return _load()
+        try:
+            return _load()
+        finally:
+            _loaded.set()
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,138 @@
+"""Which of several ways to compute the same is faster here: measured once, kept on disk.
+
+A task is a kind of measurement with plain arguments, so that another process can do it: a forked worker cannot run
+parallel kernels itself (OpenMP's threads do not survive a fork).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.cache import cache_dir
+from sidefx_train.compile.native import cpu_description
+
+Task = tuple[str, list[Any]]
+"""A key of :data:`MEASURES` and its arguments."""
+
+Times = dict[str, float]
+
+MEASURES: dict[str, Callable[..., Times]] = {}
+"""Functions that return seconds by candidate."""
+
+_CLEARLY = 1.5  # times slower than the fastest: no further turns
+_BUDGET = 1.0  # seconds of measuring in one compilation
+
+_elsewhere = False
+
+
+def measure_elsewhere() -> None:
+    """From now on tasks are measured by a fresh process instead of this one."""
+    global _elsewhere
+    _elsewhere = True
+
+
+def timings(tasks: Mapping[str, Task]) -> dict[str, Times]:
+    """Seconds of each candidate by key; a key is missing where the time for measuring was up.
+
+    Args:
+        tasks: what to measure where it is not known yet, by key.
+    """
+    path = cache_dir() / f"products_{cpu_description()}.json"
+    known = _read(path)
+    unknown = {key: task for key, task in tasks.items() if key not in known}
+    if unknown:
+        known |= _in_a_process(unknown) if _elsewhere else _now(unknown)
+        _write(path, {**_read(path), **known})
+    return {key: known[key] for key in tasks if key in known}
+
+
+_memory: dict[Any, dict[str, Times]] = {}
+
+
+def _read(path: Any) -> dict[str, Times]:
+    try:
+        stored = json.loads(path.read_text())
+    except (OSError, ValueError):  # none yet, or damaged: what is missing is measured
+        stored = {}
+    return {**_memory.get(path, {}), **stored}
+
+
+def _write(path: Any, known: dict[str, Times]) -> None:
+    _memory[path] = known
+    try:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(known, indent=1))
+        temporary.replace(path)
+    except OSError:
+        return  # a read-only cache folder costs a measurement per process, nothing else
+
+
+def _now(tasks: Mapping[str, Task]) -> dict[str, Times]:
+    began, found = time.perf_counter(), {}
+    for key, (kind, args) in tasks.items():
+        if time.perf_counter() - began > _BUDGET:
+            break
+        found[key] = MEASURES[kind](*args)
+    return found
+
+
+def _in_a_process(tasks: Mapping[str, Task]) -> dict[str, Times]:
+    command = [sys.executable, "-m", "sidefx_train.compile.backend.measuring"]
+    done = subprocess.run(command, input=json.dumps(dict(tasks)), capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        return {}  # nothing is known: the usual library computes it
+    return json.loads(lines[-1])  # type: ignore[no-any-return]
+
+
+def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int) -> dict[str, float]:
+    """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
+
+    The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them. What
+    is decided after two turns is not measured further.
+
+    Args:
+        make: gives the functions, by name.
+        flops: floating-point operations of one call: small ones are repeated.
+        threads: how many the step will have.
+    """
+    # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    runs = max(1, int(3e7 / flops))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with compat.outside_tracing(), torch.no_grad():
+            functions = make()
+            best = dict.fromkeys(functions, float("inf"))
+            for turn in range(6):
+                if turn >= 2 and max(best.values()) > _CLEARLY * min(best.values()):
+                    break
+                for name, function in functions.items():
+                    function()
+                    start = clock()
+                    for _ in range(runs):
+                        function()
+                    best[name] = min(best[name], (clock() - start) / runs)
+            return best
+    finally:
+        torch.set_num_threads(before)
+
+
+def main() -> None:
+    """Measures the tasks on standard input; for :func:`measure_elsewhere`."""
+    from sidefx_train.compile.backend import attention, measuring, products  # noqa: F401 - they add their measures
+
+    print(json.dumps(measuring._now(json.load(sys.stdin))))
+
+
+if __name__ == "__main__":
+    main()

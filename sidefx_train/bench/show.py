@@ -23,7 +23,10 @@ WIDE = 125
 
 
 def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> RenderableType:
-    """The main table, and one of dispatch times where there are any; fewer columns below ``WIDE`` characters."""
+    """The main table, and those of dispatch and of the first step's stages where there are any figures.
+
+    Below ``WIDE`` characters the main table has fewer columns.
+    """
     columns = [name for name in COLUMNS if width >= WIDE or name not in ONLY_WIDE]
     main = Table(title="x = eager's step / contender's step, median of same-round pairs", box=box.SIMPLE_HEAD)
     for name in ("workload", "contender"):
@@ -51,7 +54,28 @@ def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> Re
         for row in measured:
             dispatch.add_row(row.workload, *(f"{row.dispatch_s.get(key, math.nan) * 1e6:.1f}" for key in keys))
         parts.append(dispatch)
+    if any(row.stages_cold_s for row in rows):
+        parts.append(_stages(rows))
     return Group(*parts)
+
+
+def _stages(rows: Sequence[Row]) -> Table:
+    """Where the first step's time goes, with empty caches and in later processes."""
+    table = Table(title="capturing and compiling, seconds by stage", box=box.SIMPLE_HEAD)
+    kinds = [(row, kind, found) for row in rows for kind, found in _kinds(row)]
+    keys = dict.fromkeys(key for _, _, found in kinds for key in found)
+    for name in ("workload", "caches"):
+        table.add_column(name, no_wrap=True)
+    for key in (*keys, "sum"):
+        table.add_column(key, justify="right")
+    for row, kind, found in kinds:
+        cells = (f"{found[key]:.2f}" if key in found else "-" for key in keys)
+        table.add_row(row.workload, kind, *cells, f"{sum(found.values()):.2f}")
+    return table
+
+
+def _kinds(row: Row) -> list[tuple[str, dict[str, float]]]:
+    return [(kind, found) for kind, found in (("empty", row.stages_cold_s), ("warm", row.stages_warm_s)) if found]
 
 
 def _cells(row: Row, goals: dict[str, float]) -> dict[str, Text]:

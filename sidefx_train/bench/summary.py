@@ -26,6 +26,8 @@ class Row:
         first_cold_s: first step with empty caches.
         first_warm_s: first step of later processes.
         dispatch_s: seconds a captured step spends outside its graph, by part.
+        stages_cold_s: seconds of capturing and compiling by stage, with empty caches.
+        stages_warm_s: likewise in later processes.
     """
 
     workload: str
@@ -46,6 +48,8 @@ class Row:
     breaks: int | None = None
     fallbacks: int | None = None
     dispatch_s: dict[str, float] = field(default_factory=dict)
+    stages_cold_s: dict[str, float] = field(default_factory=dict)
+    stages_warm_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def correct(self) -> bool:
@@ -94,8 +98,20 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
         graphs=good[-1].get("graphs"),
         breaks=good[-1].get("breaks"),
         fallbacks=good[-1].get("fallbacks"),
-        dispatch_s={key: _median([d[key] for d in dispatch]) for key in (dispatch[0] if dispatch else {})},
+        dispatch_s=_medians(dispatch),
+        stages_cold_s=_medians(
+            [run["capture_seconds"] for run in good if run["round"] == 0 and "capture_seconds" in run]
+        ),
+        stages_warm_s=_medians(
+            [run["capture_seconds"] for run in good if run["round"] > 0 and "capture_seconds" in run]
+        ),
     )
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    """Medians by key, in the order of the keys."""
+    keys = dict.fromkeys(key for one in found for key in one)
+    return {key: _median([one[key] for one in found if key in one]) for key in keys}
 
 
 def _median(values: list[float]) -> float:

@@ -38,7 +38,6 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         "scalar_asserts": False,
         "cpp.min_chunk_size": _SERIAL_BELOW,
         "cpp_wrapper_build_separate": True,  # the caller of the kernels is a source of its own: see cpp.py
-        "fx_graph_cache": False,  # ours keeps more
         "cpp.use_two_step_variance_threshold": 2**40,  # Welford's update divides once per element
     }
     if graph is not None:
@@ -71,7 +70,7 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     clock.lap("find")
     if lowered is not None:
         return _executable(replace(lowered, notes=(*lowered.notes, "compiled graph from the cache")), traced, clock)
-    lowered = _lower(traced, config, clock)
+    lowered = _lower(traced, config, clock, key is not None)
     if key is not None:
         keep(key, lowered)
     clock.lap("store")
@@ -84,7 +83,7 @@ def lower_for_another(traced: TracedGraph, config: CompileConfig) -> bool:
     if key is None:
         return False
     if not is_kept(key):
-        keep(key, _lower(traced, config, Clock()))
+        keep(key, _lower(traced, config, Clock(), True))
     return is_kept(key)
 
 
@@ -124,7 +123,8 @@ class Clock:
         self.seconds[source] -= seconds
 
 
-def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock) -> Lowered:
+def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
+    """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()
     with compat.quick_vector_probes(accepts_flags):
@@ -141,7 +141,7 @@ def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock) -> Lowered:
         attention = expand_attention(graph.module, traced.fake_mode, 1 if tiny else torch.get_num_threads())
         readable = graph.module.print_readable(print_output=False)
         notes = [*graph.notes, attention]
-        call, code, build = _compile(graph, config, traced, notes)
+        call, code, build = _compile(graph, config, traced, notes, kept)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)
     if tiny:
@@ -179,7 +179,7 @@ class _Build:
 
 
 def _compile(
-    graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, notes: list[str]
+    graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, notes: list[str], kept: bool
 ) -> tuple[Any, str, _Build]:
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
     compat.register_linear_lowering()
@@ -205,7 +205,7 @@ def _compile(
     if not chosen["cpp_wrapper"]:
         return compile_with(chosen)
     try:
-        return compile_with(chosen)
+        return compile_with({**chosen, "fx_graph_cache": False} if kept else chosen)
     except Exception as error:
         notes.append(f"C++ wrapper failed ({type(error).__name__}: {error}), Python wrapper used"[:300])
         return compile_with({**chosen, "cpp_wrapper": False})

@@ -30,6 +30,12 @@ from sidefx_train.compile.pipeline import Captured
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 
+_NOT_KEPT = "not kept"
+
+
+class NotKept(Exception):
+    """A process compiled what cannot be handed over: it is a thread's work."""
+
 
 class Job:
     """One graph being compiled.
@@ -58,6 +64,7 @@ class Job:
 
         Raises:
             BackendError: it could not be compiled.
+            NotKept: it was compiled, but has to be compiled in this process.
         """
         raise NotImplementedError
 
@@ -69,6 +76,11 @@ def start(captured: Captured, checks: dict[str, Any], config: CompileConfig) -> 
     if hasattr(os, "fork") and sys.platform == "linux" and all(can_be_handed_over(graph, config) for graph in graphs):
         return _Process(captured, checks, config, graphs)
     return _Thread(captured, checks, config)
+
+
+def start_here(job: Job) -> Job:
+    """Begins once more, in this process, what another one could not hand over."""
+    return _Thread(job.captured, job.checks, job._config)
 
 
 def taken(captured: Captured, config: CompileConfig) -> Executable | None:
@@ -156,6 +168,8 @@ class _Process(Job):
         self.wait()
         said = self._said.read_text() if self._said.exists() else ""
         self._end()
+        if said == _NOT_KEPT:
+            raise NotKept
         executable = taken(self.captured, self._config) if not said else None
         if executable is None:
             raise BackendError("SFX201", said or f"the worker ended with status {self._status} and left nothing")
@@ -188,8 +202,8 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, said: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _run_serially()
-        for graph in graphs:
-            hand_over(graph, config)
+        if not all(hand_over(graph, config) for graph in graphs):
+            Path(said).write_text(_NOT_KEPT)
     except BaseException as error:
         reason = error.reason if isinstance(error, BackendError) else "".join(traceback.format_exception_only(error))
         Path(said).write_text(reason.strip() or "unknown")

@@ -322,6 +322,8 @@ class CompiledStep:
             result = MISS if entry is None else self._first_replay(entry, args, kwargs)
             if result is not MISS:
                 return result
+            if self._job is not None:
+                return self._meanwhile(args, kwargs)
         first, self._has_run = not self._has_run, True
         if not native_ready() or first or self._failed_jobs >= _MAX_FAILED_JOBS:
             return self._meanwhile(args, kwargs)  # the first step makes state: gradients, optimizer state, buffers
@@ -381,7 +383,10 @@ class CompiledStep:
         job, self._job = self._job, None
         assert job is not None, "a worker has finished"
         try:
-            executable = job.result()
+            entry = self._bound(job.captured, job.result(), job.checks)
+        except background.NotKept:
+            self._job = background.start_here(job)
+            return None
         except BackendError as error:
             self._report.record_break(error.code, error.reason, error.location)
             if not self._in_parts:
@@ -391,7 +396,7 @@ class CompiledStep:
             else:
                 self._failed_jobs += 1
             return None
-        return self._taken_over(self._bound(job.captured, executable, job.checks))
+        return self._taken_over(entry)
 
     def _bound(self, captured: Captured, executable: Executable, checks: dict[str, Any]) -> Entry:
         return pipeline.bind(

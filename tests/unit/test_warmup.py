@@ -182,6 +182,35 @@ def test_a_worker_that_fails_leaves_a_line_and_training_goes_on(where, empty_cac
     assert (report.replays, report.fallback_count) == (0, 8)
 
 
+def test_a_graph_that_cannot_be_handed_over_is_compiled_by_a_thread(empty_cache, monkeypatch):
+    """A recurrent layer stays one operator written in Python: not one library."""
+
+    def trained(**options):
+        torch.manual_seed(0)
+        model = nn.LSTM(4, 4, batch_first=True)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            opt.zero_grad()
+            loss = model(x)[0].square().sum()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        call = sidefx_train.compile(step, **options) if options else step
+        losses = []
+        for i in range(6):
+            losses.append(float(call(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(i)))))
+            if options:
+                assert call.wait(300)
+        return losses, call
+
+    expected, _ = trained()
+    found, call = trained(warmup="background")
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert call.report().replays > 0 and not call.report().breaks
+
+
 def test_a_worker_that_dies_counts_as_failed(empty_cache, monkeypatch):
     import os
     import signal

@@ -34,21 +34,22 @@ def can_be_handed_over(traced: TracedGraph, config: CompileConfig) -> bool:
     return config.backend == "inductor" and key_of(traced, config) is not None and not torch.cuda.is_initialized()
 
 
-def hand_over(traced: TracedGraph, config: CompileConfig) -> None:
+def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
     """Compiles a graph for :func:`take` in another process; called in a forked one, which cannot run parallel kernels.
 
+    Returns:
+        False if the result is one that cannot be kept, which shows when it is there.
+
     Raises:
-        BackendError: the backend failed, or its result cannot be kept.
+        BackendError: the backend failed.
     """
     measure_elsewhere()
     try:
-        kept = lower_for_another(traced, config)
+        return lower_for_another(traced, config)
     except BackendError:
         raise
     except Exception as error:
         raise BackendError("SFX201", f"{config.backend_name}: {type(error).__name__}: {error}") from error
-    if not kept:
-        raise BackendError("SFX201", f"{config.backend_name}: the compiled graph cannot be kept")
 
 
 def take(traced: TracedGraph, config: CompileConfig) -> Executable | None:

@@ -125,6 +125,7 @@ class Clock:
 
 def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
     """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
+    relied_on = set(compat.recorded_conditions(traced.fake_mode.shape_env))
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()
     with compat.quick_vector_probes(accepts_flags):
@@ -149,7 +150,9 @@ def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool)
     plan = RunnerPlan(**{field.name: getattr(graph, field.name) for field in fields(RunnerPlan)})
     sources = {"graph": readable, "inductor": code}
     whole = build.library is not None and all(isinstance(result, torch.Tensor) for result in graph.results)
-    library = build.library if whole and not build.constants else None
+    # Conditions that lowering added are guards of the entry: where nothing is lowered, nobody would learn of them.
+    added = set(compat.recorded_conditions(traced.fake_mode.shape_env)) - relied_on
+    library = build.library if whole and not build.constants and not added else None
     return Lowered(plan, call, tiny, sources, tuple(n for n in notes if n), library)
 
 

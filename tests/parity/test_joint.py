@@ -490,3 +490,50 @@ def test_what_an_unused_output_depends_on_gets_no_gradient():
         assert second.grad is None and first.grad.tolist() == [0, 1, 2]
         c.backward()
         assert second.grad.tolist() == [1, 1, 1] and first.grad.tolist() == [1, 2, 3]
+
+
+def _watched(hidden, loss, how):
+    seen = []
+    if how == "hook":
+        hidden.register_hook(lambda grad: grad * 2)
+    elif how == "patient hook":
+        hidden.register_hook(lambda grad: None if grad is None else grad * 2)
+    elif how == "retain_grad":
+        hidden.retain_grad()
+    else:
+        seen.append(torch.autograd.grad(loss, hidden)[0])
+    return seen
+
+
+@pytest.mark.parametrize("how", ["hook", "patient hook", "retain_grad", "grad"])
+def test_gradients_between_two_outputs_are_refused_where_somebody_watches(how):
+    """Both outputs belong to one node: what flows between them in eager is not seen there, and must not be missed."""
+    model = torch.nn.Linear(3, 2)
+
+    def forward(x):
+        hidden = model(x)
+        return hidden, hidden.pow(2).mean()
+
+    hidden, loss = sidefx_train.compile(forward, backend="eager")(torch.ones(4, 3))
+    # The hook itself is given no gradient and fails; one that bears that, and retain_grad, meet our own error.
+    with pytest.raises((RuntimeError, TypeError)):
+        _watched(hidden, loss, how)
+        loss.backward()
+    assert model.weight.grad is None
+
+
+def test_gradients_between_two_outputs_that_nobody_watches():
+    def results(compiled):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+
+        def forward(x):
+            hidden = model(x)
+            return hidden, hidden.pow(2).mean()
+
+        run = sidefx_train.compile(forward, backend="eager") if compiled else forward
+        hidden, loss = run(torch.ones(4, 3))
+        (loss + hidden.sum()).backward()
+        return model.weight.grad
+
+    assert torch.equal(results(True), results(False))

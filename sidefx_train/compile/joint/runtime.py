@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.joint.trace import JointGraph
+from sidefx_train.errors import SideFXError
 
 
 class _CapturedPart(torch.autograd.Function):
@@ -28,6 +30,7 @@ class _CapturedPart(torch.autograd.Function):
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
         ctx.numbers = {i: value for i, value in enumerate(saved) if not isinstance(value, torch.Tensor)}
         ctx.outputs = [_Layout(results[i]) for i in graph.differentiable]
+        ctx.passed = [weakref.ref(results[graph.differentiable[i]]) for i in graph.passed]
         ctx.set_materialize_grads(False)
         ctx.joined = joined
         return tuple(results[i] for i in graph.differentiable)
@@ -36,6 +39,7 @@ class _CapturedPart(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         joined: Joined = ctx.joined
+        _check_passed(ctx.passed)
         saved = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(ctx.saved_tensors)]
         laid_out = [layout.fit(tangent) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
@@ -44,6 +48,18 @@ class _CapturedPart(torch.autograd.Function):
             if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
                 grads[i] = None
         return (None, None, None, *grads)
+
+
+def _check_passed(passed: list[weakref.ref[torch.Tensor]]) -> None:
+    """Refuses to leave out a hook: gradients between two outputs of one node go past it."""
+    for found in passed:
+        tensor = found()
+        if tensor is not None and (tensor._backward_hooks or tensor.retains_grad):
+            reason = (
+                "somebody watches the gradient of a tensor (hook, retain_grad) that left a captured part together with "
+                "what was computed from it; register it in front of the line that breaks the capture"
+            )
+            raise SideFXError("SFX107", reason)
 
 
 class Joined:

@@ -37,6 +37,7 @@ class JointGraph:
         feeds: where each input of the backward comes from.
         leaves: positions of the inputs that get gradients, one per result of the backward.
         depends: for each of them, the tangents that its gradient is made of.
+        passed: those of the differentiable outputs, by their order, that others of them are computed from.
     """
 
     forward: TracedGraph
@@ -47,6 +48,7 @@ class JointGraph:
     feeds: tuple[Origin, ...]
     leaves: tuple[int, ...]
     depends: tuple[frozenset[int], ...]
+    passed: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Recorded:
         tangents: inputs of the backward, one for each.
         boundary: the last node of the forward.
         grads: (input position, gradient).
+        passed: those of ``fakes``, by their order, that others of them are computed from.
     """
 
     positions: tuple[int, ...]
@@ -66,6 +69,7 @@ class Recorded:
     tangents: tuple[torch.Tensor, ...]
     boundary: fx.Node
     grads: tuple[tuple[int, torch.Tensor], ...]
+    passed: tuple[int, ...]
 
 
 def record_backward(world: TraceWorld, outputs: list[fx.Node], differentiable: dict[int, torch.Tensor]) -> Recorded:
@@ -99,7 +103,25 @@ def record_backward(world: TraceWorld, outputs: list[fx.Node], differentiable: d
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)
     grads = [(position, grad) for (position, _), grad in zip(entries, found, strict=True) if grad is not None]
-    return Recorded(tuple(positions), tuple(fakes), tuple(tangents), boundary, tuple(grads))
+    return Recorded(tuple(positions), tuple(fakes), tuple(tangents), boundary, tuple(grads), _passed(fakes))
+
+
+def _passed(fakes: list[torch.Tensor]) -> tuple[int, ...]:
+    """Those that the autograd graphs of others lead through."""
+    position = {fake.grad_fn: i for i, fake in enumerate(fakes)}
+    found: set[int] = set()
+    for fake in fakes:
+        seen: set[Any] = set()
+        waiting = [node for node, _ in fake.grad_fn.next_functions] if fake.grad_fn is not None else []
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in position:
+                found.add(position[node])
+            waiting += [before for before, _ in node.next_functions]
+    return tuple(sorted(found))
 
 
 @contextmanager
@@ -207,6 +229,7 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
         tuple(feeds),
         tuple(position for position, _ in grads),
         _dependence(wanted, tangent_nodes, grad_nodes),
+        recorded.passed,
     )
 
 

@@ -14,9 +14,7 @@ first run of an :class:`Entry`.
 
 from __future__ import annotations
 
-import gc
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,14 +31,14 @@ from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.continuations.code import is_continuation
 from sidefx_train.compile.continuations.drive import Frames, Parts
 from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
+from sidefx_train.compile.entry import Entry, first_failure
 from sidefx_train.compile.guards.codegen import (
-    failing,
     number_conditions,
     size_conditions,
     tensor_check,
     write_guards,
 )
-from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts
+from sidefx_train.compile.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
@@ -57,8 +55,6 @@ from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError, Location, Unsupported
 
 _MAX_RESTARTS = 4
-_MOST_LENGTHS = 12
-"""How many lengths of a bounded deque are captured."""
 _MAX_DEPTHS = 3
 """Frames, from the innermost outwards, in which a stopped capture is tried to be suspended."""
 
@@ -112,108 +108,6 @@ class Captured:
     symbolic_sizes: bool = False
     iterators: tuple[Source, ...] = ()
     symbols: dict[str, Source] = field(default_factory=dict)
-
-
-@dataclass
-class Entry:
-    """One compiled variant of a step.
-
-    Attributes:
-        replay: ``replay(args, kwargs)``, the step's value or :data:`MISS`.
-        fetch: guards and prologue only, for measuring.
-        guards: for :meth:`why`.
-        captured: the capture it was made from.
-        executable: its compiled graph.
-        bindings: what the generated function calls.
-        fresh: true until it has run once.
-    """
-
-    replay: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-    fetch: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-    guards: tuple[Guard, ...]
-    captured: Captured
-    executable: Executable
-    bindings: dict[str, Any]
-    fresh: bool = True
-
-    def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
-        """The first guard that fails, with the value found."""
-        return first_failure(self.guards, args, kwargs)
-
-    def changed_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[tuple[str, int]]:
-        """(label, dimension) of every tensor that misses by its size alone."""
-        changed: set[tuple[str, int]] = set()
-        for guard in self.guards:
-            if guard.kind == "tensor":
-                missed, found = failing(guard, args, kwargs)
-                if missed and isinstance(found, TensorFacts):
-                    changed |= {(guard.source.label, dim) for dim in guard.value.sizes_that_differ(found)}
-        return frozenset(changed)
-
-    def changed_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the numbers, also in tuples, and of the lengths that are not what the capture saw."""
-        changed = {f"{label}.__len__()" for label in self.grown_lists(args, kwargs)}
-        for guard in self.guards:
-            if guard.kind == "equal" and type(guard.value) in (int, float, tuple):
-                missed, found = failing(guard, args, kwargs)
-                if missed and type(found) is type(guard.value):
-                    changed |= _changed(guard.source.label, guard.value, found)
-        return frozenset(changed)
-
-    def grown_lists(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the lists that are longer than in the capture."""
-        grown: set[str] = set()
-        for guard in self.guards:
-            if guard.kind == "length":
-                missed, found = failing(guard, args, kwargs)
-                if missed and type(found) is int and found > guard.value and not _bounded(guard.source, args, kwargs):
-                    grown.add(guard.source.label)
-        return frozenset(grown)
-
-    def changed_texts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the texts among the arguments that are not what the capture saw."""
-        changed: set[str] = set()
-        for guard in self.guards:
-            if guard.kind == "equal" and type(guard.value) is str and guard.source.from_arguments:
-                missed, found = failing(guard, args, kwargs)
-                if missed and type(found) is str:
-                    changed.add(guard.source.label)
-        return frozenset(changed)
-
-    def moved_iterators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the iterators that are at another place than in the capture."""
-        known = set(self.captured.iterators)
-        moved: set[str] = set()
-        for guard in self.guards:
-            source: Source | None = guard.source
-            while source is not None and source not in known:
-                source = source.parent
-            if source is not None and source.label not in moved and failing(guard, args, kwargs)[0]:
-                moved.add(source.label)
-        return frozenset(moved)
-
-    def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        """The generated function with ``run`` in place of the compiled graph, for measuring."""
-        return link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})  # type: ignore[no-any-return]
-
-
-def _bounded(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True for a deque that stops growing before long."""
-    found = source.fetch(args, kwargs)
-    return isinstance(found, deque) and found.maxlen is not None and found.maxlen <= _MOST_LENGTHS
-
-
-def _changed(label: str, old: Any, new: Any) -> set[str]:
-    """Labels of a number that differs; of a tuple and the numbers in it that differ."""
-    if type(old) is not tuple:
-        return {label}
-    if len(old) != len(new):
-        return set()
-    numbers = [
-        i for i, (a, b) in enumerate(zip(old, new, strict=True)) if type(a) is type(b) and type(a) in (int, float)
-    ]
-    differing = {f"{label}[{i}]" for i in numbers if old[i] != new[i]}
-    return differing | {label} if differing else set()
 
 
 class CaptureFailed(Exception):
@@ -512,15 +406,6 @@ def _behind(late: list[Guard], replay: Callable[..., Any]) -> Callable[..., Any]
     return compile_function("behind", "\n".join(lines) + "\n", names, "<sidefx_train late guards>")  # type: ignore[no-any-return]
 
 
-def first_failure(guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
-    """The first guard that fails, with the value found."""
-    for guard in guards:
-        missed, found = failing(guard, args, kwargs)
-        if missed:
-            return guard, found
-    return None
-
-
 def _symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]]:
     """Where each symbol of the capture is found, and what ties the sizes of inputs to them."""
     sources: dict[str, Source] = {
@@ -622,19 +507,3 @@ def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def nodes_of(traced: TracedGraph) -> int:
     return sum(node.op == "call_function" for node in traced.module.graph.nodes)
-
-
-@dataclass
-class Entries:
-    """The compiled variants of one step, most recently made first."""
-
-    compiled: list[Entry] = field(default_factory=list)
-    stopped: list[CaptureFailed] = field(default_factory=list)
-
-    def clear(self) -> None:
-        self.compiled.clear()
-        self.stopped.clear()
-        gc.collect()
-
-
-assert MISS is not None, "the generated code needs its miss marker"

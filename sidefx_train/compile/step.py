@@ -22,10 +22,11 @@ from sidefx_train.compile import background, pipeline
 from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.background import Job
 from sidefx_train.compile.continuations.drive import Parts
+from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.guards.guard import shown
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.native import native_module, native_ready
-from sidefx_train.compile.pipeline import Captured, CaptureFailed, Entry, Learned
+from sidefx_train.compile.pipeline import Captured, CaptureFailed, Learned
 from sidefx_train.compile.residual.build import MISS
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import (

@@ -158,8 +158,11 @@ def changes_in_place(target: Any) -> bool:
 
 def without_view_relation(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor that autograd does not take for a view of another."""
-    if not tensor._is_view():
-        return tensor
+    return alias_unseen(tensor) if tensor._is_view() else tensor
+
+
+def alias_unseen(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, with no autograd history and a version counter of its own."""
     views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(views):
         return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]

@@ -16,6 +16,9 @@ from torch import fx
 OWN = "sidefx_own"
 """In ``meta`` of a node that is an output: its version in eager, where that does not take it for a view of another."""
 
+DATA = "sidefx_data"
+"""In ``meta`` of the node of a tensor's ``.data``."""
+
 InputKind = Literal["static", "tensor", "scalar"]
 
 
@@ -30,7 +33,8 @@ class GraphInput:
         example: the fake tensor as it was **at entry** (``torch.Tensor``), or the symbolic number of a scalar.
         hint: for a scalar, its value during the capture.
         source: readable source expression, for reports.
-        writes: by how much the step moves the tensor's version counter.
+        writes: by how much the step moves the tensor's version counter; ``None``: by one if it is written.
+        counter: position of an earlier input that has the same version counter.
     """
 
     name: str
@@ -38,7 +42,8 @@ class GraphInput:
     example: Any
     source: str
     hint: Any = None
-    writes: int = 1
+    writes: int | None = None
+    counter: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,23 @@ class Output:
     version: int | None = None
 
 
+@dataclass(frozen=True)
+class SyntheticBase:
+    """Memory in which inputs overlap.
+
+    Attributes:
+        members: their positions.
+        starts: where each begins, in bytes; one of them is 0.
+        size: number of elements.
+        dtype: their type: that of the inputs, or bytes where those differ.
+    """
+
+    members: tuple[int, ...]
+    starts: tuple[int, ...]
+    size: int
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunnerPlan:
     """What the runner does around a compiled graph.
@@ -117,12 +139,14 @@ class RunnerPlan:
         inputs: as in the traced graph.
         results: what the compiled graph returns, ``r0, r1, ...``: fake tensors.
         feeds: what each placeholder of the graph takes, by name: ``a3`` an input, ``s1`` a host number, ``packed``
-            the block of host numbers.
+            the block of host numbers, ``b0`` a synthetic base.
+        bases: memory in which inputs overlap while one is written.
         packed: host numbers in the block, in order.
         host: assignments of host numbers (prologue), one line each.
         late: assignments after the graph (numbers that depend on its results).
         mutated: input positions written by the graph itself.
-        deferred_copies: (input position, result name): the new value is a result and copied by the runner after the
+        mutated_bases: bases written by the graph itself.
+        deferred_copies: (input or base, result name): the new value is a result and copied by the runner after the
             whole graph has succeeded (updates that an error later in the graph must not leave behind).
         metadata_updates: input positions whose layout changed, with the new size, stride, and distance from where it
             started.
@@ -141,7 +165,8 @@ class RunnerPlan:
     host: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     mutated: tuple[int, ...] = ()
-    deferred_copies: tuple[tuple[int, str], ...] = ()
+    mutated_bases: tuple[int, ...] = ()
+    deferred_copies: tuple[tuple[str, str], ...] = ()
     metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...] = ()
     tail: tuple[TailCall, ...] = ()
     outputs: tuple[Output, ...] = ()
@@ -149,6 +174,7 @@ class RunnerPlan:
     report: str | None = None
     covered: bool = True
     notes: tuple[str, ...] = ()
+    bases: tuple[SyntheticBase, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ from sidefx_train.compile.heap.world import TraceWorld
 from sidefx_train.compile.joint.runtime import join
 from sidefx_train.compile.joint.trace import JointGraph, cut, record_backward
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
+from sidefx_train.compile.residual.views import storage_of as fake_storage
 from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError, Location, Unsupported
@@ -286,10 +287,28 @@ def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> Suspens
 def _count_writes(world: TraceWorld) -> None:
     """Notes by how much the step moves the version counters of its inputs."""
     inputs, position = world.tracer.inputs, {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    counted: list[TensorRecord] = []
     for record in world.heap.by_real.values():
         if isinstance(record, TensorRecord) and not record.shadow.is_inference():
+            writes = record.shadow._version - record.entry_version
+            first = next((other for other in counted if _one_counter(record, other)), None) if writes else None
+            if writes and first is None:
+                counted.append(record)
+                writes -= world.replayed.get(fake_storage(record.shadow), 0)
             i = position[id(record.real)]
-            inputs[i] = replace(inputs[i], writes=record.shadow._version - record.entry_version)
+            counter = None if first is None else position[id(first.real)]
+            inputs[i] = replace(inputs[i], writes=writes, counter=counter)
+
+
+def _one_counter(record: TensorRecord, other: TensorRecord) -> bool:
+    """True if two inputs share a version counter: one is a view of the other, or both of a third."""
+    if storage_of(record.real) != storage_of(other.real):
+        return False
+    before, there = record.shadow._version, other.shadow._version
+    compat.set_version(record.shadow, before + 1)
+    shared = bool(other.shadow._version != there)
+    compat.set_version(record.shadow, before)
+    return shared
 
 
 def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:
@@ -437,16 +456,44 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
                 continue
             if storage_of(record.real) != storage_of(other.real):
                 guards.append(Guard("distinct", record.source, other.source))
+            else:
+                guards.append(_placed(record, other))
     held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
     changed = [record.real for record in held if world.writes.to(record.shadow)]
     memory = HeldMemory((record.real for record in held), changed)
     if len(held) > 1 and changed:
         guards.append(Guard("memory", Source("const", None, memory, "held tensors"), memory))
     for record in fetched:
-        apart = memory.every if record in written else memory.changed
-        if apart and storage_of(record.real) not in memory.every:
+        known = memory
+        if storage_of(record.real) in memory.every:  # apart from the others
+            others = [other.real for other in held if storage_of(other.real) != storage_of(record.real)]
+            known = HeldMemory(others, changed)
+            if others:
+                guards.append(Guard("memory", Source("const", None, known, "other held tensors"), known))
+        apart = known.every if record in written else known.changed
+        if apart:
             guards.append(Guard("apart", record.source, apart))
-    return guards
+        for other in held:
+            if storage_of(other.real) == storage_of(record.real) and (
+                record in written or world.writes.to(other.shadow)
+            ):
+                guards.append(_placed(record, other))
+    return guards + _offsets(world, fetched)
+
+
+def _placed(record: TensorRecord, other: TensorRecord) -> Guard:
+    return Guard("placed", record.source, (other.source, other.real.data_ptr() - record.real.data_ptr()))
+
+
+def _offsets(world: TraceWorld, fetched: list[TensorRecord]) -> list[Guard]:
+    """``as_strided`` is recorded with a place in memory: there must be nothing else there."""
+    if not any("as_strided" in str(node.target) for node in world.tracer.graph.nodes):
+        return []
+    sources = world.heap.sources
+    return [
+        Guard("equal", sources.call(sources.slot(record.source, "storage_offset")), record.real.storage_offset())
+        for record in fetched
+    ]
 
 
 def _separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:

@@ -100,11 +100,11 @@ def test_updates_wait_for_what_cannot_be_checked_first() -> None:
     traced = trace_fn(fn, args)
     graph = functionalize(traced, tensor_scalars=False)
     assert not graph.covered and graph.report is None
-    assert [position for position, _ in graph.deferred_copies] == [0]
+    assert [target for target, _ in graph.deferred_copies] == ["a0"]
     assert graph.mutated == (1,)
     reporting = functionalize(traced, tensor_scalars=True)
     assert reporting.covered and reporting.report is not None
-    assert [position for position, _ in reporting.deferred_copies] == [0, 1]
+    assert [target for target, _ in reporting.deferred_copies] == ["a0", "a1"]
     aliases = Aliases(traced.module.graph)
     hazards = find_hazards(traced.module.graph, aliases)
     assert len(hazards.unchecked) == 1

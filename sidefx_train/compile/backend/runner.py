@@ -6,6 +6,7 @@ The function is plain, readable source (``Executable.sources["runner"]``); a tra
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import linecache
 import math
@@ -18,6 +19,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Name, RunnerPlan
 from sidefx_train.compile.backend.checks import index_checker
+from sidefx_train.compile.functionalize.bases import real_base
 
 _serial = itertools.count()
 
@@ -119,6 +121,9 @@ def generate(
     source.bind("graph", call)
     source.serial = serial
     source(f"{tuple_text([f'a{i}' for i in range(len(graph.inputs))])} = args" if graph.inputs else "del args[:]")
+    for i, base in enumerate(graph.bases):
+        source.bind(f"base{i}", functools.partial(real_base, base))
+        source(f"b{i} = base{i}(a{base.members[base.starts.index(0)]})")
     for i, check in enumerate(graph.checks):
         source.bind(f"check{i}", index_checker(check, graph.inputs[check.position]))
         source(f"check{i}(a{check.position})")
@@ -165,8 +170,8 @@ def _stop_on_report(graph: RunnerPlan, source: Source, indent: str) -> None:
 def _write_back(graph: RunnerPlan, source: Source) -> None:
     for position, size, stride, offset in graph.metadata_updates:
         source(f"a{position}.as_strided_({size}, {stride}, a{position}.storage_offset() + {offset})")
-    for position, name in graph.deferred_copies:
-        source(f"a{position}.copy_({name})")
+    for target, name in graph.deferred_copies:
+        source(f"{target}.copy_({name})")
 
 
 def default_tail(graph: RunnerPlan, source: Source) -> None:
@@ -180,9 +185,35 @@ def default_tail(graph: RunnerPlan, source: Source) -> None:
 
 def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
     """Tells autograd of the writes it did not see, so that a graph kept from before raises instead of being wrong."""
-    written = {f"a{i}": graph.inputs[i].writes - counted for i in graph.mutated}
-    for position, _ in graph.deferred_copies:
-        written[f"a{position}"] = graph.inputs[position].writes - 1
+    written: dict[str, int] = {}
+
+    def wrote(position: int, counts: int) -> None:
+        """A write to an input's memory, of which its counter knows already if ``counts`` is 1."""
+        counter = graph.inputs[position].counter
+        first = position if counter is None else counter
+        moved = graph.inputs[first].writes
+        written.setdefault(f"a{first}", 1 if moved is None else moved)
+        written[f"a{first}"] -= counts
+
+    def wrote_base(number: int, counts: int) -> None:
+        base = graph.bases[number]
+        of_bytes = any(graph.inputs[i].example.dtype != base.dtype for i in base.members)
+        wrote(base.members[base.starts.index(0)], 0 if of_bytes else counts)
+        for member in base.members:
+            wrote(member, 0)
+
+    updated = {str(name) for call in graph.tail for name in _names((*call.args, *call.kwargs.values()))}
+    for position, each in enumerate(graph.inputs):
+        if each.writes and each.counter is None and f"a{position}" not in updated:
+            wrote(position, 0)
+    for position, *_ in graph.metadata_updates:
+        wrote(position, 1)
+    for position in graph.mutated:
+        wrote(position, counted)
+    for number in graph.mutated_bases:
+        wrote_base(number, counted)
+    for target, _ in graph.deferred_copies:
+        (wrote if target.startswith("a") else wrote_base)(int(target[1:]), 1)
     for call in graph.tail:
         if call.op._schema.name.startswith("aten::_fused"):
             for name in call.args[0]:
@@ -190,6 +221,16 @@ def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
     names = [name for name, count in written.items() for _ in range(count)]
     if names:
         source(f"increment_version({tuple_text(names)})")
+    for name, count in written.items():
+        if count < 0:  # eager wrote past the counter, through Tensor.data
+            source(f"set_version({name}, {name}._version - {-count})")
+
+
+def _names(value: Any) -> list[Name]:
+    """Names in nested arguments."""
+    if isinstance(value, Name):
+        return [value]
+    return [name for item in value for name in _names(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _set_versions(graph: RunnerPlan, source: Source) -> None:

@@ -23,7 +23,16 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
-from sidefx_train.compile.artifacts import OWN, IndexCheck, Name, Output, RunnerPlan, TailCall, TracedGraph
+from sidefx_train.compile.artifacts import (
+    OWN,
+    IndexCheck,
+    Name,
+    Output,
+    RunnerPlan,
+    SyntheticBase,
+    TailCall,
+    TracedGraph,
+)
 from sidefx_train.compile.native import cpu_description
 from sidefx_train.config import CompileConfig
 
@@ -32,7 +41,7 @@ _NAMESPACES = ("aten", "prims", "sidefx")
 
 _PLAIN = (bool, int, float, str, type(None))
 _NAMED = (torch.dtype, torch.device, torch.memory_format, torch.layout)
-_CLASSES = {cls.__name__: cls for cls in (TailCall, Output, IndexCheck)}
+_CLASSES = {cls.__name__: cls for cls in (TailCall, Output, IndexCheck, SyntheticBase)}
 _KEPT = tuple(field.name for field in fields(RunnerPlan) if field.name != "inputs")
 
 
@@ -157,7 +166,7 @@ def _inputs(traced: TracedGraph) -> list[str]:
         shared = -1
         if isinstance(item.example, torch.Tensor):
             shared = memory.setdefault(compat.storage_identity(item.example), len(memory))
-        lines.append(f"input {item.kind} {_value(item.example)} memory {shared} writes {item.writes}")
+        lines.append(f"input {item.kind} {_value(item.example)} memory {shared} writes {item.writes} {item.counter}")
     return lines
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,7 +63,17 @@ def verified(
 
 
 def _copies(args: list[Any]) -> list[Any]:
-    return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in args]
+    """Copies of the tensors; what shares memory is copied with the memory."""
+    storages = Counter(value.untyped_storage().data_ptr() for value in args if isinstance(value, torch.Tensor))
+    memo: dict[int, Any] = {}
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        shared = storages[value.untyped_storage().data_ptr()] > 1
+        return copy.deepcopy(value.detach(), memo) if shared else value.detach().clone()
+
+    return [copied(value) for value in args]
 
 
 def _difference(have: list[Any], want: list[Any], what: str) -> str:

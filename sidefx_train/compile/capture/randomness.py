@@ -23,6 +23,12 @@ aten = torch.ops.aten
 _FILLS = frozenset(
     {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
 )
+_SHARING = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+"""Operators whose schemas hide from autograd that results share memory, which the graph must know."""
+
 _MAKES = frozenset({"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"})
 
 
@@ -81,6 +87,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             return compat.record_higher_order(self, func, args, kwargs or {})
         if not torch.is_grad_enabled():
             self.grad_switched = True
+        func = _SHARING.get(func, func)
         if self.cursors and _is_draw(func, args, kwargs or {}):
             kind = _device_type((args, kwargs)) or "cpu"
             if kind in self.cursors:

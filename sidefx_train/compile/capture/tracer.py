@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import GraphInput, InputKind, TracedGraph
+from sidefx_train.compile.artifacts import DATA, GraphInput, InputKind, TracedGraph
 from sidefx_train.compile.capture.randomness import RepeatingMode
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.errors import Unsupported
@@ -94,6 +94,12 @@ class GraphTracer:
     def last_node(self) -> fx.Node:
         """The node recorded last."""
         return next(iter(reversed(self.graph.nodes)))
+
+    def data_of(self, value: torch.Tensor) -> torch.Tensor:
+        """``Tensor.data``: the same memory, unknown to autograd, with a version counter of its own."""
+        data = compat.alias_unseen(value)
+        self.last_node().meta[DATA] = True
+        return data
 
     def clone_after(self, value: torch.Tensor, node: fx.Node, at: fx.Node) -> fx.Node:
         """A copy of what ``node`` held when ``at`` had just been recorded."""

@@ -1,5 +1,6 @@
 """From a captured graph to one without in-place operations.
 
+bases       inputs that overlap in memory
 aliases     which nodes share storage
 scalars     which numbers the host computes, and when
 tail        fused optimizer calls that run behind the graph
@@ -20,6 +21,7 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import OWN, FunctionalGraph, Name, Output, TailCall, TracedGraph
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead
+from sidefx_train.compile.functionalize.bases import find_bases
 from sidefx_train.compile.functionalize.check import check_functional
 from sidefx_train.compile.functionalize.hazards import find_hazards, held_back
 from sidefx_train.compile.functionalize.plan import refuse_unsupported, view_layout
@@ -58,7 +60,9 @@ def functionalize(
     graph = traced.module.graph
     drop_dead(graph)
     aliases = Aliases(graph)
-    refuse_unsupported(traced, aliases)
+    refuse_unsupported(traced)
+    written = set[fx.Node]().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
+    bases = find_bases(traced, aliases, written)
     plan = plan_scalars(graph, traced.inputs, aliases)
     tail = find_tail(graph, aliases) if keep_fused else Tail()
     hazards = find_hazards(graph, aliases)
@@ -68,7 +72,7 @@ def functionalize(
     if guarded:
         waiting = {n for n in graph.nodes if n.op == "placeholder"}
     skip, defer = frozenset(tail.nodes), frozenset(waiting)
-    options = RetraceOptions(decompositions, tensor_scalars, skip, defer, channels_last, aliases.same, guarded)
+    options = RetraceOptions(decompositions, tensor_scalars, skip, defer, channels_last, aliases.same, guarded, bases)
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
     result = layout.assemble(retraced, hazards.checks, not left)
@@ -144,7 +148,9 @@ class _Assembler:
             host=tuple(self.plan.host.source(names)),
             late=tuple(late_lines),
             mutated=tuple(retraced.mutated),
-            deferred_copies=tuple((i, f"r{j}") for i, j in retraced.final.items()),
+            deferred_copies=tuple((target, f"r{j}") for target, j in retraced.final.items()),
+            bases=retraced.bases,
+            mutated_bases=tuple(retraced.mutated_bases),
             metadata_updates=tuple((i, *new) for i, new in retraced.metadata.items()),
             tail=calls,
             outputs=outputs,

@@ -21,6 +21,7 @@ class Aliases:
 
     Attributes:
         roots: nodes whose storage a node's value may share (a tuple-valued node: any of its items).
+        overlapping: placeholders whose memory overlaps; the first stands for the others' storage.
         same: for a node that returns one of its arguments unchanged in identity (``add_``, ``t_``), that argument's
             own representative; otherwise the node itself.
     """
@@ -28,8 +29,10 @@ class Aliases:
     def __init__(self, graph: fx.Graph) -> None:
         self.roots: dict[fx.Node, frozenset[fx.Node]] = {}
         self.same: dict[fx.Node, fx.Node] = {}
+        self.overlapping = overlapping([node for node in graph.nodes if node.op == "placeholder"])
+        first = {node: group[0] for group in self.overlapping for node in group}
         for node in graph.nodes:
-            self.roots[node] = self._roots_of(node)
+            self.roots[node] = self._roots_of(node) if node not in first else frozenset((first[node],))
             self.same[node] = self._same_as(node)
 
     def reads(self, node: fx.Node) -> frozenset[fx.Node]:
@@ -69,6 +72,39 @@ class Aliases:
                 if len(written) == 1:
                     return self.same[written[0]]
         return node
+
+
+def extent(value: torch.Tensor) -> tuple[int, int]:
+    """Where a strided tensor begins in its storage, and where it ends, in bytes."""
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    start = value.storage_offset()
+    return start * value.itemsize, (start + reach + 1) * value.itemsize
+
+
+def overlapping(placeholders: list[fx.Node]) -> list[list[fx.Node]]:
+    """Groups of placeholders in one storage whose extents overlap."""
+    by_storage: dict[int, list[fx.Node]] = {}
+    for node in placeholders:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and node.users:
+            by_storage.setdefault(value.untyped_storage()._cdata, []).append(node)
+    groups: list[list[fx.Node]] = []
+    for nodes in by_storage.values():
+        if len(nodes) == 1:
+            continue
+        values = [node.meta["val"] for node in nodes]
+        if any(isinstance(n, torch.SymInt) for value in values for n in (*value.shape, *value.stride())):
+            groups.append(nodes)  # of unknown extent
+            continue
+        end = -1
+        group: list[fx.Node] = []
+        for node in sorted((n for n in nodes if n.meta["val"].numel()), key=lambda n: extent(n.meta["val"])):
+            low, high = extent(node.meta["val"])
+            if low >= end:
+                groups.append(group := [])
+            group.append(node)
+            end = max(end, high)
+    return [sorted(group, key=placeholders.index) for group in groups if len(group) > 1]
 
 
 def is_pure(node: fx.Node) -> bool:

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import GraphInput, TracedGraph
-from sidefx_train.compile.functionalize.aliases import Aliases
 from sidefx_train.errors import BackendError
 
 
-def refuse_unsupported(traced: TracedGraph, aliases: Aliases) -> None:
+def refuse_unsupported(traced: TracedGraph) -> None:
     """Raises for graphs that cannot be made functional without changing what they mean.
 
     Raises:
-        BackendError: two inputs share storage and one of them is written, or a storage is replaced or resized.
+        BackendError: a storage is replaced or resized.
     """
     graph = traced.module.graph
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    written: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, compat.OpOverload):
             name = node.target._schema.name
             kept = name in ("aten::resize_", "aten::resize_as_") and _keeps_size(node)
             if name in ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data") and not kept:
                 raise BackendError("SFX201", f"{name} replaces or resizes the storage of a tensor")
-        written |= aliases.writes(node)
-    owners: dict[Any, list[int]] = {}
-    for i, (node, given) in enumerate(zip(placeholders, traced.inputs, strict=True)):
-        if given.kind != "scalar" and node.users:
-            owners.setdefault(given.example.untyped_storage()._cdata, []).append(i)
-    for group in owners.values():
-        if len(group) > 1 and any(placeholders[i] in written for i in group):
-            names = ", ".join(traced.inputs[i].source for i in group)
-            raise BackendError("SFX201", f"inputs that share memory while one is written: {names}")
 
 
 def _keeps_size(node: fx.Node) -> bool:

@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import TracedGraph, is_scalar
+from sidefx_train.compile.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.functionalize import layouts, rnn
+from sidefx_train.compile.functionalize.bases import members, view_of
 from sidefx_train.compile.functionalize.fused import fused_update
 from sidefx_train.compile.functionalize.hazards import IndexUse
 from sidefx_train.compile.functionalize.scalar_ops import (
@@ -46,6 +47,7 @@ class RetraceOptions:
         channels_last: run convolutions on channels-last images.
         same: for a node that returns one of its arguments, what stands for that.
         guarded: indices to clamp and report on, by the node that uses them.
+        bases: memory in which inputs overlap.
     """
 
     decompositions: Any
@@ -55,6 +57,7 @@ class RetraceOptions:
     channels_last: bool = False
     same: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     guarded: Mapping[fx.Node, tuple[IndexUse, ...]] = field(default_factory=dict)
+    bases: tuple[SyntheticBase, ...] = ()
 
 
 @dataclass
@@ -66,22 +69,26 @@ class Retraced:
         feeds: what each placeholder takes.
         packed: variables in the block of numbers.
         results: output position of a traced node's value.
-        final: output position of the new value of a held-back input.
+        final: output position of the new value of a held-back input or base.
         mutated: input positions that the graph writes.
         metadata: input position -> new (size, stride, distance from where it started).
         layouts: (size, stride, offset) of the results.
         report: output position of the flag that says an index was out of range.
+        bases: memory in which inputs overlap.
+        mutated_bases: those that the graph writes.
     """
 
     module: fx.GraphModule
     feeds: list[str]
     packed: list[str]
     results: dict[fx.Node, int]
-    final: dict[int, int]
+    final: dict[str, int]
     mutated: list[int]
     metadata: dict[int, Layout]
     layouts: dict[fx.Node, tuple[Any, Any, Any]] = field(default_factory=dict)
     report: int | None = None
+    bases: tuple[SyntheticBase, ...] = ()
+    mutated_bases: list[int] = field(default_factory=list)
 
 
 class Retracer:
@@ -97,6 +104,9 @@ class Retracer:
         self.packed: list[str] = []
         self.fakes: dict[fx.Node, torch.Tensor] = {}
         self.flags: list[torch.Tensor] = []
+        self.members = members(options.bases, traced.inputs)
+        self.base_fakes: list[torch.Tensor] = []
+        self.base_values: list[Any] = []
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
 
     def run(self, wanted: Iterable[fx.Node]) -> Retraced:
@@ -110,6 +120,9 @@ class Retracer:
             for node in self.placeholders:
                 if node in self.fakes:
                     self.env[node] = compat.to_functional(self.fakes[node])
+            self.base_values = [compat.to_functional(fake) for fake in self.base_fakes]
+            for position, member in self.members.items():
+                self.env[self.placeholders[position]] = view_of(self.base_values[member.base], member)
             if packed is not None:
                 block = compat.to_functional(packed)
                 self.slots = [TensorScalar(block.select(0, i)) for i in range(len(self.packed))]
@@ -123,7 +136,12 @@ class Retracer:
     def _entry_fakes(self) -> dict[fx.Node, Any]:
         entries: dict[fx.Node, Any] = {}
         with self.traced.fake_mode, torch.no_grad():
-            for node, given in zip(self.placeholders, self.traced.inputs, strict=True):
+            for base in self.options.bases:
+                device = self.traced.inputs[base.members[0]].example.device
+                self.base_fakes.append(torch.empty(base.size, dtype=base.dtype, device=device))
+            for i, (node, given) in enumerate(zip(self.placeholders, self.traced.inputs, strict=True)):
+                if i in self.members:
+                    continue
                 used = any(user not in self.options.skip and user.op != "output" for user in node.users)
                 if given.kind == "scalar":
                     if isinstance(given.example, torch.SymInt) and used:
@@ -173,6 +191,8 @@ class Retracer:
                 self.fakes[node] = entries[node]
             else:
                 self.env[node] = entries[node]
+        for i, fake in enumerate(self.base_fakes):
+            self._placeholder(f"b{i}", fake)
         if packed is not None:
             self._placeholder("packed", packed)
         elif self.fed and not self.options.tensor_scalars:
@@ -309,7 +329,8 @@ class Retracer:
             report = len(outputs)
             outputs.append(compat.from_functional(torch.stack(self.flags).any()))
         mutated: list[int] = []
-        final: dict[int, int] = {}
+        mutated_bases: list[int] = []
+        final: dict[str, int] = {}
         metadata: dict[int, Layout] = {}
         for i, node in enumerate(self.placeholders):
             value = self.env.get(node)
@@ -335,17 +356,31 @@ class Retracer:
             if not written:
                 continue
             if moved or node in self.options.defer:
-                final[i] = len(outputs)
+                final[f"a{i}"] = len(outputs)
                 outputs.append(new)
             else:
                 mutated.append(i)
                 with compat.below_functionalization():
                     aten.copy_.default(entry, new)
+        for i, (base, value) in enumerate(zip(self.options.bases, self.base_values, strict=True)):
+            new = compat.from_functional(value)
+            if not compat.has_data_mutation(value):
+                continue
+            if any(self.placeholders[m] in self.options.defer for m in base.members):
+                final[f"b{i}"] = len(outputs)
+                outputs.append(new)
+            else:
+                mutated_bases.append(i)
+                with compat.below_functionalization():
+                    aten.copy_.default(self.base_fakes[i], new)
         with compat.below_functionalization():
             nodes = [self._output_node(value) for value in outputs]
         self.tracer.graph.output(tuple(nodes))
         module = fx.GraphModule(self.tracer.root, self.tracer.graph)
-        return Retraced(module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report)
+        bases = self.options.bases
+        return Retraced(
+            module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report, bases, mutated_bases
+        )
 
     def _turns(self, node: fx.Node) -> list[fx.Node]:
         """Operations that changed the layout of an input in place, in order."""

@@ -122,10 +122,11 @@ class _Planner:
         self.aliases = aliases
         self.functions = compat.host_functions()
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        shared = {node for group in aliases.overlapping for node in group}
         for i, (node, given) in enumerate(zip(placeholders, inputs, strict=True)):
             if given.kind == "scalar":
                 self.host.names[node] = f"a{i}"
-            elif _may_count(given.example):
+            elif _may_count(given.example) and node not in shared:
                 self.counters[node] = self._define(f"a{i}.item()", ())
         self.position = {node: i for i, node in enumerate(placeholders)}
         for node in graph.nodes:

@@ -30,7 +30,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
     for guard in guards:
         if guard.kind == "tensor":
             tensors.append(guard)
-        elif guard.kind in ("number", "distinct", "apart", "separate"):
+        elif guard.kind in ("number", "distinct", "placed", "apart", "separate"):
             conditions.append(guard)
         elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
             continue  # an empty container is only ever tested for emptiness
@@ -168,6 +168,11 @@ def _memory(writer: Writer, guard: Guard) -> str:
     return f"not {writer.constant(guard.value.refresh, 'share_memory_as_before')}()"
 
 
+def _placed(writer: Writer, guard: Guard) -> str:
+    other, distance = guard.value
+    return f"{writer.value(other)}.data_ptr() - {writer.value(guard.source)}.data_ptr() != {distance}"
+
+
 def _apart(writer: Writer, guard: Guard) -> str:
     storage = writer.constant(storage_of, "storage_of")
     return f"{storage}({writer.value(guard.source)}) in {writer.constant(guard.value, 'held_memory')}"
@@ -226,6 +231,7 @@ def _separate(writer: Writer, guard: Guard) -> str:
 _CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {
     "number": _number,
     "distinct": _distinct,
+    "placed": _placed,
     "apart": _apart,
     "separate": _separate,
 }
@@ -327,6 +333,10 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         return len({id(source.fetch(args, kwargs)) for source in guard.value}) != len(guard.value), "one object twice"
     if guard.kind == "apart":
         return storage_of(value) in guard.value, "memory of a tensor that the step holds"
+    if guard.kind == "placed":
+        other, distance = guard.value
+        found = other.fetch(args, kwargs).data_ptr() - value.data_ptr()
+        return found != distance, f"{found} bytes"
     if guard.kind == "distinct":
         return storage_of(value) == storage_of(guard.value.fetch(args, kwargs)), value
     condition: NumberCondition = guard.value

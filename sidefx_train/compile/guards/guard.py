@@ -27,6 +27,7 @@ GuardKind = Literal[
     "memory",  # tensors that the entry holds share memory as they did (a `HeldMemory`)
     "separate",  # objects that must not be one another
     "distinct",  # tensors that must not share storage
+    "placed",  # tensors in one memory, so many bytes apart
     "unset_slot",  # no value in the slot `value` of an object
     "empty_cell",  # a closure cell without contents
     "taken",  # names of a module or class that gave what they gave (a `Taken`)
@@ -85,6 +86,8 @@ class Guard:
             return f"{len(self.value.names)} names of {label} are what they were"
         if self.kind == "body":
             return f"{label} has the body it had"
+        if self.kind == "placed":
+            return f"{self.value[0].label} begins {self.value[1]} bytes after {label}"
         if self.kind == "empty_cell":
             return f"{label} is unbound"
         return f"{self.value}"

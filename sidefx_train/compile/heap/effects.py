@@ -360,6 +360,11 @@ def _set(record: SetRecord) -> list[Effect]:
 def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
+    if finished and record.edge is not None:
+        entry = record.entry_layout
+        if not fake.requires_grad or (fake.shape, fake.stride()) != entry:
+            reason = f"{record.source.label}, made outside the step with a history, is detached or turned in it"
+            record.heap.refuse("SFX107", reason)
     if fake.requires_grad != record.requires_grad:
         if finished and fake.grad_fn is not None:
             record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")

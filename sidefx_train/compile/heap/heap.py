@@ -407,7 +407,10 @@ class Heap:
         if real.requires_grad and not static and real.is_leaf:
             self.guard("is", self.sources.slot(place, "grad_fn"), None)
         kind: InputKind = "static" if static else "tensor"
-        fake = self.tracer.add_tensor(real, kind, source.label, dynamic)
+        try:
+            fake = self.tracer.add_tensor(real, kind, source.label, dynamic)
+        except RuntimeError as error:  # a view of another type than its base, of which torch can make no fake
+            self.refuse("SFX109", f"{source.label} has no stand-in: {error}")
         self.guard("tensor", place, self._facts(real, fake, place))
         record = TensorRecord(self, real, fake, place, kind)
         self._register(record)

@@ -95,6 +95,7 @@ class TensorRecord(Record):
         self.hooks: Any = None
         self.requires_grad = real.requires_grad
         self.entry_version = shadow._version
+        self.entry_layout = (shadow.shape, shadow.stride())
         self.edge: Any = None if shadow.grad_fn is None else torch.autograd.graph.get_gradient_edge(shadow)
 
     def reset(self) -> None:

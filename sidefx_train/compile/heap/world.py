@@ -63,6 +63,7 @@ class TraceWorld(CallingWorld):
         context: context variables that the step sets and resets.
         freed: autograd nodes whose graph a backward pass has freed.
         hooked: autograd nodes of tensors on which the step registered a hook.
+        replayed: how often the version of a memory is moved by views that are replayed after the graph.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
@@ -95,6 +96,7 @@ class TraceWorld(CallingWorld):
         self.context = opaque.ContextVariables(self)
         self.freed: set[Any] = set()
         self.hooked: set[Any] = set()
+        self.replayed: dict[int, int] = {}
         self.last_error: tuple[Exception, Any, Location | None] | None = None
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
@@ -417,8 +419,7 @@ class TraceWorld(CallingWorld):
             obj.refuse()
         if type(obj) is compat.FakeTensor:
             if name == "data":
-                with torch.no_grad():
-                    return obj.detach()
+                return self.tracer.data_of(obj)
             if name == "grad":
                 self.heap.read_grad(obj)
             return ABSENT

@@ -152,8 +152,14 @@ def _entries(world: TraceWorld) -> list[tuple[int, Any]]:
     position_of = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
     found: list[tuple[int, Any]] = []
     for record in world.heap.by_real.values():
-        if not isinstance(record, TensorRecord) or not record.requires_grad:
+        if not isinstance(record, TensorRecord):
             continue
+        if record.shadow.requires_grad and not record.requires_grad and record.shadow.is_leaf:
+            world.heap.refuse("SFX107", f"{record.source.label} begins to require gradients")
+        if not record.requires_grad:
+            continue
+        if record.shadow.shape != world.tracer.inputs[position_of[id(record.real)]].example.shape:
+            world.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
         if record.edge is not None and record.shadow._version != record.entry_version:
             world.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
         if record.edge is None and not (record.shadow.is_leaf and record.shadow.requires_grad):

@@ -16,6 +16,7 @@ from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.continuations.generators import hand_out, resume
+from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.iterators import REBUILT
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
@@ -93,6 +94,7 @@ class Rebuilder:
 
     def settle(self) -> None:
         """Takes out of the versions of bases what replaying their views will add to them."""
+        self.world.replayed = self._turned
         for storage, count in self._turned.items():
             for node in self.returned.get(storage, ()):
                 if OWN in node.meta:
@@ -133,9 +135,15 @@ class Rebuilder:
         if not tracer.has_node(value):
             self.world.heap.refuse("SFX111", "a tensor that no recorded operation made leaves the step")
         node = tracer.node_of(value)
+        try:
+            value.grad_fn  # noqa: B018
+        except RuntimeError as error:  # autograd forbids some views of several to be looked at
+            self.world.heap.refuse("SFX107", f"a tensor leaves the step of which autograd says: {first_line(error)}")
         path = self.views.path(value, node)
         if path is not None:
             return self._view(path)
+        if self.views.is_outside(value):
+            self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
         self.returned.setdefault(storage_of(value), set()).add(node)
         if not value._is_view() and not value.is_inference():
             node.meta[OWN] = value._version
@@ -152,8 +160,10 @@ class Rebuilder:
         parts = [base, self.writer.constant(path.ops, "views"), repr(path.grad)]
         for viewed in () if isinstance(path.base, fx.Node) else (storage_of(path.base),):
             self._turned[viewed] = self._turned.get(viewed, 0) + sum(op.turns for op in path.ops)
-        if path.numbers:
-            parts.append(f"({', '.join(self.output(node) for node in path.numbers)},)")
+        if path.numbers or path.own is not None:
+            parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
+        if path.own is not None:
+            parts.append(repr(path.own))
         return f"{self.writer.constant(replay)}({', '.join(parts)})"
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.artifacts import DATA
 from sidefx_train.compile.graphs import schema_args, written_args
 from sidefx_train.compile.heap.records import TensorRecord
 
@@ -63,15 +64,19 @@ class Path:
         ops: what to do with it.
         numbers: graph nodes of numbers that the operations take.
         grad: whether autograd records the views.
+        own: its version, where eager does not take the value for a view, though it is in the base's memory.
     """
 
     base: torch.Tensor | fx.Node
     ops: tuple[ViewOp, ...]
     numbers: tuple[fx.Node, ...]
     grad: bool
+    own: int | None = None
 
 
-def replay(base: torch.Tensor, ops: tuple[ViewOp, ...], grad: bool, numbers: tuple[int, ...] = ()) -> torch.Tensor:
+def replay(
+    base: torch.Tensor, ops: tuple[ViewOp, ...], grad: bool, numbers: tuple[int, ...] = (), own: int | None = None
+) -> torch.Tensor:
     """The view of ``base`` that a sequence of operations makes; called by generated code."""
     before = torch.is_grad_enabled()
     compat.set_grad_enabled(grad)
@@ -85,6 +90,9 @@ def replay(base: torch.Tensor, ops: tuple[ViewOp, ...], grad: bool, numbers: tup
                 value = value[each.item]
     finally:
         compat.set_grad_enabled(before)
+    if own is not None:
+        value = compat.without_view_relation(value)
+        compat.set_version(value, own)
     return value  # type: ignore[no-any-return]
 
 
@@ -119,7 +127,7 @@ class Views:
         storage = storage_of(value)
         if not (value._is_view() or storage in self._outside or storage in self.shared) or self.world.inference:
             return None
-        if value.is_leaf and value.requires_grad:
+        if value.is_leaf and value.requires_grad and not value._is_view():
             return None
         up = _way_up(node)
         base, below = self._base(value, up)
@@ -131,26 +139,36 @@ class Views:
             if each.target is not operator.getitem and _replayed(each):
                 item = next((n.args[1] for n in below if n.target is operator.getitem and n.args[0] is each), None)
                 ops.append(_view_op(each, item, numbers))
-        found = Path(base, tuple(ops), tuple(numbers), value.requires_grad)
+        own = not value.requires_grad and not value._is_view() and not any(_leaves_autograd(n) for n in below)
+        grad = value.grad_fn is not None
+        found = Path(base, tuple(ops), tuple(numbers), grad, value._version if own else None)
         return found if self._holds(found, value) else None
+
+    def is_outside(self, value: torch.Tensor) -> bool:
+        """True for a value in the memory of an input; the graph's own results are not."""
+        if self.world.inference or (value.is_leaf and value.requires_grad and not value._is_view()):
+            return False
+        return storage_of(value) in self._outside
 
     def _base(self, value: torch.Tensor, up: list[fx.Node]) -> tuple[Any, list[fx.Node]]:
         """What ``value`` is a view of, and the nodes from ``value`` up to it."""
         record = self._records.get(up[-1])
-        if record is not None:
-            if record.shadow.requires_grad != record.requires_grad:
-                return None, []
-            return record.shadow, _below(up, up[-1], record.shadow)
         base = value._base if value._is_view() else None
         tracer = self.world.tracer
-        if base is not None and tracer.has_node(base):
-            first = tracer.node_of(base)
-            while _in_place(first):
-                first = written_args(first)[0]
-            return base, _below(up, first, base)
+        if base is not None and not (tracer.has_node(base) and self._made(base, up)):
+            base = None
+        if record is not None and base is None:
+            if record.shadow.requires_grad != record.requires_grad:
+                return None, []
+            if value.requires_grad and record.edge is not None and record.shadow._version != record.entry_version:
+                label = record.source.label
+                self.world.heap.refuse("SFX107", f"{label}, made outside the step, is changed in place in it")
+            return record.shadow, _below(up, up[-1], record.shadow)
+        if base is not None:
+            return base, _below(up, _first(tracer.node_of(base)), base)
         if value.requires_grad or up[-1].op != "call_function":
             return None, []
-        if not any(n.target is torch.ops.aten.detach.default for n in up):
+        if not any(_leaves_autograd(n) for n in up):
             return None, []
         last = up[-1]
         while (later := next((n for n in last.users if _in_place(n) and written_args(n)[0] is last), None)) is not None:
@@ -158,6 +176,10 @@ class Views:
                 return None, []
             last = later
         return last, _below(up, up[-1], last.meta["val"])
+
+    def _made(self, base: torch.Tensor, up: list[fx.Node]) -> bool:
+        """True for a base that the step made itself."""
+        return self.world.heap.record_of(base) is None and _first(self.world.tracer.node_of(base)) in up
 
     def _holds(self, path: Path, value: torch.Tensor) -> bool:
         """True if the path, followed on the fake base, gives what the capture has."""
@@ -167,8 +189,10 @@ class Views:
         base = path.base.meta["val"] if isinstance(path.base, fx.Node) else path.base
         version = base._version
         with compat.no_recording():
-            made = replay(base, path.ops, path.grad, numbers)
+            made = replay(base, path.ops, path.grad, numbers, path.own)
         compat.set_version(base, version)
+        if path.grad and base is not value._base and made.grad_fn.name() != value.grad_fn.name():
+            return False  # memory changed behind autograd's back: it does not take the value for a view of this one
         return _facts(made) == _facts(value)
 
     def _plain_history(self, value: torch.Tensor, base: torch.Tensor | fx.Node) -> bool:
@@ -212,9 +236,20 @@ def _parent(node: fx.Node) -> fx.Node | None:
     return shared[0] if len(shared) == 1 and isinstance(shared[0], fx.Node) else None
 
 
+def _first(node: fx.Node) -> fx.Node:
+    """The node that made the tensor which in-place operations returned since."""
+    while _in_place(node):
+        node = written_args(node)[0]
+    return node
+
+
 def _in_place(node: fx.Node) -> bool:
     """True for an operation that returns the tensor it writes to."""
     return bool(written_args(node)) and _parent(node) is not None
+
+
+def _leaves_autograd(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.detach.default or DATA in node.meta
 
 
 def _changes_layout(node: fx.Node) -> bool:
@@ -260,9 +295,15 @@ def _view_op(node: fx.Node, item: Any, numbers: list[fx.Node]) -> ViewOp:
             numbers.append(value)
         return Number(numbers.index(value))
 
+    if DATA in node.meta:
+        return ViewOp(_data, (BASE,), {})
     args, kwargs = fx.map_arg(node.args, named), fx.map_arg(node.kwargs, named)
     named_args = {k: _plain(a) for k, a in kwargs.items()}
     return ViewOp(node.target, tuple(_plain(a) for a in args), named_args, item, _changes_layout(node))
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.data
 
 
 def _plain(value: Any) -> Any:

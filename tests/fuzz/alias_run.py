@@ -1,0 +1,150 @@
+"""Runs a program over views eagerly and captured, and compares all that autograd and memory know of its tensors."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import types
+import warnings
+from typing import Any
+
+import torch
+
+import sidefx_train
+from tests.fuzz.compare import Differs
+from tests.fuzz.run import Outcome
+from tests.opinfo.compare import same_contents
+
+CALLS = 3
+_FILE = "<alias program>"
+_NODE = re.compile(r",? ?(which is )?output \d+ of \w+,?|\w*Backward\w*|CopySlices")
+SAID: list[Any] = []
+
+
+def attempt(line: str, kind: str, outs: Any, names: dict[str, Any]) -> None:
+    """One later operation; what it raises is compared too."""
+    try:
+        made = eval(compile(line, "<after>", kind), {"torch": torch, "outs": outs, **names})
+        SAID.append(made if isinstance(made, torch.Tensor) else None)
+    except Exception as error:
+        SAID.append(_words(error))
+
+
+def _words(error: Exception) -> str:
+    """An error without the names of autograd's nodes: a captured part is one node."""
+    text = _NODE.sub("<node>", str(error).split("Hint:")[0])
+    return f"{type(error).__name__}: {re.sub(r'0x[0-9a-f]+', '0x', text)}"[:400]
+
+
+def _facts(t: torch.Tensor) -> dict[str, Any]:
+    return {
+        "shape": tuple(t.shape),
+        "stride": t.stride(),
+        "offset": t.storage_offset(),
+        "dtype": t.dtype,
+        "conj": t.is_conj(),
+        "version": t._version,
+        "requires_grad": t.requires_grad,
+        "leaf": t.is_leaf,
+        "a view": t._is_view(),
+    }
+
+
+class _World:
+    """One run of the program."""
+
+    def __init__(self, source: str, backend: str | None) -> None:
+        module = types.ModuleType("alias_program")
+        exec(compile(source, _FILE, "exec"), vars(module))
+        self.build, self.after = module.build, module.after
+        self.compiled = None if backend is None else sidefx_train.compile(module.step, backend=backend)
+        self.step = self.compiled or module.step
+
+    def call(self) -> dict[str, Any]:
+        """What a call and what follows it left behind, part by part."""
+        SAID.clear()
+        given = self.build()
+        try:
+            outs: Any = self.step(*given)
+        except Exception as error:
+            return {"error": _words(error), "arguments": _photograph(given)}
+        found = {"results": _photograph((*outs, *given))}
+        self.after(outs, *given)
+        said = [item for item in SAID if isinstance(item, torch.Tensor)]
+        found["afterwards"] = _photograph((*outs, *given, *said))
+        found["said"] = [item for item in SAID if not isinstance(item, torch.Tensor)]
+        try:
+            found["gradients"] = _gradients(outs, given)
+        except Exception as error:
+            found["backward raises"] = _words(error)
+        return found
+
+
+def _gradients(outs: Any, given: Any) -> Any:
+    wanted = [t for t in {id(o): o for o in outs}.values() if t.requires_grad and t.grad_fn is not None]
+    leaves = [t for t in {id(t): t for t in given}.values() if t.requires_grad]
+    if not wanted or not leaves:
+        return ()
+    total = sum((t * torch.linspace(0.5, 2, t.numel()).view(t.shape)).sum().real for t in wanted)
+    return torch.autograd.grad(total, leaves, allow_unused=True)
+
+
+def _photograph(tensors: tuple[Any, ...]) -> dict[str, Any]:
+    """Everything about some tensors and about how they belong together."""
+    known = list(tensors)
+    try:
+        return _pictured(known)
+    except RuntimeError as error:  # autograd forbids some views of several to be looked at
+        return {"forbidden": _words(error)}
+
+
+def _pictured(known: list[torch.Tensor]) -> dict[str, Any]:
+    return {
+        "facts": [_facts(t) for t in known],
+        "values": [t.detach().clone() for t in known],
+        "objects": [next(j for j, u in enumerate(known) if u is t) for t in known],
+        "bases": [next((j for j, u in enumerate(known) if u is t._base), -1 if t._base is None else -2) for t in known],
+        "memory": [[t.untyped_storage().data_ptr() == u.untyped_storage().data_ptr() for u in known] for t in known],
+    }
+
+
+def _compare(want: Any, have: Any, where: str) -> None:
+    if isinstance(want, dict):
+        if set(want) != set(have):
+            raise Differs(f"{where}: {_told(have)}, eager: {_told(want)}")
+        for name in want:
+            _compare(want[name], have[name], f"{where}, {name}")
+    elif isinstance(want, (list, tuple)) and any(isinstance(item, (dict, torch.Tensor, list)) for item in want):
+        if len(want) != len(have):
+            raise Differs(f"{where}: {len(have)} of them, eager has {len(want)}")
+        for i, (a, b) in enumerate(zip(want, have, strict=True)):
+            _compare(a, b, f"{where} {i}")
+    elif isinstance(want, torch.Tensor):
+        if not isinstance(have, torch.Tensor) or want.shape != have.shape or not same_contents(want, have):
+            raise Differs(f"{where}: {have}, eager has {want}")
+    elif want != have:
+        raise Differs(f"{where}: {have}, eager has {want}")
+
+
+def _told(found: dict[str, Any]) -> str:
+    return str({name: value for name, value in found.items() if isinstance(value, str)} or list(found))
+
+
+def check(source: str, backend: str = "aot_eager") -> Outcome:
+    """Compares the program's two worlds.
+
+    Raises:
+        Differs: they differ; the message says where.
+    """
+    linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager, captured = _World(source, None), _World(source, backend)
+        for index in range(CALLS):
+            _compare(eager.call(), captured.call(), f"call {index}")
+    report = captured.compiled.report()
+    reasons = tuple(f"{item.code} {item.reason}" for item in report.breaks + report.fallbacks)
+    internal = [reason for reason in reasons if reason.startswith(("SFX204", "SFX205"))]
+    if internal:
+        raise Differs(f"internal error: {internal[0]}")
+    return Outcome(CALLS, report.replays, reasons)

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.overlap import check_overlap
 from sidefx_train.compile.capture.vectors import mark
 from sidefx_train.errors import Unsupported
 
@@ -88,6 +89,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
         if not torch.is_grad_enabled():
             self.grad_switched = True
         func = _SHARING.get(func, func)
+        check_overlap(func, args, kwargs or {})
         if self.cursors and _is_draw(func, args, kwargs or {}):
             kind = _device_type((args, kwargs)) or "cpu"
             if kind in self.cursors:

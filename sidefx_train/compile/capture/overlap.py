@@ -1,0 +1,154 @@
+"""Writes whose result depends on the order in which elements are visited.
+
+Eager raises, or gives what its kernel happens to do. A functional graph would read everything before it writes, in
+silence, so such a write is left to eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.errors import Unsupported
+
+
+def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Looks at the memory of what an operation writes, before it is recorded.
+
+    Raises:
+        Unsupported: several elements of a written tensor, or one of it and one of another operand, are one place.
+    """
+    if torch.Tag.inplace_view in func.tags or not func._schema.is_mutable:
+        return
+    written: list[torch.Tensor] = []
+    read: list[torch.Tensor] = []
+    for argument, value in _passed(func._schema, args, kwargs):
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        (written if writes else read).extend(_tensors(value))
+    elementwise = torch.Tag.pointwise in func.tags or func.name().startswith(_ELEMENTWISE)
+    for i, target in enumerate(written):
+        if _is_known(target) and not _is_dense(target) and _several_in_one_place(target):
+            raise _refused(func, "more than one element of the written-to tensor is in a single place")
+        others = [(other, elementwise) for other in read] + [(other, False) for other in written[:i]]
+        for other, same_place_is_fine in others:
+            if same_place_is_fine and (other is target or _layout(other) == _layout(target)):
+                continue
+            if _storage(other) == _storage(target) and _may_share(target, other):
+                raise _refused(func, "some elements of an operand and of the written-to tensor are in a single place")
+
+
+_ELEMENTWISE = ("aten::copy_", "aten::_foreach", "aten::_fused", "aten::_amp_foreach")
+
+
+def _refused(func: Any, reason: str) -> Unsupported:
+    return Unsupported("SFX108", f"{func} writes where {reason}; eager decides what that gives")
+
+
+def _passed(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    yield from zip(schema.arguments, args, strict=False)
+    for argument in schema.arguments[len(args) :]:
+        if argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return [t for t in items if isinstance(t, torch.Tensor) and t.layout is torch.strided and t.numel()]
+
+
+def _storage(t: torch.Tensor) -> int:
+    return int(t.untyped_storage()._cdata)
+
+
+def _layout(t: torch.Tensor) -> tuple[Any, ...]:
+    return (_storage(t), t.storage_offset() * t.itemsize, t.itemsize, tuple(t.shape), tuple(t.stride()))
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    """True if elements lie one after another, in whatever order of dimensions: the common case, told quickly."""
+    expected: Any = 1
+    for stride, size in sorted((s, n) for n, s in _hinted(t) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _hinted(t: torch.Tensor) -> list[tuple[int, int]]:
+    """(size, stride) of each dimension; for symbolic ones what they are in this capture."""
+    return [(_hint(n), _hint(s)) for n, s in zip(t.shape, t.stride(), strict=True)]
+
+
+def _hint(number: Any) -> int:
+    return number if isinstance(number, int) else compat.hint_of(number)
+
+
+def _is_known(t: torch.Tensor) -> bool:
+    """False for a size that exists only when the graph runs."""
+    numbers = (*t.shape, *t.stride(), t.storage_offset())
+    return not any(not isinstance(n, int) and compat.is_unbacked(n) for n in numbers)
+
+
+def _several_in_one_place(t: torch.Tensor) -> bool:
+    dims = [(size, stride) for size, stride in _hinted(t) if size != 1]
+    if any(stride == 0 for _, stride in dims):
+        return True
+    reach = 0
+    for size, stride in sorted(dims, key=lambda dim: dim[1]):
+        if stride <= reach:
+            break
+        reach += (size - 1) * stride
+    else:
+        return False
+    with compat.real_world():
+        return int(_places(t, 0, _extent(t)[1] // t.itemsize - _hint(t.storage_offset())).sum()) < t.numel()
+
+
+def _extent(t: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor begins in its storage and ends, in bytes."""
+    start = _hint(t.storage_offset())
+    reach = sum((size - 1) * stride for size, stride in _hinted(t))
+    return start * t.itemsize, (start + reach + 1) * t.itemsize
+
+
+def _may_share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if two tensors in one storage have an element in common, or where that cannot be told."""
+    if not (_is_known(a) and _is_known(b)):
+        return True
+    (a_low, a_high), (b_low, b_high) = _extent(a), _extent(b)
+    low, high = min(a_low, b_low), max(a_high, b_high)
+    if a_low >= b_high or b_low >= a_high:
+        _hold_apart(a, b)
+        return False
+    if _is_dense(a) and _is_dense(b):
+        return True
+    if (low % a.itemsize, low % b.itemsize, a.itemsize) != (0, 0, b.itemsize):
+        return True
+    size = (high - low) // a.itemsize
+    with compat.real_world():
+        places = (_places(t, (start - low) // t.itemsize, size) for t, start in ((a, a_low), (b, b_low)))
+        return bool(torch.logical_and(*places).any())
+
+
+def _hold_apart(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Makes a guard of it that two tensors of symbolic size do not come to overlap."""
+    numbers = [n for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())]
+    if all(isinstance(n, int) for n in numbers):
+        return
+    ends = []
+    for t in (a, b):
+        reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+        ends.append((t.storage_offset() * t.itemsize, (t.storage_offset() + reach + 1) * t.itemsize))
+    (a_low, a_high), (b_low, b_high) = ends
+    bool(a_low >= b_high) or bool(b_low >= a_high)
+
+
+def _places(t: torch.Tensor, start: int, size: int) -> torch.Tensor:
+    """Which elements of a piece of memory belong to a tensor that starts at ``start``."""
+    mask = torch.zeros(size, dtype=torch.bool, device="cpu")
+    dims = _hinted(t)
+    mask.as_strided([n for n, _ in dims], [s for _, s in dims], start).fill_(True)
+    return mask

@@ -30,6 +30,8 @@ class CompileConfig:
         on_failure: ``"eager"`` runs the step eagerly and says why, ``"raise"`` raises.
         warmup: ``"now"``: a call that must be captured waits until it is compiled. ``"background"``: it and those after
             it run eagerly until a worker has compiled the graph.
+        partition: how a forward whose backward is called from outside is cut from it. ``"min_cut"``: values that cheap
+            operations can make again are not saved. ``"default"``: everything is saved that autograd saves.
         recapture_limit: captures kept for one step before it runs eagerly.
     """
 
@@ -41,6 +43,7 @@ class CompileConfig:
     verify: int = 0
     on_failure: Literal["eager", "raise"] = "eager"
     warmup: Literal["now", "background"] = "now"
+    partition: Literal["min_cut", "default"] = "min_cut"
     recapture_limit: int = 16
 
     def __post_init__(self) -> None:
@@ -57,6 +60,8 @@ class CompileConfig:
             raise ValueError(f"on_failure={self.on_failure!r}: expected 'eager' or 'raise'")
         if self.warmup not in ("now", "background"):
             raise ValueError(f"warmup={self.warmup!r}: expected 'now' or 'background'")
+        if self.partition not in ("min_cut", "default"):
+            raise ValueError(f"partition={self.partition!r}: expected 'min_cut' or 'default'")
         if self.cuda_graphs == "on":
             raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
         if self.verify < 0:

@@ -26,6 +26,7 @@ def compile_step(
     verify: int = 0,
     on_failure: Literal["eager", "raise"] = "eager",
     warmup: Literal["now", "background"] = "now",
+    partition: Literal["min_cut", "default"] = "min_cut",
 ) -> Any:
     """Compiles a whole training step; a decorator, or called with the step.
 
@@ -43,6 +44,8 @@ def compile_step(
         on_failure: ``"eager"`` runs a step that cannot be captured eagerly and says why, ``"raise"`` raises.
         warmup: ``"now"``: the first call waits until its graph is compiled. ``"background"``: steps run eagerly while a
             worker compiles, and the captured step takes over between two calls; ``step.wait()`` waits for the worker.
+        partition: for a model or loss compiled alone: ``"min_cut"`` saves less for the backward and recomputes what is
+            cheap, ``"default"`` saves what autograd saves.
 
     Returns:
         A :class:`CompiledStep`, or a decorator that makes one.
@@ -61,6 +64,7 @@ def compile_step(
         verify=verify,
         on_failure=on_failure,
         warmup=warmup,
+        partition=partition,
     )
     if fn is None:
         return lambda inner: CompiledStep(inner, config)

@@ -47,6 +47,7 @@ from sidefx_train.compile.heap.opaque import check_nothing_left
 from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, SetRecord, TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.world import TraceWorld
+from sidefx_train.compile.joint.partition import recompute
 from sidefx_train.compile.joint.runtime import join
 from sidefx_train.compile.joint.trace import JointGraph, cut, record_backward
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
@@ -321,6 +322,14 @@ def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bo
     torch.set_grad_enabled(now)
     if now != grad_mode:
         world.defer(compat.set_grad_enabled, (now,), {})
+
+
+def partitioned(captured: Captured, config: CompileConfig) -> Captured:
+    """With less saved for its backward, where it has one and ``config.partition`` allows it."""
+    if captured.joint is None or config.partition == "default":
+        return captured
+    joint = recompute(captured.joint)
+    return replace(captured, joint=joint, traced=joint.forward)
 
 
 def compile_captured(

@@ -272,7 +272,8 @@ class CompiledStep:
         return entry
 
     def _capture(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        return pipeline.capture(self._fn, args, kwargs, self._name, learned, self._in_parts)
+        captured = pipeline.capture(self._fn, args, kwargs, self._name, learned, self._in_parts)
+        return pipeline.partitioned(captured, self.config)
 
     @property
     def _in_parts(self) -> bool:

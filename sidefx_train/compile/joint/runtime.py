@@ -36,18 +36,43 @@ class _CapturedPart(torch.autograd.Function):
         return tuple(results[i] for i in graph.differentiable)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         joined: Joined = ctx.joined
         _check_passed(ctx.passed)
-        saved = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(ctx.saved_tensors)]
-        laid_out = [layout.fit(tangent) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
+        given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(ctx.saved_tensors)]
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
-        grads = joined.gradients([*saved, *laid_out])
+        with torch.no_grad():
+            given += [layout.fit(tangent) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
+            grads = joined.gradients(given)
         for i, made_of in enumerate(joined.graph.depends):
             if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
                 grads[i] = None
-        return (None, None, None, *grads)
+        return (None, None, None, *(_once(grads) if torch.is_grad_enabled() else grads))
+
+
+class _FirstOrderOnly(torch.autograd.Function):
+    """Passes gradients on; differentiating them is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        reason = (
+            "a gradient that went through a captured function is differentiated once more (create_graph=True): the "
+            "captured backward has no backward of its own. Capture the function that asks for the gradient, "
+            "torch.autograd.grad included, or leave this function uncaptured"
+        )
+        raise SideFXError("SFX107", reason)
+
+
+def _once(grads: list[Any]) -> list[Any]:
+    """Gradients made with ``create_graph``: whatever they are used for, they must not pass for constants."""
+    held = {i: grad.detach().requires_grad_() for i, grad in enumerate(grads) if isinstance(grad, torch.Tensor)}
+    made = iter(_FirstOrderOnly.apply(*held.values()) if held else ())
+    return [next(made) if i in held else grad for i, grad in enumerate(grads)]
 
 
 def _check_passed(passed: list[weakref.ref[torch.Tensor]]) -> None:
@@ -87,7 +112,7 @@ class Joined:
         return outputs
 
     def gradients(self, inputs: list[Any]) -> list[Any]:
-        """Gradients of the leaves, in their order, from what was saved and the tangents."""
+        """Gradients of the leaves, in their order, from what was saved and the tangents; the list may be emptied."""
         return list(self._backward(inputs))
 
 

@@ -63,7 +63,7 @@ fuzz: $(VENV)/.stamp-test
 cpython: $(VENV)/.stamp-test
 	$(BIN)/python tests/cpython/run.py $(ARGS)
 
-# Every operator of torch's own list, minutes. Some: make opinfo ARGS="-v softmax linalg"
+# Every operator and module of torch's own lists, minutes. Some: make opinfo ARGS="-v softmax linalg"
 opinfo: $(VENV)/.stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/opinfo/run.py -j $(JOBS) $(ARGS)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import Source
+from torch._higher_order_ops import utils as _operator_utils
 from torch._higher_order_ops.while_loop import while_loop as while_loop
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -80,6 +81,7 @@ def track(value: Any, proxy: fx.Proxy, tracer: PythonKeyTracer) -> None:
 
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
+run_compiled = _operator_utils._maybe_compile_and_run_fn
 
 
 def record_higher_order(mode: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:

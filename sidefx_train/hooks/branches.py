@@ -142,6 +142,12 @@ def _single(graph: fx.GraphModule) -> fx.GraphModule:
 registry.intercept(compat.while_loop)(_while_loop)
 
 
+@registry.intercept(compat.run_compiled)
+def _run_compiled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Other operators over functions (``map``, ``scan``) hand themselves to ``torch.compile`` when called eagerly."""
+    world.heap.refuse("SFX103", "an operator over functions that runs torch.compile; it runs natively")
+
+
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], default: Any) -> list[Any]:
     given = dict(zip(names, args, strict=False)) | kwargs
     return [given.get(name, default) for name in names]

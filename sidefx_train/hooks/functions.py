@@ -7,6 +7,8 @@ The context object, its saved tensors and its marks are torch's own.
 
 from __future__ import annotations
 
+import inspect
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +43,16 @@ def _twin(world: TraceWorld, cls: type) -> type:
     methods: dict[str, Any] = {}
     for name in _METHODS:
         if _definer(cls, name) not in torch.autograd.Function.__mro__:
-            methods[name] = staticmethod(world.interp.reentering(world.interp.getattr(cls, name)))
+            method = world.interp.getattr(cls, name)
+            methods[name] = staticmethod(_with_signature(world.interp.reentering(method), method))
     return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, **methods})
+
+
+def _with_signature(reentering: Any, method: Any) -> Any:
+    """Default arguments are read from the signature, and handed to ``setup_context``."""
+    if reentering is not method and isinstance(method, types.FunctionType):
+        reentering.__signature__ = inspect.signature(method)
+    return reentering
 
 
 def _definer(cls: type, name: str) -> type:

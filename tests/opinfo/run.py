@@ -1,6 +1,7 @@
-"""Every operator of torch's own list, captured and run through ``aot_eager``, against eager.
+"""Every entry of torch's own lists, captured and run through ``aot_eager``, against eager: operators, modules
+(``module ...``), autograd functions (``function ...``) and operators over functions (``hop ...``).
 
-    python tests/opinfo/run.py                   all operators, progress, a table
+    python tests/opinfo/run.py                   all of them, progress, a table
     python tests/opinfo/run.py softmax "linalg"  those whose names contain one of these
     python tests/opinfo/run.py -v svd            with the reasons of what was left to eager
 
@@ -28,6 +29,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
 
 import torch  # noqa: E402
 
+from tests.opinfo.modules import check_module  # noqa: E402
 from tests.opinfo.variants import Result, run, variants  # noqa: E402
 
 MOST = 2.0
@@ -47,6 +49,18 @@ def operators() -> dict[str, Any]:
     return {op.full_name: op for op in op_db}
 
 
+def entries() -> dict[str, Any]:
+    """Operators, and torch's other lists, by name."""
+    from torch.testing._internal.autograd_function_db import autograd_function_db
+    from torch.testing._internal.common_modules import module_db
+    from torch.testing._internal.hop_db import hop_db
+
+    found = operators()
+    found |= {f"function {op.full_name}": op for op in autograd_function_db}
+    found |= {f"hop {op.full_name}": op for op in hop_db}
+    return found | {f"module {info.name}": info for info in module_db}
+
+
 def known_differences() -> dict[str, tuple[str, str]]:
     """(kind, reason) of operators that are not expected to agree or to be captured."""
     with open(os.path.join(HERE, "known_differences.toml"), "rb") as file:
@@ -61,7 +75,9 @@ def known_differences() -> dict[str, tuple[str, str]]:
 
 
 def check(op: Any, contents: bool = True) -> list[Result]:
-    """All variants of one operator, on its first sample."""
+    """All variants of one entry, on its first sample."""
+    if hasattr(op, "module_cls"):
+        return check_module(op)
     found: list[Result] = []
     if not op.dtypes:
         return [Result("value", "captured", "nothing for the CPU")]
@@ -88,7 +104,7 @@ def _one(name: str) -> tuple[str, float, list[Result]]:
     """One operator in a worker."""
     global _DB
     if _DB is None:
-        _DB = operators()
+        _DB = entries()
         faulthandler.enable()
     began = time.perf_counter()
 
@@ -132,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-j", "--jobs", type=int, default=int(os.environ.get("JOBS", "2")))
     parser.add_argument("--every", type=int, default=1, help="only every n-th operator")
     options = parser.parse_args(argv)
-    wanted = [n for n in operators() if not options.names or any(part in n for part in options.names)][:: options.every]
+    wanted = [n for n in entries() if not options.names or any(part in n for part in options.names)][:: options.every]
     known = known_differences()
     tally: Counter[str] = Counter()
     of_variant: dict[str, Counter[str]] = {}
@@ -157,12 +173,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             ]
         if count % 20 == 0 or count == len(wanted):
             spent = time.perf_counter() - began
-            print(f"{count:4}/{len(wanted)} operators, {spent:4.0f} s: {dict(tally)}", file=sys.stderr, flush=True)
+            print(f"{count:4}/{len(wanted)} entries, {spent:4.0f} s: {dict(tally)}", file=sys.stderr, flush=True)
     print(f"{'variant':20}{'captured':>10}{'left':>8}{'differs':>9}")
     for variant, counts in of_variant.items():
         print(f"{variant:20}{counts['captured']:10}{counts['left']:8}{counts['differs']:9}")
-    print(f"{'operators':20}{tally['captured']:10}{tally['left']:8}{tally['differs']:9}")
-    listed_as = Counter(kind for kind, _ in known.values())
+    print(f"{'entries':20}{tally['captured']:10}{tally['left']:8}{tally['differs']:9}")
+    listed_as = Counter(kind for name, (kind, _) in known.items() if name in operators())
     share = 100 * listed_as["differs"] / len(operators())
     print(f"listed: {listed_as['differs']} that differ ({share:.1f} percent, {MOST} at most), {listed_as['left']} left")
     if share > MOST:

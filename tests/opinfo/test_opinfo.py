@@ -1,10 +1,11 @@
-"""A fixed sample of torch's operators through ``aot_eager``, against eager; ``make opinfo`` runs all of them."""
+"""A fixed sample of torch's lists through ``aot_eager``, against eager; ``make opinfo`` runs all of them."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.opinfo.run import MOST, check, known_differences, operators
+from tests.opinfo.modules import check_module
+from tests.opinfo.run import MOST, check, entries, known_differences, operators
 
 SAMPLE = (
     "add", "as_strided", "cat", "complex", "cummax", "fft.rfft", "imag", "index_put", "index_select", "linalg.eigvalsh",
@@ -12,16 +13,33 @@ SAMPLE = (
     "nn.functional.layer_norm", "polygamma.polygamma_n_1", "softmax", "split", "squeeze", "t", "unfold",
     "view_as_complex",
 )  # fmt: skip
+OTHERS = (
+    "function CubeGenVmapAutogradFunction", "function SortGenVmapAutogradFunction",
+    "function ScaleGradGenVmapAutogradFunction", "function ZeroGradientsGenVmapAutogradFunction", "hop cond.simple",
+    "hop while_loop.simple",
+)  # fmt: skip
+MODULES = (
+    "nn.Linear", "nn.BatchNorm1d", "nn.Conv2d", "nn.Bilinear", "nn.Embedding", "nn.LSTM",
+    "nn.CrossEntropyLoss", "nn.GroupNorm", "nn.LazyConv1d", "nn.MultiheadAttention", "nn.PReLU",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def database():
-    return operators()
+    return entries()
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", SAMPLE + OTHERS)
 def test_operator(database, name):
-    found = check(database[name])
+    agree(check(database[name]))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module(database, name):
+    agree(check_module(database[f"module {name}"], inputs=1))
+
+
+def agree(found):
     wrong = [f"{result.variant} {result.state}: {result.why}" for result in found if result.state != "captured"]
     assert found and not wrong, "\n".join(wrong)
 
@@ -30,4 +48,4 @@ def test_list_of_differences(database):
     known = known_differences()
     assert not set(known) - set(database), f"torch has no {set(known) - set(database)}"
     differing = [name for name, (kind, _) in known.items() if kind == "differs"]
-    assert len(differing) <= MOST / 100 * len(database), f"{len(differing)} operators differ"
+    assert len(differing) <= MOST / 100 * len(operators()), f"{len(differing)} operators differ"

@@ -124,7 +124,7 @@ def run(variant: Variant, sample: tuple[Any, ...], process: Callable[[Any], Any]
             raised = True
             eager, captured = (eager[0],), (captured[0],)  # what a failed operator leaves half done is its own affair
         elif isinstance(eager[0], Exception) or isinstance(captured[0], Exception):
-            text = f"call {index}: {_short(captured[0])}, eager: {_short(eager[0])}"
+            text = f"call {index}: {short(captured[0])}, eager: {short(eager[0])}"
             return Result(variant.name, "differs", text)
         try:
             for what, want, have in zip(
@@ -135,14 +135,17 @@ def run(variant: Variant, sample: tuple[Any, ...], process: Callable[[Any], Any]
                 compare((eager[0], eager[1]), (captured[0], captured[1]), f"call {index}: result and arguments", False)
         except Differs as error:
             return Result(variant.name, "differs", str(error))
+    left = reasons(compiled)
+    return Result(variant.name, "left", left) if left and not raised else Result(variant.name, "captured")
+
+
+def reasons(compiled: Any) -> str:
+    """Why a step was not captured whole; empty if it was."""
     report = compiled.report()
-    reasons = dict.fromkeys(f"{item.code} {item.reason}" for item in report.breaks + report.fallbacks)
-    if reasons and not raised:
-        return Result(variant.name, "left", "; ".join(reasons))
-    return Result(variant.name, "captured")
+    return "; ".join(dict.fromkeys(f"{item.code} {item.reason}" for item in report.breaks + report.fallbacks))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = f"{type(value).__name__}: {value}" if isinstance(value, Exception) else type(value).__name__
     return " ".join(text.split())[:300]
 

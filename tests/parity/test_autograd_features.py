@@ -161,6 +161,23 @@ def custom_autocast() -> Program:
     return trained(loss)
 
 
+def default_arguments() -> Program:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(x, k=3.0):
+            return x * k
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.k = inputs[1]
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.k, None
+
+    return trained(lambda model, x, y: F.cross_entropy(Scaled.apply(model(x)), y))
+
+
 FUNCTIONS = [
     saved_and_attributes,
     setup_context,
@@ -169,6 +186,7 @@ FUNCTIONS = [
     side_effects,
     once_differentiable,
     custom_autocast,
+    default_arguments,
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import warnings
 
 import pytest
@@ -364,3 +365,20 @@ def test_arguments_that_come_to_share_memory():
         for _ in range(2):
             assert torch.equal(step(*make(shared)), compiled(*make(twin))), "results differ"
             assert torch.equal(shared, twin), "the shared memory differs"
+
+
+def test_what_python_says_of_itself():
+    """``sys.version_info`` and its like are tuples that nobody can make."""
+
+    def make() -> Program:
+        seen: list[object] = []
+
+        def step(x, y):
+            if sys.version_info >= (3, 11) and not sys.flags.optimize > 5:
+                x = x + sys.version_info.major
+            seen.append((sys.version_info, sys.float_info.epsilon))
+            return x.sum()
+
+        return Program(step, batches((5, 6), classes=3), (seen,))
+
+    parity(make)

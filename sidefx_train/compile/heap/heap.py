@@ -11,6 +11,7 @@ import datetime
 import enum
 import functools
 import re
+import sys
 import types
 import weakref
 from collections import deque
@@ -48,6 +49,7 @@ from sidefx_train.compile.heap.records import (
     TensorRecord,
     empty_like,
     is_plain,
+    is_structure,
     make_tuple,
 )
 from sidefx_train.compile.heap.source import Source, SourceTable
@@ -65,6 +67,7 @@ BY_IDENTITY: tuple[type, ...] = (
     torch.layout,
     torch.memory_format,
     enum.Enum,
+    *(type(info) for info in (sys.version_info, sys.flags, sys.float_info, sys.int_info, sys.hash_info)),
 )
 BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, slice, np.generic)
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -477,6 +480,8 @@ class Heap:
         if is_plain(real) and not changes:
             self.guard("equal", source, real)
             return real
+        if is_structure(type(real)) and type(real).n_fields != type(real).n_sequence_fields:
+            self.refuse("SFX104", f"{source.label} is a {type(real).__qualname__}, which has fields beside its items")
         self.guard("type", source, type(real))
         self.guard("length", source, len(real))
         items = [self.shadow(item, self.sources.item(source, index)) for index, item in enumerate(real)]

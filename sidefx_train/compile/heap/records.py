@@ -561,7 +561,12 @@ def base_container(cls: type) -> type | None:
 
 def make_tuple(cls: Any, items: Iterable[Any]) -> Any:
     """A tuple of class ``cls``, made past its own ``__new__``; those made by C have no other."""
-    return cls(tuple(items)) if cls.__module__ == "torch.return_types" else tuple.__new__(cls, items)
+    return cls(tuple(items)) if is_structure(cls) else tuple.__new__(cls, items)
+
+
+def is_structure(cls: Any) -> bool:
+    """True for tuples with named fields that C code defines (``time.struct_time``, ``torch.return_types.max``)."""
+    return type(vars(cls).get("n_sequence_fields")) is int
 
 
 def empty_like(real: Any) -> Any:

@@ -1,22 +1,21 @@
-"""Decides what a captured forward saves for its backward: everything the backward reads, or less, recomputing the rest.
+"""Decides what a captured forward saves for its backward: all that it reads, or less, recomputing the rest.
 
-:func:`~sidefx_train.compile.joint.trace.cut` saves what autograd would save. :func:`recompute` takes the cheapest set of
-values (torch's min-cut partitioner) from which cheap operations make the others again. Only what gives the same numbers
-the second time is run twice: no random draws, and nothing whose memory is written anywhere in the joint graph. Nothing
-is read that autograd would not have saved, so the user may change the same tensors between forward and backward.
+:func:`~sidefx_train.compile.joint.trace.cut` saves what autograd would save. :func:`recompute` takes the cheapest set
+of values (torch's min-cut partitioner) from which cheap operations make the others again. Only what gives the same
+numbers the second time is run twice: no random draws, and nothing whose memory is written anywhere in the joint graph.
+Nothing is read that autograd would not have saved, so the user may change the same tensors between the two passes.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import GraphInput, TracedGraph
+from sidefx_train.compile.artifacts import GraphInput
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead, is_pure
 from sidefx_train.compile.joint.trace import JointGraph, Origin
 
@@ -70,12 +69,12 @@ class _Plan:
         found: dict[fx.Node, bool] = {}
         for node in self.forward.nodes:
             same = not roots[node] & written and not self.aliases.reads(node) & written
+            makes = node.op == "call_function" and not roots[node] & outputs and _repeats(node)
             if node.op == "get_attr" or node in self.given or (node.op == "placeholder" and _is_number(node)):
                 if same:
                     found[node] = False
-            elif node.op == "call_function" and same and not roots[node] & outputs and _repeats(node):
-                if all(used in found for used in node.all_input_nodes):
-                    found[node] = True
+            elif same and makes and all(used in found for used in node.all_input_nodes):
+                found[node] = True
         return found
 
     def _written(self) -> set[fx.Node]:

@@ -404,6 +404,41 @@ def below_functionalization() -> Iterator[None]:
 
 
 @contextmanager
+def without_recording(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Operations inside run on fake tensors and leave no mark, neither in a graph nor among the conditions."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    env = fake_mode.shape_env
+    with _disable_current_modes(), fake_mode, torch.no_grad(), training_kernels():
+        with env.suppress_guards() if env is not None else nullcontext(), torch.autocast("cpu", enabled=False):
+            yield
+
+
+def fake_constant(fake_mode: FakeTensorMode, constant: Any) -> Any:
+    """The fake of a constant tensor of a graph; anything else is itself."""
+    return fake_mode.from_tensor(constant, static_shapes=True) if isinstance(constant, torch.Tensor) else constant
+
+
+def mode_of(tensor: torch.Tensor) -> Any:
+    """The fake mode that a fake tensor belongs to."""
+    return getattr(tensor, "fake_mode", None)
+
+
+NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def has_unbacked_sizes(value: Any) -> bool:
+    """True for tensors with a size that only the running graph knows."""
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return any(
+        isinstance(size, torch.SymInt) and is_unbacked(size)
+        for each in values
+        if isinstance(each, torch.Tensor)
+        for size in each.shape
+    )
+
+
+@contextmanager
 def outside_tracing() -> Iterator[None]:
     """Operations inside run for real, whatever is being recorded."""
     from torch.utils._python_dispatch import _disable_current_modes

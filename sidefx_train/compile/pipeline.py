@@ -32,6 +32,7 @@ from sidefx_train.compile.continuations.code import is_continuation
 from sidefx_train.compile.continuations.drive import Frames, Parts
 from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
 from sidefx_train.compile.entry import Entry, first_failure
+from sidefx_train.compile.graph_checks import check_graph
 from sidefx_train.compile.guards.codegen import (
     number_conditions,
     size_conditions,
@@ -258,6 +259,7 @@ def _capture_once(
         _, fn, location = world.last_error
         reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
+    _check_traced("capture", traced, *([joint.backward] if joint is not None else []))
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
     return Captured(
@@ -276,6 +278,12 @@ def _capture_once(
         tuple(world.heap.iterators),
         _symbols(world)[0],
     )
+
+
+def _check_traced(stage: str, *graphs: TracedGraph) -> None:
+    for traced in graphs:
+        names = [given.name for given in traced.inputs]
+        check_graph(stage, traced.module, traced.fake_mode, names, [given.example for given in traced.inputs])
 
 
 def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> Suspension:
@@ -329,6 +337,7 @@ def partitioned(captured: Captured, config: CompileConfig) -> Captured:
     if captured.joint is None or config.partition == "default":
         return captured
     joint = recompute(captured.joint)
+    _check_traced("partition", joint.forward, joint.backward)
     return replace(captured, joint=joint, traced=joint.forward)
 
 

@@ -21,6 +21,7 @@ from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
 from sidefx_train.compile.backend.tail import write_tail
 from sidefx_train.compile.functionalize import functionalize
+from sidefx_train.compile.graph_checks import check_graph
 from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
 
@@ -140,6 +141,7 @@ def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool)
         clock.lap("functionalize")
         tiny = is_tiny(graph.module)
         attention = expand_attention(graph.module, traced.fake_mode, 1 if tiny else torch.get_num_threads())
+        check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = graph.module.print_readable(print_output=False)
         notes = [*graph.notes, attention]
         call, code, build = _compile(graph, config, traced, notes, kept)
@@ -199,7 +201,10 @@ def _compile(
                 example_inputs(graph),
                 static,
                 traced.fake_mode,
-                [lambda module: said.append(choose_products(module, threads))],
+                [
+                    lambda module: said.append(choose_products(module, threads)),
+                    lambda module: check_graph("products", module, traced.fake_mode, functional=True),
+                ],
             )
         build.constants = "constants_tensor" in code
         notes.extend(said)

@@ -34,6 +34,7 @@ from sidefx_train.compile.functionalize.scalars import (
     render_number,
 )
 from sidefx_train.compile.functionalize.tail import Tail, find_tail
+from sidefx_train.compile.graph_checks import check_graph
 
 __all__ = ["functionalize"]
 
@@ -77,6 +78,7 @@ def functionalize(
     retraced = Retracer(traced, plan, options).run(layout.wanted())
     result = layout.assemble(retraced, hazards.checks, not left)
     check_functional(result)
+    check_graph("functionalization", result.module, traced.fake_mode, result.feeds, functional=True)
     return result
 
 

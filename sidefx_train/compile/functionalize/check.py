@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import fx
-
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import FunctionalGraph
+from sidefx_train.compile.graph_checks import around
 from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
 
@@ -31,11 +30,3 @@ def check_functional(graph: FunctionalGraph) -> None:
         if name != "aten.copy_.default" or written[0].op != "placeholder":
             raise BackendError("SFX204", f"{name} is left in the functional graph:\n{around(nodes, i)}")
         trailing = True
-
-
-def around(nodes: list[fx.Node], index: int) -> str:
-    """The nodes next to one, for messages."""
-    lines = []
-    for i in range(max(0, index - 3), min(len(nodes), index + 3)):
-        lines.append(f"{'>' if i == index else ' '} {nodes[i].format_node()}")
-    return "\n".join(lines)

@@ -45,8 +45,9 @@ from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
 from sidefx_train.compile.heap.opaque import check_nothing_left
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, SetRecord, TensorRecord
+from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, SetRecord, TensorRecord
 from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.heap.spaces import SpaceRecord
 from sidefx_train.compile.heap.world import TraceWorld
 from sidefx_train.compile.joint.partition import recompute
 from sidefx_train.compile.joint.runtime import join
@@ -527,7 +528,21 @@ def _separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
         alike = tuple(record.base for record in reached if type(record.real) is cls)
         if len(alike) > 1:
             found.append(Guard("separate", alike[0], alike))
-    return found
+    return [*found, *_apart_from_spaces(world, [r for r in reached if type(r.real) is dict], targets)]
+
+
+def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]) -> list[Guard]:
+    """A dict must not come to be the ``__dict__`` of an instance where the step changes one of the two."""
+    if not dicts:
+        return []
+    written = any(id(record.base) in targets for record in dicts)
+    spaces = [
+        record.source
+        for record in world.heap.by_real.values()
+        if isinstance(record, SpaceRecord) and (written or id(record.owner.base) in targets)
+    ]
+    bases = tuple(record.base for record in dicts)
+    return [Guard("separate", space, (space, *bases)) for space in spaces]
 
 
 def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:

@@ -268,9 +268,9 @@ def _numbered(world: TraceWorld) -> range:
 
 def _instance(record: InstanceRecord) -> list[Effect]:
     changes: list[Effect] = []
-    if record.has_dict and record.filled:
+    if record.has_dict and record.filled and not record.shared:
         changes += _whole_dict(record)
-    elif record.has_dict:
+    elif record.has_dict and not record.shared:
         now = object.__getattribute__(record.shadow, "__dict__")
         for name in record.written:
             if name in record.removed and name in record.space:

@@ -53,6 +53,7 @@ from sidefx_train.compile.heap.records import (
     make_tuple,
 )
 from sidefx_train.compile.heap.source import Source, SourceTable
+from sidefx_train.compile.heap.spaces import SpaceRecord, note_space
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class Heap:
         iterators: where those are whose place is guarded.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
         definitions: what was taken from modules and classes.
+        new_spaces: ``__dict__`` of instances made in the step that was looked at, with its instance.
     """
 
     def __init__(
@@ -156,6 +158,7 @@ class Heap:
         self.by_shadow: dict[int, Record] = {}
         self.cells: dict[int, CellRecord] = {}
         self.namespaces: dict[int, NamespaceRecord] = {}
+        self.new_spaces: dict[int, tuple[dict[str, Any], Any]] = {}
         self.numbers: list[tuple[Any, Source, int | float]] = []
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
@@ -212,6 +215,8 @@ class Heap:
             return self._passed(real, source)
         record = self.by_real.get(id(real))
         if record is not None:
+            if type(record) is SpaceRecord:
+                record.fill()
             if record.source is not source:
                 self._same(record, source)
             return record.shadow
@@ -504,6 +509,7 @@ class Heap:
             record.fill()
             if hasattr(real, "__dict__"):
                 record.instance = InstanceRecord(self, real, shadow, source, source)
+                note_space(self, record.instance)
         return shadow
 
     def _builtin_method(self, real: types.BuiltinMethodType, source: Source) -> Any:
@@ -553,7 +559,10 @@ class Heap:
         base = self._bind(real, source)
         if type(cls.__getattribute__) is types.FunctionType:
             source.hooked = base.hooked = True
-        return self._register(InstanceRecord(self, real, shadow, source if base is source else base, base))
+        record = InstanceRecord(self, real, shadow, source if base is source else base, base)
+        if record.has_dict:
+            note_space(self, record)
+        return self._register(record)
 
     def retire(self) -> None:
         """Ends the shadows' lives quietly: a ``__del__`` is for the real object to run."""

@@ -112,13 +112,17 @@ class Attributes:
 
 
 class InstanceRecord(Record):
-    """An instance of a Python class; attributes come in one by one, when read."""
+    """An instance of a Python class; attributes come in one by one, when read.
+
+    Attributes:
+        shared: its ``__dict__`` is the shadow of a dict that the step was given, whose record notes the changes.
+    """
 
     NOTES = ("snapshot", "missing", "written", "removed", "filled")
 
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
-        self.filled = False
+        self.filled = self.shared = False
         self.removed: set[str] = set()
         self.snapshot: dict[str, Any] = {}
         self.missing: set[str] = set()
@@ -136,7 +140,7 @@ class InstanceRecord(Record):
         mine = object.__getattribute__(self.shadow, "__dict__")
         if name in mine:
             return mine[name]
-        if name in self.missing or name in self.written:
+        if self.filled or name in self.missing or name in self.written:
             return ABSENT
         if name not in self.space:
             self.missing.add(name)
@@ -195,10 +199,10 @@ class InstanceRecord(Record):
             if name not in self.written and is_set(self.real, name):
                 self.get_slot(name)
         if self.has_dict and not self.filled:
-            self.filled = True
             self.heap.guard("keys", self.heap.sources.slot(self.base, "__dict__"), tuple(self.space))
             for name in self.space:
                 self.get(name)
+            self.filled = True
             mine = object.__getattribute__(self.shadow, "__dict__")
             now = dict(mine)
             mine.clear()
@@ -208,9 +212,9 @@ class InstanceRecord(Record):
     def reset(self) -> None:
         self.written = {}
         self.removed = set()
-        self.filled = False
+        self.filled = self.shared
         slots = slot_names(type(self.real))
-        if self.has_dict:
+        if self.has_dict and not self.shared:
             mine = object.__getattribute__(self.shadow, "__dict__")
             mine.clear()
             mine.update({name: value for name, value in self.snapshot.items() if name not in slots})

@@ -46,6 +46,7 @@ from sidefx_train.compile.heap.records import (
     is_plain,
 )
 from sidefx_train.compile.heap.reentry import Reentry
+from sidefx_train.compile.heap.spaces import space_of
 from sidefx_train.errors import Location
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -377,10 +378,9 @@ class TraceWorld(CallingWorld):
 
     def native_getattr(self, obj: Any, name: str) -> Any:
         record = self.heap.record_of(obj)
+        if name == "__dict__" and not isinstance(obj, _OTHER_SPACES):
+            return space_of(self.heap, obj)
         if isinstance(record, InstanceRecord):
-            if name == "__dict__":
-                record.fill()
-                return object.__getattribute__(obj, "__dict__")
             if name == "__class__":
                 return type(obj)
             if isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
@@ -521,6 +521,9 @@ class TraceWorld(CallingWorld):
             return Later(join_text, (self.freeze(tuple(args[0])),))
         return Later(_TEXT[name], tuple(self.freeze(value) for value in args))
 
+
+_OTHER_SPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
+"""What has a ``__dict__`` that is not simply that of an instance."""
 
 _SHOWN_TYPES: dict[type, type] = {
     weak.ShadowRef: weakref.ref,

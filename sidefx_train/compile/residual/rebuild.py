@@ -246,6 +246,9 @@ class Rebuilder:
             self.world.heap.refuse(
                 "SFX111", f"an instance of the class {cls.__qualname__}, made in the step, leaves it"
             )
+        if id(value) in self.world.heap.new_spaces:
+            _, owner = self.world.heap.new_spaces[id(value)]
+            return self._remember(value, f"{self.writer.constant(instance_space)}({self.expression(owner)})")
         if isinstance(value, (list, deque, dict, set)):
             return self._container(value)
         return self._instance(value)

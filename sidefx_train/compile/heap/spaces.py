@@ -1,0 +1,52 @@
+"""The ``__dict__`` of an instance, reached as a dict: one thing under two names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, Record
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.heap import Heap
+
+
+class SpaceRecord(Record):
+    """The ``__dict__`` of an outside instance; what the step does to it stands in the instance's record."""
+
+    def __init__(self, owner: InstanceRecord) -> None:
+        source = owner.heap.sources.slot(owner.base, "__dict__")
+        super().__init__(owner.heap, owner.space, object.__getattribute__(owner.shadow, "__dict__"), source)
+        self.owner = owner
+
+    def fill(self) -> None:
+        self.owner.fill()
+
+
+def note_space(heap: Heap, owner: InstanceRecord) -> None:
+    """Makes the ``__dict__`` of a new shadow known, or takes the shadow that its dict already has."""
+    known = heap.by_real.get(id(owner.space))
+    if not isinstance(known, DictRecord):
+        record = SpaceRecord(owner)
+        heap.by_real[id(record.real)] = heap.by_shadow[id(record.shadow)] = record
+        return
+    known.fill()
+    heap.guard("same", heap.sources.slot(owner.base, "__dict__"), known.source)
+    object.__setattr__(owner.shadow, "__dict__", known.shadow)
+    owner.snapshot = dict(known.snapshot)
+    owner.filled = owner.shared = True
+
+
+def space_of(heap: Heap, instance: Any) -> dict[str, Any]:
+    """The ``__dict__`` of an instance of the trace, complete.
+
+    Raises:
+        AttributeError: the instance has none.
+    """
+    space: dict[str, Any] = object.__getattribute__(instance, "__dict__")
+    record = heap.record_of(instance)
+    owner = record if record is None or isinstance(record, InstanceRecord) else record.instance
+    if owner is not None:
+        owner.fill()
+    elif record is None:
+        heap.new_spaces[id(space)] = (space, instance)
+    return space

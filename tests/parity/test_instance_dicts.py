@@ -1,0 +1,134 @@
+"""``vars(obj)`` and ``obj.attribute`` are one thing under two names, whichever is reached first and wherever it goes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sidefx_train
+from tests.parity.harness import Program, batches, parity
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+
+class Box:
+    def __init__(self, n=0):
+        self.n = n
+        self.d = {}
+
+
+class Rows(list):
+    def __init__(self, items):
+        super().__init__(items)
+        self.n = 3
+
+
+def program(step, owner=Box):
+    def make() -> Program:
+        box, kept = owner((1, 2)) if owner is Rows else owner(1), []
+        return Program(lambda x: step(x, box, vars(box), kept), batches((3,)), (box, vars(box), kept))
+
+    return make
+
+
+def dict_before_attribute(x, box, space, kept):
+    space["n"] += 1
+    seen = box.n
+    box.n += 5
+    space["late"] = space["n"]
+    return x * seen, space["n"], box.late
+
+
+def attribute_before_dict(x, box, space, kept):
+    seen = box.n
+    space["n"] += 1
+    box.n += 5
+    return x * seen, space["n"], space is vars(box)
+
+
+def removed_and_added(x, box, space, kept):
+    space.pop("d", None)
+    found = hasattr(box, "d")
+    box.d = {"again": box.n}
+    del space["d"]
+    return x * 2, found, hasattr(box, "d"), list(space)
+
+
+def leaves_the_step(x, box, space, kept):
+    kept.append(vars(box))
+    kept.append(vars(box).update)
+    box.n += 1
+    return x * box.n
+
+
+def of_an_instance_made_inside(x, box, space, kept):
+    made = Box(7)
+    kept.append(vars(made))
+    kept.append(made)
+    vars(made)["extra"] = x.sum()
+    kept[-2]["itself"] = made
+    return x * 2
+
+
+def of_an_instance_that_only_its_dict_keeps(x, box, space, kept):
+    made = Box(7)
+    made.n += 1
+    kept.append(vars(made))
+    return x * 2
+
+
+STEPS = [
+    dict_before_attribute,
+    attribute_before_dict,
+    removed_and_added,
+    leaves_the_step,
+    of_an_instance_made_inside,
+    of_an_instance_that_only_its_dict_keeps,
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda f: f.__name__)
+def test_whole_steps(step):
+    parity(program(step), steps=4, captures=None)
+
+
+@pytest.mark.parametrize("step", STEPS[:4], ids=lambda f: f.__name__)
+def test_a_list_with_attributes(step):
+    def made(x, box, space, kept):
+        space.setdefault("d", 1)
+        return step(x, box, space, kept)
+
+    parity(program(made, Rows), steps=4, captures=None)
+
+
+def test_held_over_a_break():
+    def step(x, box, space, kept):
+        held, put = vars(box), box.__dict__.update
+        high = bool(x.mean() > 0)
+        held["high"] = high
+        box.n += 1
+        put(more=held["n"], **{"low": not high})
+        vars(box).update(extra=3, last=int(bool(x.sum() > 1)))
+        return box.high, box.more, held is space
+
+    report = parity(program(step), steps=6, captures=None, whole=False)
+    assert not report.fallbacks, report.fallbacks
+
+
+def test_a_dict_becomes_that_of_an_instance():
+    box = Box(1)
+
+    def step(x, d):
+        d["n"] += 1
+        seen = box.n
+        box.n = seen + 10
+        return x * d["n"]
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True, on_failure="raise")
+    x = torch.ones(2)
+    assert compiled(x, {"n": 4})[0] == 5, "another dict"
+    assert box.n == 11
+    assert compiled(x, vars(box))[0] == 22, "its own: 11 + 1, then + 10"
+    assert box.n == 22
+    assert compiled(x, {"n": 4})[0] == 5, "another dict again"
+    assert box.n == 32

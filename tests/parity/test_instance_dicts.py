@@ -1,6 +1,8 @@
-"""``vars(obj)`` and ``obj.attribute`` are one thing under two names, whichever is reached first and wherever it goes."""
+"""``vars(obj)`` and ``obj.attribute`` are one thing under two names, wherever it is reached first, wherever it goes."""
 
 from __future__ import annotations
+
+import collections
 
 import pytest
 import torch
@@ -132,3 +134,54 @@ def test_a_dict_becomes_that_of_an_instance():
     assert box.n == 22
     assert compiled(x, {"n": 4})[0] == 5, "another dict again"
     assert box.n == 32
+
+
+class Counting(dict):
+    looked = 0
+
+    def __missing__(self, key):
+        Counting.looked += 1
+        return 0
+
+
+def test_guards_make_no_default():
+    compiled = sidefx_train.compile(lambda x, d, flag: x * d["a"][0] if flag else x, backend="eager")
+    table = collections.defaultdict(lambda: [3], a=[2])
+    x = torch.ones(2)
+    assert torch.equal(compiled(x, table, True), x * 2)
+    del table["a"]
+    assert torch.equal(compiled(x, table, False), x)
+    assert not table
+    assert torch.equal(compiled(x, table, True), x * 3)
+    assert table == {"a": [3]}
+
+
+def test_guards_do_not_run_missing():
+    compiled = sidefx_train.compile(lambda x, d, flag: x * d["a"] if flag else x, backend="eager")
+    table = Counting(a=2)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x, table, True), x * 2)
+    del table["a"]
+    assert torch.equal(compiled(x, table, False), x)
+    assert Counting.looked == 0
+
+
+def test_a_capture_that_is_given_up_makes_no_optimizer_state():
+    model = torch.nn.Linear(3, 2)
+    opt = torch.optim.Adam(model.parameters())
+
+    def step(x):
+        model(x).sum().backward()
+        model.weight.register_hook(lambda grad: grad)  # a hook that is left is not captured
+        if len(opt.state) > 5:
+            return
+        raise_it(x)
+        opt.step()
+
+    def raise_it(x):
+        torch.linalg.cholesky(-x.t() @ x)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    with pytest.raises(torch.linalg.LinAlgError):
+        compiled(torch.randn(4, 3))
+    assert not opt.state

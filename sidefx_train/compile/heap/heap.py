@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -111,6 +111,9 @@ def deletes(cls: type) -> bool:
 class Retired:
     """What a shadow of a class with ``__del__`` becomes when its capture is over."""
 
+
+_NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
+"""Containers that can be looked into without running code or making anything."""
 
 _NEVER_DELETED: list[Any] = []
 
@@ -496,6 +499,7 @@ class Heap:
     def _container(self, real: Any, source: Source) -> Any:
         cls = type(real)
         self.guard("type", source, cls)
+        source.hooked = cls not in _NO_DEFAULTS
         try:
             shadow = empty_like(real)
         except TypeError:

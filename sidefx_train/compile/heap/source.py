@@ -6,6 +6,7 @@ Guards test the value at the end of a path, the prologue fetches it, the epilogu
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,8 @@ class Source:
     """One step of a path. Made by :class:`SourceTable` only, so equal paths are the same object.
 
     Attributes:
-        hooked: the object's class has a Python-level ``__getattribute__``, which fetching must not run.
+        hooked: the object's class has a Python-level ``__getattribute__``, ``__getitem__`` or ``__missing__``, which
+            fetching must not run.
     """
 
     __slots__ = ("hooked", "key", "kind", "label", "parent")
@@ -67,7 +69,7 @@ class Source:
         if self.kind == "attr":
             return object.__getattribute__(parent, "__dict__")[self.key]
         if self.kind == "item":
-            return parent[self.key]
+            return stored_item(parent, self.key)
         if self.kind == "cell":
             return parent.cell_contents
         if self.kind == "grad":
@@ -77,6 +79,25 @@ class Source:
         if self.kind == "array":
             return torch.from_numpy(parent)
         return getattr(parent, self.key)
+
+
+def stored_item(container: Any, key: Any) -> Any:
+    """What a container holds under a key, whatever its class makes of looking.
+
+    Raises:
+        KeyError: there is nothing under the key of a dict, which then makes no default.
+        IndexError: a list or tuple is shorter.
+    """
+    if not isinstance(container, dict):
+        base: Any = next((base for base in (list, tuple, deque) if isinstance(container, base)), type(container))
+        return base.__getitem__(container, key)
+    value = dict.get(container, key, _ABSENT)
+    if value is _ABSENT:
+        raise KeyError(key)
+    return value
+
+
+_ABSENT = object()
 
 
 class SourceTable:

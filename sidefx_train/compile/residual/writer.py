@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.heap.source import Source, stored_item
 
 
 class Writer:
@@ -80,6 +80,9 @@ class Writer:
         assert parent is not None, f"{source.kind} source without a parent"
         if source.kind == "attr":
             return f"{self.space(parent)}[{source.key!r}]"
+        if source.kind == "item" and parent.hooked:
+            stored = self.constant(stored_item, "stored_item")
+            return f"{stored}({self.value(parent)}, {self.constant(source.key)})"
         if source.kind == "item":
             return f"{self.value(parent)}[{self.constant(source.key)}]"
         if source.kind == "cell":

@@ -238,7 +238,7 @@ def _capture_once(
                 world.heap.guards.setdefault(("separate", id(guard.source), guard.value), guard)
             residual, joint = planned(), None
             if residual.differentiable:
-                recorded = record_backward(world, list(residual.outputs), residual.differentiable)
+                recorded = record_backward(world, residual.differentiable, residual.views)
                 residual = planned()  # Python that the backward ran may have read more
                 _count_writes(world)
                 joint = cut(world, list(residual.outputs), recorded)
@@ -382,9 +382,10 @@ def compile_graphs(
         executable = compiler(captured.traced, config)
         if captured.joint is None:
             return executable
-        backward = compiler(captured.joint.backward, config)
-    joined = join(captured.joint, executable, backward)
-    return replace(joined, conditions=(*executable.conditions, *backward.conditions))
+        backwards = [compiler(stage.backward, config) for stage in captured.joint.stages]
+    joined = join(captured.joint, executable, backwards)
+    conditions = [condition for each in (executable, *backwards) for condition in each.conditions]
+    return replace(joined, conditions=tuple(conditions))
 
 
 def guard_checks(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

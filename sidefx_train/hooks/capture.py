@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train.compile import registry
+from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.records import TensorRecord
 
 if TYPE_CHECKING:
@@ -38,6 +39,15 @@ def _autograd_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
     keep = _argument(args, kwargs, 3, "retain_graph"), _argument(args, kwargs, 4, "create_graph")
     roots = _argument(args, kwargs, 0, "outputs")
     return _run(world, torch.autograd.grad, roots, keep, args, kwargs, accumulates=False)
+
+
+@registry.intercept(torch.Tensor.register_hook)
+def _register_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On a tensor with a history from outside: the engine will run the hook there, in a backward after the graph."""
+    record = world.heap.record_of(args[0]) if args else None
+    if not isinstance(record, TensorRecord) or record.edge is None:
+        return ABSENT
+    return world.defer_for_result(torch.Tensor.register_hook, args, kwargs)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:

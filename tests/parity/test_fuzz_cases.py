@@ -364,3 +364,101 @@ def test_a_loop_over_as_many_as_a_tensor_says():
         return Program(step, lambda index: (torch.ones(2) * index,), (box,))
 
     parity(make, steps=4, captures=None, whole=False)
+
+
+class Operand:
+    """Says itself what operators do, beside a tensor or a number that is an input of the graph."""
+
+    def __init__(self, n):
+        self.n, self.log = n, []
+
+    def __getattr__(self, name):
+        raise AttributeError(name)
+
+    def __add__(self, other):
+        self.n += 1
+        return other * self.n
+
+    def __radd__(self, other):
+        self.n += 2
+        return self.n * other
+
+    def __matmul__(self, other):
+        self.n += 1
+        return other @ other
+
+    def __getitem__(self, key):
+        self.n += 1
+        return key + self.n
+
+    def __setitem__(self, key, value):
+        self.log.append(key)
+
+    def __contains__(self, key):
+        self.n += 3
+        return True
+
+    def __eq__(self, other):
+        self.log.append("eq")
+        return True
+
+    def __lt__(self, other):
+        self.log.append("lt")
+        return False
+
+    def __imul__(self, other):
+        self.log.append("imul")
+        return self
+
+    __hash__ = object.__hash__
+
+
+def test_operators_of_objects_beside_tensors_and_changing_numbers():
+    def make() -> Program:
+        owner = Operand(1)
+
+        def step(x, k):
+            found = [
+                owner + x,
+                x + owner,
+                owner @ x,
+                owner[k],
+                k in owner,
+                owner == x,
+                owner < x,
+                x == owner,
+                k == owner,
+            ]
+            owner[k] = 3
+            same = owner
+            same *= k
+            return found, owner + k, k + owner, owner < k, same is owner
+
+        return Program(step, lambda index: (torch.ones(2, 2), 3 + index), (owner,))
+
+    parity(make, steps=6, captures=None)
+
+
+def test_a_class_whose_fallback_is_replaced():
+    def make() -> Program:
+        Operand.__getattr__ = _no_attribute
+        owner, counts = Operand(2), [1]
+
+        def step(x):
+            counts.append(1)
+            return x * (owner + len(counts))
+
+        return Program(step, lambda index: (torch.ones(2),), (owner, counts))
+
+    def between(program, index):
+        if index == 1:
+            Operand.__getattr__ = lambda self, name: 9
+
+    try:
+        parity(make, steps=5, captures=None, between=between)
+    finally:
+        Operand.__getattr__ = _no_attribute
+
+
+def _no_attribute(self, name):
+    raise AttributeError(name)

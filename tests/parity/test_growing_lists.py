@@ -122,3 +122,21 @@ def test_the_whole_of_a_growing_list_is_read_natively():
     report = parity(program(step), steps=25, captures=None, whole=False)
     assert [b.code for b in report.breaks] == ["SFX114"]
     assert not report.fallbacks and report.graph_count <= 8
+
+
+def test_another_bound_of_a_deque():
+    def make() -> Program:
+        owner = type("Owner", (), {})()
+        owner.recent = deque([1, 2], maxlen=4)
+
+        def step(x):
+            owner.recent.appendleft(7)
+            return x * 2
+
+        return Program(step, batches((3,)), (owner,))
+
+    def between(program, index):
+        if index == 2:
+            program.watch[0].recent = deque([2], maxlen=2)
+
+    parity(make, steps=5, captures=None, between=between)

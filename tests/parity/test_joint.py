@@ -495,45 +495,178 @@ def test_what_an_unused_output_depends_on_gets_no_gradient():
 def _watched(hidden, loss, how):
     seen = []
     if how == "hook":
-        hidden.register_hook(lambda grad: grad * 2)
-    elif how == "patient hook":
-        hidden.register_hook(lambda grad: None if grad is None else grad * 2)
+        hidden.register_hook(lambda grad: seen.append(grad) or grad * 2)
     elif how == "retain_grad":
         hidden.retain_grad()
-    else:
-        seen.append(torch.autograd.grad(loss, hidden)[0])
+        seen.append(hidden)
+    elif how == "grad":
+        seen.append(torch.autograd.grad(loss, hidden, retain_graph=True)[0])
     return seen
 
 
-@pytest.mark.parametrize("how", ["hook", "patient hook", "retain_grad", "grad"])
-def test_gradients_between_two_outputs_are_refused_where_somebody_watches(how):
-    """Both outputs belong to one node: what flows between them in eager is not seen there, and must not be missed."""
-    model = torch.nn.Linear(3, 2)
-
-    def forward(x):
-        hidden = model(x)
-        return hidden, hidden.pow(2).mean()
-
-    hidden, loss = sidefx_train.compile(forward, backend="eager")(torch.ones(4, 3))
-    # The hook itself is given no gradient and fails; one that bears that, and retain_grad, meet our own error.
-    with pytest.raises((RuntimeError, TypeError)):
-        _watched(hidden, loss, how)
-        loss.backward()
-    assert model.weight.grad is None
+def _hidden_and_loss(model, x):
+    hidden = model(x)
+    return hidden, hidden.pow(2).mean()
 
 
-def test_gradients_between_two_outputs_that_nobody_watches():
+def _tied(model, x):
+    hidden = model(x)
+    return hidden, hidden.pow(2).mean() + model.weight.norm()
+
+
+def _three_levels(model, x):
+    first, second = model(x).chunk(2, 1)
+    third = first * 2 + second.exp()
+    return first, (third + model.bias[0]).sum(), third, second
+
+
+def _views_of_views(model, x):
+    hidden = model(x)
+    turned = hidden.t()
+    row = turned[0].exp_() if hidden.shape[0] > 10 else turned[0]
+    return row, row.sigmoid().sum() + hidden.mean() + turned.pow(2).sum(), turned, hidden
+
+
+def _view_and_loss(model, x):
+    logits = model(x)[:, 0]
+    return logits, logits.pow(2).mean()
+
+
+@pytest.mark.parametrize("how", ["hook", "retain_grad", "grad", "nobody"])
+@pytest.mark.parametrize("forward", [_hidden_and_loss, _tied, _three_levels, _views_of_views, _view_and_loss])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_gradients_between_two_outputs(how, forward, backend):
+    """What flows from one output to another passes through the tensor in between, where somebody may watch."""
+
     def results(compiled):
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
-
-        def forward(x):
-            hidden = model(x)
-            return hidden, hidden.pow(2).mean()
-
-        run = sidefx_train.compile(forward, backend="eager") if compiled else forward
-        hidden, loss = run(torch.ones(4, 3))
+        run = sidefx_train.compile(forward, backend=backend, fullgraph=True) if compiled else forward
+        hidden, loss, *others = run(model, torch.ones(4, 3))
+        seen = [*_watched(hidden, loss, how), *(tensor for other in others for tensor in _watched(other, loss, how))]
         (loss + hidden.sum()).backward()
-        return model.weight.grad
+        seen = [tensor.grad if tensor.requires_grad else tensor for tensor in seen]
+        return [model.weight.grad, model.bias.grad, *seen]
 
-    assert torch.equal(results(True), results(False))
+    assert all(torch.equal(a, b) for a, b in zip(results(True), results(False), strict=True))
+
+
+def test_gradients_between_two_outputs_under_inductor():
+    def results(compiled):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        run = sidefx_train.compile(_three_levels, fullgraph=True) if compiled else _three_levels
+        first, loss, third, second = run(model, torch.ones(4, 3))
+        for tensor in (first, third, second):
+            tensor.retain_grad()
+        third.register_hook(lambda grad: grad * 3)
+        loss.backward()
+        return [model.weight.grad, model.bias.grad, first.grad, second.grad, third.grad]
+
+    torch.testing.assert_close(results(True), results(False))
+
+
+def _retained(x, w, kept):
+    hidden = x * w
+    hidden.retain_grad()
+    hidden.sum().backward()
+    kept.append(hidden)
+
+
+def _retained_and_alive(x, w, kept):
+    hidden = x * w
+    hidden.retain_grad()
+    (hidden * 2).sum().backward(retain_graph=True)
+    kept.append(hidden)
+
+
+def _to_be_retained(x, w, kept):
+    hidden = x * w
+    hidden.retain_grad()
+    kept += [hidden, hidden.exp()]
+
+
+def _new_leaf(x, w, kept):
+    leaf = torch.ones(3, requires_grad=True)
+    (leaf * x * w).sum().backward()
+    kept += [leaf, leaf.grad]
+
+
+@pytest.mark.parametrize("step", [_retained, _retained_and_alive, _to_be_retained, _new_leaf])
+def test_tensors_leave_with_their_gradients(step):
+    def states(compiled):
+        w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        run = sidefx_train.compile(step, backend="eager", fullgraph=True, on_failure="raise") if compiled else step
+        found = []
+        for _ in range(3):
+            kept: list[torch.Tensor] = []
+            run(torch.full((3,), 0.5), w, kept)
+            if step is _to_be_retained:
+                kept[1].sum().backward()
+            found.append([(t.retains_grad, t.grad, len(kept) > 1 and kept[0].grad is kept[1]) for t in kept])
+        return found
+
+    assert str(states(True)) == str(states(False))
+
+
+def _hook_behind_a_break(x, w, log):
+    hidden = x * w
+    loss = (hidden * hidden).sum()
+    if x.sum() > 100:
+        log.append("high")
+    hidden.register_hook(lambda grad: log.append(grad.sum().item()) or grad * 2)
+    loss.backward()
+
+
+def _retained_behind_a_break(x, w, log):
+    hidden = x * w
+    if x.sum() > 100:
+        log.append("high")
+    hidden.retain_grad()
+    log.append(hidden.retains_grad)
+    (hidden * hidden).sum().backward()
+    log.append(hidden.grad.tolist())
+
+
+def _retained_before_a_break(x, w, log):
+    hidden = x * w
+    hidden.retain_grad()
+    (hidden * hidden).sum().backward()
+    if x.sum() > 100:
+        log.append("high")
+    log.append(hidden.grad.tolist())
+    hidden.grad = None
+    if x.sum() > 101:
+        log.append("higher")
+    log.append(hidden.grad)
+
+
+def _hook_removed_behind_a_break(x, w, log):
+    hidden = x * w
+    if x.sum() > 100:
+        log.append("high")
+    handle = hidden.register_hook(lambda grad: log.append("never") or grad * 2)
+    loss = (hidden * hidden).sum()
+    handle.remove()
+    loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+@pytest.mark.parametrize(
+    "step",
+    [_hook_behind_a_break, _retained_behind_a_break, _retained_before_a_break, _hook_removed_behind_a_break],
+)
+def test_watching_gradients_across_breaks(step):
+    def states(compiled):
+        w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        run = sidefx_train.compile(step, backend="eager") if compiled else step
+        log: list[object] = []
+        for value in (0.5, 0.25, 50.0):
+            w.grad = None
+            run(torch.full((3,), value), w, log)
+            log.append(w.grad.tolist())
+        if compiled:
+            assert run.report().replays == 3, run.report()
+        return log
+
+    assert states(True) == states(False)

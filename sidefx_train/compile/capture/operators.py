@@ -83,7 +83,7 @@ def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any
         # A number made in C; sequences have no __radd__, and their + and * come last.
         own = interp.world.class_attr(kind, dunder)
         if own is not ABSENT:
-            answer = interp.world.native_call(own, (left, right), {})
+            answer = _in_c(interp, own, left, right)
             if answer is not NotImplemented:
                 return answer
     if not tried_right:
@@ -91,7 +91,7 @@ def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any
             answer = _method(interp, backward, right, left)
         else:
             own = interp.world.class_attr(other, reflected)
-            answer = NotImplemented if own is ABSENT else interp.world.native_call(own, (right, left), {})
+            answer = NotImplemented if own is ABSENT else _in_c(interp, own, right, left)
         if answer is not NotImplemented:
             return answer
     if forward is ABSENT and isinstance(left, (list, tuple, str, bytes, bytearray)):
@@ -181,7 +181,14 @@ def _half_compare(interp: Interpreter, name: str, method: Any, left: Any, right:
         return object_ne(interp, left, right)
     if own is object.__eq__:
         return True if left is right else NotImplemented
-    return interp.world.native_call(own, (left, right), {})
+    return _in_c(interp, own, left, right)
+
+
+def _in_c(interp: Interpreter, own: Any, value: Any, other: Any) -> Any:
+    """An operator's method of a class made in C; that of a number knows numbers only, also where a stand-in is one."""
+    if type(value) not in SIMPLE and interp.type_of(value) in (int, float, bool) and not is_static(type(other)):
+        return NotImplemented
+    return interp.world.native_call(own, (value, other), {})
 
 
 def object_ne(interp: Interpreter, left: Any, right: Any) -> Any:

@@ -38,6 +38,7 @@ from sidefx_train.compile.heap.records import (
     InstanceRecord,
     ListRecord,
     SetRecord,
+    TensorRecord,
 )
 from sidefx_train.compile.heap.reentry import Reentry, only_looks
 from sidefx_train.errors import Location, Unsupported
@@ -233,6 +234,7 @@ class CallingWorld:
             if self.branching:
                 self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
             owner = getattr(fn, "__self__", args[0] if args else None)
+            self._watch_from_outside(fn.__name__, owner)
             self.hooked.add(owner if not isinstance(owner, torch.Tensor) else owner.grad_fn)
         if isinstance(fn, type) or getattr(fn, "__name__", "") in _MAKES_SUBCLASS:
             for made in (fn, *args):
@@ -313,6 +315,14 @@ class CallingWorld:
             # Some of torch's composite operators forget to write where tensors are not plain ones.
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
         return made
+
+    def _watch_from_outside(self, name: str, owner: Any) -> None:
+        """``retain_grad`` and hooks on an autograd graph from outside: a backward after this graph runs them."""
+        records = [r for r in self.heap.by_real.values() if isinstance(r, TensorRecord) and r.edge is not None]
+        if name == "retain_grad" and any(record.shadow is owner for record in records):
+            self.defer(torch.Tensor.retain_grad, (owner,), {})
+        elif any(record.edge.node is owner for record in records):
+            self.heap.refuse("SFX111", "registers a hook in an autograd graph that was made before")
 
     def as_key(self, key: Any) -> Any:
         return natives.concrete(key)

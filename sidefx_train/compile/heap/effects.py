@@ -369,7 +369,8 @@ def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:
         if finished and fake.grad_fn is not None:
             record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
         changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
-    if fake.is_leaf and record.grad is not UNREAD and fake.grad is not record.grad:
+    watched = fake.is_leaf or record.real.retains_grad
+    if watched and record.grad is not UNREAD and fake.grad is not record.grad:
         changes.append(Effect("set_grad", record.source, None, fake.grad))
     if finished and record.hooks is not None and record.hooks != hook_numbers(fake):
         record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")

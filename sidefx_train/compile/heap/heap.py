@@ -425,7 +425,11 @@ class Heap:
         self.guard("tensor", place, self._facts(real, fake, place))
         record = TensorRecord(self, real, fake, place, kind)
         self._register(record)
-        if real.is_leaf:
+        if not real.is_leaf:
+            self.guard("equal", self.sources.slot(place, "retains_grad"), real.retains_grad)
+            if real.retains_grad:
+                fake.retain_grad()
+        if real.is_leaf or real.retains_grad:
             record.grad = UNREAD
         if real.is_leaf and real.requires_grad:
             self._tensor_hooks(real, fake, record.source)
@@ -500,6 +504,8 @@ class Heap:
         cls = type(real)
         self.guard("type", source, cls)
         source.hooked = cls not in _NO_DEFAULTS
+        if issubclass(cls, deque):
+            self.guard("equal", self.sources.slot(source, "maxlen"), real.maxlen)
         try:
             shadow = empty_like(real)
         except TypeError:

@@ -16,6 +16,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture import policy
+from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
@@ -483,7 +484,8 @@ class TraceWorld(CallingWorld):
             return natives.dict_operator(self, record, name, args)
         if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
             return ABSENT
-        if name in natives.OPERATORS and any(type(value) in _TRACED for value in args):
+        traced = any(type(value) in _TRACED for value in args)
+        if traced and name in natives.OPERATORS and not any(map(_decides, args[:2])):
             for value in args:
                 self.touch(value)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
@@ -521,6 +523,14 @@ class TraceWorld(CallingWorld):
             return Later(join_text, (self.freeze(tuple(args[0])),))
         return Later(_TEXT[name], tuple(self.freeze(value) for value in args))
 
+
+def _decides(value: Any) -> bool:
+    """True for an instance of a class written in Python, whose own methods say what an operator does."""
+    cls = type(value)
+    return cls not in _TRACED and not is_static(cls) and not issubclass(cls, _VALUES)
+
+
+_VALUES = (int, float, complex, str, tuple, list, dict, torch.Tensor)
 
 _OTHER_SPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 """What has a ``__dict__`` that is not simply that of an instance."""

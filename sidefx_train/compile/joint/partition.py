@@ -23,7 +23,12 @@ aten = torch.ops.aten
 
 
 def recompute(joint: JointGraph) -> JointGraph:
-    """The same joint graph with less to save, or ``joint`` itself where that cannot be."""
+    """The same joint graph with less to save, or ``joint`` itself where that cannot be.
+
+    A backward in several stages saves what autograd would save.
+    """
+    if len(joint.stages) > 1:
+        return joint
     plan = _Plan(joint)
     if not any(plan.again.get(node) for node in plan.saved):
         return joint
@@ -45,12 +50,13 @@ class _Plan:
 
     def __init__(self, joint: JointGraph) -> None:
         self.joint = joint
-        self.forward, self.backward = joint.forward.module.graph, joint.backward.module.graph
+        (self.stage,) = joint.stages
+        self.forward, self.backward = joint.forward.module.graph, self.stage.backward.module.graph
         self.placeholders = [n for n in self.forward.nodes if n.op == "placeholder"]
         self.returned: list[fx.Node] = list(_output(self.forward).args[0])  # type: ignore[arg-type]
         self.taken = [n for n in self.backward.nodes if n.op == "placeholder"]
         self.fed: dict[fx.Node, fx.Node] = {}
-        for node, (kind, i) in zip(self.taken, joint.feeds, strict=True):
+        for node, (kind, i) in zip(self.taken, self.stage.feeds, strict=True):
             if kind != "tangent":
                 self.fed[node] = self.placeholders[i] if kind == "input" else self.returned[i]
         self.aliases = Aliases(self.forward)
@@ -134,7 +140,7 @@ class _Plan:
 
     def rebuild(self, kept: set[fx.Node]) -> JointGraph:
         """The two graphs for a set of values to save."""
-        joint, module = self.joint, self.joint.forward.module
+        joint, stage, module = self.joint, self.stage, self.joint.forward.module
         feeds: list[Origin] = []
         inputs: list[GraphInput] = []
         results: list[fx.Node] = self.returned[: joint.outputs]
@@ -155,7 +161,7 @@ class _Plan:
                 if node in output_of:
                     aliases.append((len(results) - 1, output_of[node]))
             feeds.append(("result", results.index(node)))
-        for node, given, feed in zip(self.taken, joint.backward.inputs, joint.feeds, strict=True):
+        for node, given, feed in zip(self.taken, stage.backward.inputs, stage.feeds, strict=True):
             if feed[0] == "tangent":
                 copies[node] = graph.placeholder(node.name)
                 copies[node].meta.update(node.meta)
@@ -176,13 +182,13 @@ class _Plan:
                 graph.output(fx.map_arg(node.args[0], copied))
             elif node.op != "placeholder":
                 copied(node)
-        backward = fx.GraphModule(joint.backward.module, graph)
+        module_of_backward = fx.GraphModule(stage.backward.module, graph)
+        backward = replace(stage.backward, module=module_of_backward, inputs=tuple(inputs))
         return replace(
             joint,
             forward=replace(joint.forward, module=_returning(module, results)),
-            backward=replace(joint.backward, module=backward, inputs=tuple(inputs)),
+            stages=(replace(stage, backward=backward, feeds=tuple(feeds)),),
             aliases=tuple(aliases),
-            feeds=tuple(feeds),
         )
 
     def _taken_by(self, kept: set[fx.Node]) -> list[fx.Node]:

@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable
-from sidefx_train.compile.joint.trace import JointGraph
+from sidefx_train.compile.joint.trace import JointGraph, Place, Stage
+from sidefx_train.compile.residual.views import replay
 from sidefx_train.errors import SideFXError
 
 
 class _CapturedPart(torch.autograd.Function):
-    """The node in the user's autograd graph. Called with ``(joined, args, results, *leaves)``."""
+    """A node in the user's autograd graph. Called with ``(backward, args, results, *entrances)``."""
 
     @staticmethod
-    def forward(ctx: Any, joined: Joined, args: list[Any], results: list[Any], *leaves: torch.Tensor) -> Any:
-        graph = joined.graph
-        taken = list(args)
-        results += joined.forward(args)
-        for i in graph.differentiable:
-            results[i] = compat.without_view_relation(results[i])
-        for i, output in graph.aliases:  # one version counter for what shares memory: in-place changes are noticed
-            like = results[i]
-            results[i] = results[output].detach().as_strided(like.size(), like.stride(), like.storage_offset())
-        saved = [taken[i] if kind == "input" else results[i] for kind, i in graph.feeds if kind != "tangent"]
+    def forward(ctx: Any, part: _Backward, args: list[Any], results: list[Any], *entrances: torch.Tensor) -> Any:
+        saved = [args[i] if kind == "input" else results[i] for kind, i in part.stage.feeds if kind != "tangent"]
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
         ctx.numbers = {i: value for i, value in enumerate(saved) if not isinstance(value, torch.Tensor)}
-        ctx.outputs = [_Layout(results[i]) for i in graph.differentiable]
-        ctx.passed = [weakref.ref(results[graph.differentiable[i]]) for i in graph.passed]
+        ctx.outputs = [_Layout(results[i]) for i in part.stage.results]
         ctx.set_materialize_grads(False)
-        ctx.joined = joined
-        return tuple(results[i] for i in graph.differentiable)
+        ctx.part = part
+        return tuple(results[i] for i in part.stage.results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        joined: Joined = ctx.joined
-        _check_passed(ctx.passed)
+        part: _Backward = ctx.part
         given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(ctx.saved_tensors)]
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
         with torch.no_grad():
             given += [layout.fit(tangent) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
-            grads = joined.gradients(given)
-        for i, made_of in enumerate(joined.graph.depends):
+            grads = list(part.run(given))
+        for i, made_of in enumerate(part.stage.depends):
             if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
                 grads[i] = None
         return (None, None, None, *(_once(grads) if torch.is_grad_enabled() else grads))
@@ -75,16 +67,12 @@ def _once(grads: list[Any]) -> list[Any]:
     return [next(made) if i in held else grad for i, grad in enumerate(grads)]
 
 
-def _check_passed(passed: list[weakref.ref[torch.Tensor]]) -> None:
-    """Refuses to leave out a hook: gradients between two outputs of one node go past it."""
-    for found in passed:
-        tensor = found()
-        if tensor is not None and (tensor._backward_hooks or tensor.retains_grad):
-            reason = (
-                "somebody watches the gradient of a tensor (hook, retain_grad) that left a captured part together with "
-                "what was computed from it; register it in front of the line that breaks the capture"
-            )
-            raise SideFXError("SFX107", reason)
+@dataclass(frozen=True)
+class _Backward:
+    """A part of the backward, compiled; the list it is given may be emptied."""
+
+    stage: Stage
+    run: Callable[[list[Any]], Sequence[Any]]
 
 
 class Joined:
@@ -93,27 +81,40 @@ class Joined:
     Args:
         graph: how they belong together.
         forward: the compiled forward.
-        backward: the compiled backward.
+        backwards: the compiled backward, stage by stage.
     """
 
-    def __init__(self, graph: JointGraph, forward: Executable, backward: Executable) -> None:
+    def __init__(self, graph: JointGraph, forward: Executable, backwards: list[Executable]) -> None:
         self.graph = graph
         self.forward = forward.run
-        self._backward = backward.run
+        self.parts = [_Backward(stage, done.run) for stage, done in zip(graph.stages, backwards, strict=True)]
 
     def run(self, args: list[Any]) -> list[Any]:
-        """The step's outputs; those that need autograd are results of one node over the leaves."""
-        leaves = [args[i] for i in self.graph.leaves]
-        results: list[Any] = []
-        made = _CapturedPart.apply(self, args, results, *leaves)
-        outputs = results[: self.graph.outputs]
-        for position, tensor in zip(self.graph.differentiable, made, strict=True):
-            outputs[position] = tensor
-        return outputs
+        """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
+        graph, taken = self.graph, list(args)
+        with torch.no_grad():
+            results = list(self.forward(args))
+        for part in self.parts:
+            for i in part.stage.results:
+                results[i] = compat.without_view_relation(results[i])
+        for i, output in graph.aliases:  # one version counter for what shares memory: in-place changes are noticed
+            like = results[i]
+            results[i] = results[output].detach().as_strided(like.size(), like.stride(), like.storage_offset())
+        views: dict[int, torch.Tensor] = {}
 
-    def gradients(self, inputs: list[Any]) -> list[Any]:
-        """Gradients of the leaves, in their order, from what was saved and the tangents; the list may be emptied."""
-        return list(self._backward(inputs))
+        def at(place: Place) -> Any:
+            kind, i = place
+            return (taken if kind == "input" else results if kind == "result" else views)[i]
+
+        for number, part in enumerate(self.parts):
+            for i, view in enumerate(graph.views):
+                if graph.ready[i] == number:
+                    numbers = tuple(results[j] for j in view.numbers)
+                    views[i] = replay(at(view.base), view.path.ops, view.path.grad, numbers, view.path.own)
+            made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
+            for i, tensor in zip(part.stage.results, made, strict=True):
+                results[i] = tensor
+        return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(views))))]
 
 
 class _Layout:
@@ -131,10 +132,17 @@ class _Layout:
         return made.zero_() if tangent is None else made.copy_(tangent)
 
 
-def join(graph: JointGraph, forward: Executable, backward: Executable) -> Executable:
-    """One executable of both."""
-    joined = Joined(graph, forward, backward)
-    sources = {**forward.sources, **{f"backward {key}": text for key, text in backward.sources.items()}}
-    seconds = {**forward.seconds, **{f"backward {key}": value for key, value in backward.seconds.items()}}
-    notes = (*forward.notes, "joined with its backward for autograd outside", *backward.notes)
+def join(graph: JointGraph, forward: Executable, backwards: list[Executable]) -> Executable:
+    """One executable of all."""
+    joined = Joined(graph, forward, backwards)
+    sources, seconds = dict(forward.sources), dict(forward.seconds)
+    for number, backward in enumerate(backwards):
+        name = f"backward {number}" if number else "backward"
+        sources |= {f"{name} {key}": text for key, text in backward.sources.items()}
+        seconds |= {f"{name} {key}": value for key, value in backward.seconds.items()}
+    notes = (
+        *forward.notes,
+        "joined with its backward for autograd outside",
+        *(note for backward in backwards for note in backward.notes),
+    )
     return Executable(joined.run, forward.atomic, sources, seconds, notes)

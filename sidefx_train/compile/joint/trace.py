@@ -2,126 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
+from torch.autograd.graph import get_gradient_edge
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import OWN, GraphInput, TracedGraph
-from sidefx_train.compile.capture.tracer import drop_profiler_nodes
+from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
-from sidefx_train.compile.residual.views import storage_of
+from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, storage_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
 Origin = tuple[Literal["input", "result", "tangent"], int]
+Place = tuple[Literal["input", "result", "view"], int]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The backward of some results: one node in the autograd graph outside.
+
+    Attributes:
+        backward: takes what it needs and the tangents; its results are gradients.
+        results: what it is the backward of, by position among the results of the forward; one tangent each.
+        feeds: where each input of the backward comes from.
+        entrances: what gets the gradients, one per result of the backward: inputs, results of earlier stages, views.
+        depends: for each of them, the tangents that its gradient is made of.
+    """
+
+    backward: TracedGraph
+    results: tuple[int, ...]
+    feeds: tuple[Origin, ...]
+    entrances: tuple[Place, ...]
+    depends: tuple[frozenset[int], ...]
 
 
 @dataclass(frozen=True)
 class JointGraph:
     """Forward and backward of a capture.
 
+    Where an output that needs autograd was computed from another, the backward is cut there: the gradient between the
+    two passes through the engine outside, where hooks and ``retain_grad`` of the one in the middle are.
+
     Attributes:
         forward: its results are the step's outputs, then what the backward needs besides inputs.
-        backward: takes what it needs and the tangents; its results are gradients.
+        stages: the backward, in the order of the forward.
         outputs: how many results of the forward are the step's.
-        differentiable: which of those need autograd outside.
         aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
-        feeds: where each input of the backward comes from.
-        leaves: positions of the inputs that get gradients, one per result of the backward.
-        depends: for each of them, the tangents that its gradient is made of.
-        passed: those of the differentiable outputs, by their order, that others of them are computed from.
+        views: views that leave and that the backward passes through, made between the stages.
+        ready: for each of them, the first stage before which it can be made.
     """
 
     forward: TracedGraph
-    backward: TracedGraph
+    stages: tuple[Stage, ...]
     outputs: int
-    differentiable: tuple[int, ...]
     aliases: tuple[tuple[int, int], ...]
-    feeds: tuple[Origin, ...]
-    leaves: tuple[int, ...]
-    depends: tuple[frozenset[int], ...]
-    passed: tuple[int, ...]
+    views: tuple[LiveView, ...]
+    ready: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _RecordedStage:
+    """A backward that has been recorded behind the forward.
+
+    Attributes:
+        results: positions of outputs that need autograd.
+        tangents: inputs of the backward, one for each.
+        begin: the last node before it.
+        end: its last node.
+        grads: (what it belongs to, gradient).
+    """
+
+    results: tuple[int, ...]
+    tangents: tuple[torch.Tensor, ...]
+    begin: fx.Node
+    end: fx.Node
+    grads: tuple[tuple[Place, torch.Tensor], ...]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A backward that has been recorded behind the forward.
+    """All of the backward, with ``views`` and ``ready`` of the joint graph to be."""
 
-    Attributes:
-        positions: outputs that need autograd.
-        fakes: those outputs.
-        tangents: inputs of the backward, one for each.
-        boundary: the last node of the forward.
-        grads: (input position, gradient).
-        passed: those of ``fakes``, by their order, that others of them are computed from.
-    """
-
-    positions: tuple[int, ...]
-    fakes: tuple[torch.Tensor, ...]
-    tangents: tuple[torch.Tensor, ...]
-    boundary: fx.Node
-    grads: tuple[tuple[int, torch.Tensor], ...]
-    passed: tuple[int, ...]
+    stages: tuple[_RecordedStage, ...]
+    views: tuple[LiveView, ...]
+    ready: tuple[int, ...]
 
 
-def record_backward(world: TraceWorld, outputs: list[fx.Node], differentiable: dict[int, torch.Tensor]) -> Recorded:
+def record_backward(
+    world: TraceWorld, differentiable: dict[int, torch.Tensor], views: tuple[LiveView, ...]
+) -> Recorded:
     """Runs the backward of some outputs on the fake tensors.
 
     Args:
         world: the capture, still recording.
-        outputs: nodes of the step's outputs.
         differentiable: the outputs that need autograd, by position.
+        views: views, made outside, that they were computed from.
 
     Raises:
         Unsupported: the graph cannot be given to autograd outside.
     """
     tracer = world.tracer
-    positions = sorted(differentiable)
-    fakes = [differentiable[i] for i in positions]
-    _check_separate(world, fakes)
-    entries = _entries(world)
+    fakes: dict[Place, torch.Tensor] = {("result", i): fake for i, fake in sorted(differentiable.items())}
+    _check_separate(world, list(fakes.values()))
+    tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
+    inputs = _inputs(world)
     before = observe(world)
-    tangents = [tracer.add_tangent(fake, i) for i, fake in enumerate(fakes)]
-    boundary = tracer.last_node()
-    edges = [edge for _, edge in entries]
-    try:
-        with torch.enable_grad(), _without_hooks(world):
-            found = torch.autograd.grad(fakes, edges, tangents, allow_unused=True) if edges else ()
-    except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
+    recorded: list[_RecordedStage] = []
+    fakes |= {("view", i): view.value for i, view in enumerate(views)}
+    levels, ready = _levels(fakes)
+    for results, earlier in levels:
+        entrances: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
+        entrances += [(place, get_gradient_edge(fakes[place])) for place in earlier]
+        begin = tracer.last_node()
+        roots, given = [fakes[place] for place in results], tuple(tangents[place] for place in results)
+        try:
+            with (
+                torch.enable_grad(),
+                _without_hooks(world),
+                _without_gradients(list(fakes.values())),
+                _stopping_at([fakes[place] for place in earlier]),
+            ):
+                edges = [edge for _, edge in entrances]
+                found = torch.autograd.grad(roots, edges, given, retain_graph=True, allow_unused=True) if edges else ()
+        except RuntimeError as error:
+            first = str(error).splitlines()[0]
+            world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
+        grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
+        positions = tuple(position for _, position in results)
+        recorded.append(_RecordedStage(positions, given, begin, tracer.last_node(), tuple(grads)))
     changed = before.diff(observe(world))
     if changed:
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)
-    grads = [(position, grad) for (position, _), grad in zip(entries, found, strict=True) if grad is not None]
-    return Recorded(tuple(positions), tuple(fakes), tuple(tangents), boundary, tuple(grads), _passed(fakes))
+    return Recorded(tuple(recorded), views, tuple(ready["view", i] for i in range(len(views))))
 
 
-def _passed(fakes: list[torch.Tensor]) -> tuple[int, ...]:
-    """Those that the autograd graphs of others lead through."""
-    position = {fake.grad_fn: i for i, fake in enumerate(fakes)}
-    found: set[int] = set()
-    for fake in fakes:
-        seen: set[Any] = set()
-        waiting = [node for node, _ in fake.grad_fn.next_functions] if fake.grad_fn is not None else []
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if node in position:
-                found.add(position[node])
-            waiting += [before for before, _ in node.next_functions]
-    return tuple(sorted(found))
+def _levels(
+    fakes: dict[Place, torch.Tensor],
+) -> tuple[list[tuple[tuple[Place, ...], tuple[Place, ...]]], dict[Place, int]]:
+    """Results, level by level, each with what leaves too and they were computed from; and the level of each view."""
+    place_of = {edge_of(fake): place for place, fake in fakes.items()}
+    behind = {
+        place: {place_of[edge] for edge in edges_behind(fake) if edge in place_of} - {place}
+        for place, fake in fakes.items()
+    }
+    levels: list[tuple[tuple[Place, ...], tuple[Place, ...]]] = []
+    ready: dict[Place, int] = {}
+    waiting = list(fakes)
+    while waiting:
+        now = tuple(place for place in waiting if not behind[place] & set(waiting))
+        views = [place for place in now if place[0] == "view"]
+        if views:  # they take no stage of their own
+            ready |= dict.fromkeys(views, len(levels))
+        else:
+            levels.append((now, tuple(sorted(set().union(*(behind[place] for place in now))))))
+        waiting = [place for place in waiting if place not in (views or now)]
+    return levels, ready
+
+
+@contextmanager
+def _stopping_at(fakes: list[torch.Tensor]) -> Iterator[None]:
+    """Ends what the engine hands on at some tensors: their gradients are asked for, and go no further."""
+
+    def stop(number: int) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+        return lambda grads: tuple(None if i == number else grad for i, grad in enumerate(grads))
+
+    handles = [fake.grad_fn.register_prehook(stop(fake.output_nr)) for fake in fakes if fake.grad_fn is not None]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
@@ -138,6 +198,17 @@ def _without_hooks(world: TraceWorld) -> Iterator[None]:
             compat.set_tensor_hooks(shadow, hooks)
 
 
+@contextmanager
+def _without_gradients(fakes: list[torch.Tensor]) -> Iterator[None]:
+    """Leaves the gradients that tensors keep as they are: the real ones will be given theirs by the engine."""
+    keeping = [(fake, fake.grad) for fake in fakes if fake.retains_grad]
+    try:
+        yield
+    finally:
+        for fake, grad in keeping:
+            fake.grad = grad
+
+
 def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
     """Views of each other or of an input, both needing autograd, would not tell it of later in-place changes."""
     taken = {storage_of(r.shadow) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
@@ -147,7 +218,7 @@ def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
         taken.add(storage_of(fake))
 
 
-def _entries(world: TraceWorld) -> list[tuple[int, Any]]:
+def _inputs(world: TraceWorld) -> list[tuple[int, Any]]:
     """(input position, what to differentiate by) of every input that requires gradients."""
     position_of = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
     found: list[tuple[int, Any]] = []
@@ -164,79 +235,101 @@ def _entries(world: TraceWorld) -> list[tuple[int, Any]]:
             world.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
         if record.edge is None and not (record.shadow.is_leaf and record.shadow.requires_grad):
             world.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
-        edge = record.edge if record.edge is not None else torch.autograd.graph.get_gradient_edge(record.shadow)
+        edge = record.edge if record.edge is not None else get_gradient_edge(record.shadow)
         found.append((position_of[id(record.real)], edge))
     return sorted(found, key=lambda pair: pair[0])
 
 
 def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointGraph:
-    """Closes the joint graph as two.
+    """Closes the joint graph as a forward and its backward.
 
     Raises:
         Unsupported: the backward needs what cannot be handed over.
     """
     tracer = world.tracer
-    positions, tangents = recorded.positions, recorded.tangents
-    boundary, grads = recorded.boundary, recorded.grads
     tracer.check()
     drop_profiler_nodes(tracer.graph)
     drop_unused_vectors(tracer.graph)
-    tangent_nodes = [tracer.node_of(tangent) for tangent in tangents]
-    grad_nodes = [tracer.node_of(grad) for _, grad in grads]
-    for node, (_, grad) in zip(grad_nodes, grads, strict=True):
-        if not grad._is_view():
-            node.meta[OWN] = grad._version
-    input_nodes = [node for node in tracer.graph.nodes if node.op == "placeholder" and node not in tangent_nodes]
-    before: dict[fx.Node, None] = {}
-    after: dict[fx.Node, None] = {}
-    behind = False
-    for node in tracer.graph.nodes:
-        if node.op != "placeholder":
-            (after if behind else before)[node] = None
-        behind = behind or node is boundary
-    wanted = _needed(grad_nodes, after)
-    behind_the_cut = {*wanted, *tangent_nodes}
-    needed = [used for node in wanted for used in node.all_input_nodes] + grad_nodes
-    crossing = dict.fromkeys(used for used in needed if used not in behind_the_cut and used.op != "get_attr")
-    results = list(outputs)
-    feeds: list[Origin] = []
-    inputs: list[GraphInput] = []
-    for node in crossing:
-        value = node.meta["val"] if node.op != "placeholder" else tracer.inputs[input_nodes.index(node)].example
-        if node in input_nodes:
-            feeds.append(("input", input_nodes.index(node)))
-        else:
-            if node not in results:
-                results.append(node)
-            feeds.append(("result", results.index(node)))
-        if isinstance(value, torch.Tensor):
-            inputs.append(GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name))
-        else:
-            inputs.append(GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value)))
-    for i, (node, fake) in enumerate(zip(tangent_nodes, tangents, strict=True)):
-        feeds.append(("tangent", i))
-        inputs.append(GraphInput(node.name, "tensor", compat.fake_snapshot(fake), node.name))
-    forward = _graph(tracer, input_nodes, list(before), results)
-    taken = [*crossing, *tangent_nodes]
-    constants = [node for node in before if node.op == "get_attr"]
-    backward = _graph(tracer, taken, [*constants, *wanted], grad_nodes)
-    storages = [storage_of(n.meta["val"]) if isinstance(n.meta.get("val"), torch.Tensor) else None for n in results]
+    tangents = {tracer.node_of(tangent) for stage in recorded.stages for tangent in stage.tangents}
+    cutter = _Cutter(tracer, outputs, [n for n in tracer.graph.nodes if n.op == "placeholder" and n not in tangents])
+    position = {node: i for i, node in enumerate(tracer.graph.nodes)}
+
+    def between(begin: int, end: int) -> dict[fx.Node, None]:
+        return {n: None for n, i in position.items() if begin < i <= end and n.op != "placeholder"}
+
+    before = between(-1, position[recorded.stages[0].begin])
+    stages = [
+        cutter.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
+    ]
+    forward = _graph(tracer, cutter.inputs, list(before), cutter.results)
+    storages = [
+        storage_of(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
+        for node in cutter.results
+    ]
     aliases = [
         (i, storages.index(storages[i]))
-        for i in range(len(outputs), len(results))
+        for i in range(len(outputs), len(cutter.results))
         if storages[i] in storages[: len(outputs)]
     ]
-    return JointGraph(
-        TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before))),
-        TracedGraph(backward, tuple(inputs), tracer.fake_mode, _draws(wanted), gradients=True),
-        len(outputs),
-        positions,
-        tuple(aliases),
-        tuple(feeds),
-        tuple(position for position, _ in grads),
-        _dependence(wanted, tangent_nodes, grad_nodes),
-        recorded.passed,
-    )
+    traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
+    return JointGraph(traced, tuple(stages), len(outputs), tuple(aliases), recorded.views, recorded.ready)
+
+
+class _Cutter:
+    """Takes backward graphs out of the joint graph.
+
+    Attributes:
+        inputs: placeholders of the forward.
+        results: what the forward returns: the outputs, then what the backward needs.
+    """
+
+    def __init__(self, tracer: GraphTracer, outputs: list[fx.Node], inputs: list[fx.Node]) -> None:
+        self.tracer = tracer
+        self.inputs = inputs
+        self.results = list(outputs)
+
+    def stage(self, recorded: _RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
+        """The backward that was recorded as the nodes ``among``."""
+        tracer = self.tracer
+        tangents = [tracer.node_of(tangent) for tangent in recorded.tangents]
+        grads = [tracer.node_of(grad) for _, grad in recorded.grads]
+        for node, (_, grad) in zip(grads, recorded.grads, strict=True):
+            if not grad._is_view():
+                node.meta[OWN] = grad._version
+        wanted = _needed(grads, among)
+        behind_the_cut = {*wanted, *tangents}
+        needed = [used for node in wanted for used in node.all_input_nodes] + grads
+        crossing = dict.fromkeys(used for used in needed if used not in behind_the_cut and used.op != "get_attr")
+        feeds: list[Origin] = [self._origin(node) for node in crossing]
+        feeds += [("tangent", i) for i in range(len(tangents))]
+        taken = [self._taken(node) for node in crossing]
+        taken += [
+            GraphInput(node.name, "tensor", compat.fake_snapshot(fake), node.name)
+            for node, fake in zip(tangents, recorded.tangents, strict=True)
+        ]
+        constants = [node for node in before if node.op == "get_attr"]
+        backward = _graph(tracer, [*crossing, *tangents], [*constants, *wanted], grads)
+        return Stage(
+            TracedGraph(backward, tuple(taken), tracer.fake_mode, _draws(wanted), gradients=True),
+            recorded.results,
+            tuple(feeds),
+            tuple(entrance for entrance, _ in recorded.grads),
+            _dependence(wanted, tangents, grads),
+        )
+
+    def _origin(self, node: fx.Node) -> Origin:
+        if node in self.inputs:
+            return "input", self.inputs.index(node)
+        if node not in self.results:
+            self.results.append(node)
+        return "result", self.results.index(node)
+
+    def _taken(self, node: fx.Node) -> GraphInput:
+        given = node in self.inputs
+        value = self.tracer.inputs[self.inputs.index(node)].example if given else node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name)
+        return GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value))
 
 
 def _dependence(nodes: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node]) -> tuple[frozenset[int], ...]:

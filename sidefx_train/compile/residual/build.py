@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from sidefx_train.compile.guards.codegen import write_guards
@@ -15,6 +16,7 @@ from sidefx_train.compile.heap.iterators import advance
 from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
+from sidefx_train.compile.residual.views import LiveView
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Residual:
         names: constants the source refers to.
         outputs: graph nodes the source expects from ``run``, in order.
         differentiable: values of those outputs whose autograd graph is still needed, by position.
+        views: views that their backward passes through; the source expects them behind the outputs, last first.
     """
 
     source: str
@@ -43,6 +46,7 @@ class Residual:
     names: dict[str, Any]
     outputs: tuple[fx.Node, ...]
     differentiable: dict[int, Any]
+    views: tuple[LiveView, ...]
 
 
 def plan(
@@ -68,9 +72,15 @@ def plan(
         suspended: ``returned`` is the state of suspended frames, with which ``proceed`` goes on.
     """
     given = (world, name, guards, effects, returned, positional, keywords, suspended)
-    residual, rebuilder = _write(*given, frozenset())
-    shared = frozenset(storage for storage, nodes in rebuilder.returned.items() if len(nodes) > 1)
-    return _write(*given, shared)[0] if shared else residual
+    shared: frozenset[int] = frozenset()
+    passed: dict[fx.Node, torch.Tensor] = {}
+    while True:  # what leaves together is known when all has been written
+        residual, rebuilder = _write(*given, shared, passed)
+        sharing = {storage for storage, nodes in rebuilder.returned.items() if len(nodes) > 1}
+        passing = rebuilder.passed()
+        if sharing <= shared and passing.keys() <= passed.keys():
+            return residual
+        shared, passed = shared | sharing, passed | passing
 
 
 def _write(
@@ -83,8 +93,12 @@ def _write(
     keywords: tuple[str, ...],
     suspended: bool,
     shared: frozenset[int],
+    passed: dict[fx.Node, torch.Tensor],
 ) -> tuple[Residual, Rebuilder]:
-    """The residual, where ``shared`` is memory in which several values are known to leave."""
+    """The residual, where ``shared`` is memory in which several values are known to leave.
+
+    ``passed`` are views, by their nodes, from which other values that leave are known to have been computed.
+    """
     writer = Writer()
     tests = [f"if len(args) != {positional}: return MISS"]
     tests.append(f"if tuple(kwargs) != {keywords!r}: return MISS" if keywords else "if kwargs: return MISS")
@@ -94,7 +108,7 @@ def _write(
         tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
     tests += write_guards(writer, others)
     inputs = _inputs(world, writer)
-    rebuilder = Rebuilder(world, writer, shared)
+    rebuilder = Rebuilder(world, writer, shared, passed)
     for call in effects.calls:
         if call.result is not None:
             rebuilder.deferred(call)
@@ -113,7 +127,8 @@ def _write(
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
     rebuilder.settle()
-    residual = Residual(source, guard_source, writer.names, tuple(rebuilder.outputs), rebuilder.differentiable)
+    outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
+    residual = Residual(source, guard_source, writer.names, outputs, rebuilder.differentiable, views)
     return residual, rebuilder
 
 

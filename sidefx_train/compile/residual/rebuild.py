@@ -6,7 +6,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
@@ -31,7 +31,7 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.autograd import freed
-from sidefx_train.compile.residual.views import Path, Views, replay, storage_of
+from sidefx_train.compile.residual.views import LiveView, Path, Views, edge_of, edges_behind, replay, storage_of
 from sidefx_train.compile.residual.writer import Writer
 
 if TYPE_CHECKING:
@@ -46,12 +46,21 @@ class Rebuilder:
         differentiable: outputs whose autograd graph is still needed outside, by position.
         returned: nodes that the graph returns, by the memory they are in.
         lines: statements that must run before the expressions are used.
+        live: views that the backward passes through; ``o[-1]`` is the first of them.
     """
 
-    def __init__(self, world: TraceWorld, writer: Writer, shared: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        world: TraceWorld,
+        writer: Writer,
+        shared: frozenset[int] = frozenset(),
+        passed: dict[fx.Node, torch.Tensor] | None = None,
+    ) -> None:
         self.world = world
         self.writer = writer
-        self.views = Views(world, shared)
+        self.views = Views(world, shared, passed or {})
+        self.live: list[LiveView] = []
+        self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
         self.returned: dict[int, set[fx.Node]] = {}
         self._turned: dict[int, int] = {}
         self.outputs: list[fx.Node] = []
@@ -75,7 +84,7 @@ class Rebuilder:
         if isinstance(value, TraceKey):
             return self.expression(value.value)
         if isinstance(value, torch.Tensor):
-            return self._remember(value, self._tensor(value))
+            return self._with_gradient(value, self._remember(value, self._tensor(value)))
         if isinstance(value, NUMBERS):
             return self._number(value)
         if isinstance(value, TensorMoment):
@@ -141,7 +150,9 @@ class Rebuilder:
             self.world.heap.refuse("SFX107", f"a tensor leaves the step of which autograd says: {first_line(error)}")
         path = self.views.path(value, node)
         if path is not None:
-            return self._view(path)
+            if path.grad:
+                self._replayed.append((node, value))
+            return self._live_view(value, path) if node in self.views.passed else self._view(path)
         if self.views.is_outside(value):
             self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
         self.returned.setdefault(storage_of(value), set()).add(node)
@@ -154,12 +165,37 @@ class Rebuilder:
             return expression
         return self._with_autograd(value, self.output(node))
 
-    def _view(self, path: Path) -> str:
-        """A view, made from its base as eager makes it."""
-        base = self.output(path.base) if isinstance(path.base, fx.Node) else self.expression(path.base)
-        parts = [base, self.writer.constant(path.ops, "views"), repr(path.grad)]
+    def passed(self) -> dict[fx.Node, torch.Tensor]:
+        """Views that are replayed, by their nodes, from which other values that leave were computed."""
+        edges = {edge_of(value): (node, value) for node, value in self._replayed}
+        leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)] if edges else []
+        return dict(edges[edge] for value in leaving for edge in edges_behind(value) if edge in edges)
+
+    def _base(self, path: Path) -> str:
         for viewed in () if isinstance(path.base, fx.Node) else (storage_of(path.base),):
             self._turned[viewed] = self._turned.get(viewed, 0) + sum(op.turns for op in path.ops)
+        return self.output(path.base) if isinstance(path.base, fx.Node) else self.expression(path.base)
+
+    def _live_view(self, value: torch.Tensor, path: Path) -> str:
+        """A view that is made right after its base, so that what follows in the autograd graph can hang from it."""
+        self._base(path)
+        base = path.base
+        place: tuple[Literal["input", "result", "view"], int]
+        earlier = next((i for i, view in enumerate(self.live) if view.value is base), None)
+        if earlier is not None:
+            place = ("view", earlier)
+        elif isinstance(base, torch.Tensor) and (record := self.world.heap.record_of(base)) is not None:
+            place = ("input", next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real))
+        else:
+            place = ("result", self._index[base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)])
+        for node in path.numbers:
+            self.output(node)
+        self.live.append(LiveView(value, place, path, tuple(self._index[node] for node in path.numbers)))
+        return f"o[{-len(self.live)}]"
+
+    def _view(self, path: Path) -> str:
+        """A view, made from its base as eager makes it."""
+        parts = [self._base(path), self.writer.constant(path.ops, "views"), repr(path.grad)]
         if path.numbers or path.own is not None:
             parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
         if path.own is not None:
@@ -177,6 +213,14 @@ class Rebuilder:
             self.world.heap.refuse("SFX107", reason)
         name = type(value.grad_fn).__name__
         return f"{self.writer.constant(freed)}({expression}, {name!r})"
+
+    def _with_gradient(self, value: torch.Tensor, expression: str) -> str:
+        """A tensor with the gradient that the step's backward gave it, or that a later one is to give it."""
+        if value.retains_grad:
+            self.lines.append(f"{expression}.retain_grad()")
+        if (value.retains_grad or value.is_leaf) and value.grad is not None:
+            self.lines.append(f"{expression}.grad = {self.expression(value.grad)}")
+        return expression
 
     def _number(self, value: Any) -> str:
         for number, source, _ in self.world.heap.numbers:

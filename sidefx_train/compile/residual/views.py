@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
@@ -74,6 +74,23 @@ class Path:
     own: int | None = None
 
 
+@dataclass(frozen=True)
+class LiveView:
+    """A view from which another value that leaves was computed: the backward passes through it.
+
+    Attributes:
+        value: its fake tensor.
+        base: what it is made from: an input, a result of the graph, or an earlier such view.
+        path: how.
+        numbers: positions of the numbers of ``path`` among the results.
+    """
+
+    value: torch.Tensor
+    base: tuple[Literal["input", "result", "view"], int]
+    path: Path
+    numbers: tuple[int, ...]
+
+
 def replay(
     base: torch.Tensor, ops: tuple[ViewOp, ...], grad: bool, numbers: tuple[int, ...] = (), own: int | None = None
 ) -> torch.Tensor:
@@ -110,11 +127,13 @@ class Views:
     Args:
         world: the capture.
         shared: storages that several values leave in.
+        passed: views, by their nodes, from which other values that leave were computed.
     """
 
-    def __init__(self, world: TraceWorld, shared: frozenset[int]) -> None:
+    def __init__(self, world: TraceWorld, shared: frozenset[int], passed: dict[fx.Node, torch.Tensor]) -> None:
         self.world = world
         self.shared = shared
+        self.passed = passed
         records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
         placeholder = {
             id(real): node for real, node in zip(world.tracer.real_inputs, world.tracer.placeholders, strict=True)
@@ -131,6 +150,9 @@ class Views:
             return None
         up = _way_up(node)
         base, below = self._base(value, up)
+        step = next((i for i, each in enumerate(below) if i and each in self.passed), None)
+        if step is not None:
+            base, below = self.passed[below[step]], below[:step]
         if base is None or not below or not any(_replayed(each) for each in below):
             return None
         ops: list[ViewOp] = []
@@ -213,6 +235,25 @@ class Views:
 def storage_of(value: torch.Tensor) -> int:
     """What tells a fake tensor's memory from that of others."""
     return int(value.untyped_storage()._cdata) if value.layout is torch.strided else id(value)
+
+
+def edge_of(value: torch.Tensor) -> tuple[Any, int]:
+    """What leads to a tensor in the autograd graph: the node that made it, and which of its outputs it is."""
+    return value.grad_fn, value.output_nr
+
+
+def edges_behind(value: torch.Tensor) -> set[tuple[Any, int]]:
+    """Edges of all tensors that a tensor was computed from."""
+    found: set[tuple[Any, int]] = set()
+    seen: set[Any] = set()
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found.update(node.next_functions)
+            waiting += [before for before, _ in node.next_functions]
+    return found
 
 
 def _way_up(node: fx.Node) -> list[fx.Node]:

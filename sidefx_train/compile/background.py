@@ -72,8 +72,7 @@ class Job:
 def start(captured: Captured, checks: dict[str, Any], config: CompileConfig) -> Job:
     """Begins to compile a captured graph; called between two steps."""
     start_build()
-    stages = () if captured.joint is None else captured.joint.stages
-    graphs = [captured.traced, *(stage.backward for stage in stages)]
+    graphs = [captured.traced] if captured.joint is None else list(captured.joint.graphs)
     if hasattr(os, "fork") and sys.platform == "linux" and all(can_be_handed_over(graph, config) for graph in graphs):
         return _Process(captured, checks, config, graphs)
     return _Thread(captured, checks, config)

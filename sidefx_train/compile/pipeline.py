@@ -260,7 +260,7 @@ def _capture_once(
         _, fn, location = world.last_error
         reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
-    _check_traced("capture", traced, *([joint.backward] if joint is not None else []))
+    _check_traced("capture", *((traced,) if joint is None else joint.graphs))
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
     return Captured(
@@ -338,7 +338,7 @@ def partitioned(captured: Captured, config: CompileConfig) -> Captured:
     if captured.joint is None or config.partition == "default":
         return captured
     joint = recompute(captured.joint)
-    _check_traced("partition", joint.forward, joint.backward)
+    _check_traced("partition", *joint.graphs)
     return replace(captured, joint=joint, traced=joint.forward)
 
 

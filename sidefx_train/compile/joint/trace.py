@@ -68,6 +68,11 @@ class JointGraph:
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
 
+    @property
+    def graphs(self) -> tuple[TracedGraph, ...]:
+        """All that has to be compiled, the forward first."""
+        return (self.forward, *(stage.backward for stage in self.stages))
+
 
 @dataclass(frozen=True)
 class _RecordedStage:

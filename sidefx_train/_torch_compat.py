@@ -809,6 +809,16 @@ def call_aoti(entry: Callable[[list[Any]], list[Any]], numbers: Sequence[int] = 
     return call
 
 
+def allocations(run: Callable[[], Any]) -> list[int]:
+    """Bytes of CPU tensor memory allocated (positive) and freed (negative) by a call, in order."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
 def inductor_settings() -> str:
     """Inductor's settings as text, those changed by the user included."""
     from torch._inductor import config

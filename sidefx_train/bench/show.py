@@ -17,8 +17,8 @@ from rich.text import Text
 from sidefx_train.bench.rounds import REFERENCE, Plan, Run
 from sidefx_train.bench.summary import Row
 
-COLUMNS = ("step ms", "best ms", "x eager", "min..max", "goal", "first s", "warm s", "MiB", "graphs", "right")
-ONLY_WIDE = ("best ms", "min..max", "MiB")
+COLUMNS = ("step ms", "best ms", "x eager", "min..max", "goal", "first s", "warm s", "graphs", "right")
+ONLY_WIDE = ("best ms", "min..max")
 WIDE = 125
 
 
@@ -54,9 +54,25 @@ def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> Re
         for row in measured:
             dispatch.add_row(row.workload, *(f"{row.dispatch_s.get(key, math.nan) * 1e6:.1f}" for key in keys))
         parts.append(dispatch)
+    if any(not math.isnan(row.held_mb) for row in rows):
+        parts.append(_memory(rows))
     if any(row.stages_cold_s for row in rows):
         parts.append(_stages(rows))
     return Group(*parts)
+
+
+def _memory(rows: Sequence[Row]) -> Table:
+    """What a step holds, and the process with all it has loaded and compiled."""
+    table = Table(title="peak memory, MiB: tensors held by a step, and the process", box=box.SIMPLE_HEAD)
+    for name in ("workload", "contender"):
+        table.add_column(name, no_wrap=True)
+    for name in ("step", "of eager's", "process"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        if row.status == "ok":
+            figures = (row.held_mb, ".1f"), (row.held_ratio, ".2f"), (row.memory_mb, ".0f")
+            table.add_row(row.workload, row.contender, *(_number(*figure) for figure in figures))
+    return table
 
 
 def _stages(rows: Sequence[Row]) -> Table:
@@ -93,7 +109,6 @@ def _cells(row: Row, goals: dict[str, float]) -> dict[str, Text]:
         "goal": Text("" if goal is None else f"{goal:.2f}"),
         "first s": Text(_number(row.first_cold_s, ".2f")),
         "warm s": Text(_number(row.first_warm_s, ".2f")),
-        "MiB": Text(_number(row.memory_mb, ".0f")),
         "graphs": Text("-" if row.graphs is None else f"{row.graphs}{notes}"),
         "right": Text(right, style="red" if right.startswith("NO") else ""),
     }
@@ -159,7 +174,17 @@ def log_to_wandb(folder: Path, rows: Sequence[Row]) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(silent=True)
     run: Any = wandb.init(project="sidefx-train-bench", mode="offline", dir=folder, settings=settings)
-    columns = ["workload", "contender", "step_s", "ratio", "first_cold_s", "first_warm_s", "memory_mb", "correct"]
+    columns = [
+        "workload",
+        "contender",
+        "step_s",
+        "ratio",
+        "first_cold_s",
+        "first_warm_s",
+        "memory_mb",
+        "held_mb",
+        "correct",
+    ]
     table = [[row.to_dict()[column] for column in columns] for row in rows]
     run.log({"bench": wandb.Table(columns=columns, data=table)})
     run.log({f"{row.workload}/{row.contender}/ratio": row.ratio for row in rows if row.status == "ok"})

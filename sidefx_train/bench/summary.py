@@ -23,6 +23,9 @@ class Row:
 
     Attributes:
         ratio: median of same-round ratios, with their least and largest.
+        memory_mb: MiB of the process at its peak.
+        held_mb: MiB of tensors that one step holds at its peak.
+        held_ratio: the same, relative to eager's.
         first_cold_s: first step with empty caches.
         first_warm_s: first step of later processes.
         dispatch_s: seconds a captured step spends outside its graph, by part.
@@ -42,6 +45,8 @@ class Row:
     first_cold_s: float = math.nan
     first_warm_s: float = math.nan
     memory_mb: float = math.nan
+    held_mb: float = math.nan
+    held_ratio: float = math.nan
     loss_error: float = math.nan
     parameter_error: float = math.nan
     graphs: int | None = None
@@ -79,6 +84,8 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
     ratios = [eager[run["round"]]["step_s"] / run["step_s"] for run in good if run["round"] in eager]
     cold = [run["first_s"] for run in good if run["round"] == 0]
     warm = [run["first_s"] for run in good if run["round"] > 0]
+    held = _median([run["held_mb"] for run in good if "held_mb" in run])
+    held_by_eager = _median([run["held_mb"] for run in eager.values() if "held_mb" in run])
     dispatch = [run["dispatch_s"] for run in good if "dispatch_s" in run]
     return Row(
         workload,
@@ -93,6 +100,8 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
         first_cold_s=_median(cold),
         first_warm_s=_median(warm),
         memory_mb=_median([run["memory_mb"] for run in good]),
+        held_mb=held,
+        held_ratio=held / held_by_eager if held_by_eager else math.nan,
         loss_error=max(run["loss_error"] for run in good),
         parameter_error=max(run["parameter_error"] for run in good),
         graphs=good[-1].get("graphs"),

@@ -212,7 +212,14 @@ CORE: dict[str, Callable[[], Workload]] = {
     "hf_gpt2_tiny": lambda: hf_gpt2(vocabulary=1000, width=64, heads=4, layers=2, length=64, rows=4),
 }
 
-SUITES: dict[str, dict[str, Callable[[], Workload]]] = {"core": CORE}
+MEMORY: dict[str, Callable[[], Workload]] = {
+    "gpt_small": CORE["gpt_small"],
+    "gpt_long": lambda: gpt(vocabulary=256, width=256, heads=8, layers=6, length=512, rows=8),
+    "cnn_small": CORE["cnn_small"],
+}
+"""Those whose activations are many times their parameters."""
+
+SUITES: dict[str, dict[str, Callable[[], Workload]]] = {"core": CORE, "memory": MEMORY}
 
 GOALS = {
     "mlp_tiny": 2.5,

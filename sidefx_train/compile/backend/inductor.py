@@ -16,6 +16,7 @@ from sidefx_train.compile.backend.cpp import BuildFailed, accepts_flags, build_l
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.products import choose_products
+from sidefx_train.compile.backend.recompute import recompute
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
@@ -204,6 +205,8 @@ def _compile(
                 [
                     lambda module: said.append(choose_products(module, threads)),
                     lambda module: check_graph("products", module, traced.fake_mode, functional=True),
+                    lambda module: said.append(recompute(module)),
+                    lambda module: check_graph("recomputation", module, traced.fake_mode, functional=True),
                 ],
             )
         build.constants = "constants_tensor" in code

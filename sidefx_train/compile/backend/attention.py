@@ -24,6 +24,9 @@ _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _LARGEST = 4_000_000
 """Elements of all heads' attention weights above which the fused kernel stays: it never holds them."""
 
+_SMALL = 500_000
+"""Likewise, where the weights are more than what attention holds in any case (its three arguments and its result)."""
+
 
 def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> str:
     """Rewrites attention that is faster taken apart; returns a note for the report.
@@ -78,8 +81,9 @@ def _fits(node: fx.Node) -> bool:
             return False
         if not all(isinstance(n, int) for n in (*value.shape, *value.stride())) or 0 in value.shape:
             return False
-    rows, heads, length, _ = values[0].shape
-    if any(value.shape != values[0].shape for value in values) or rows * heads * length * length > _LARGEST:
+    rows, heads, length, width = values[0].shape
+    most = _LARGEST if length < 4 * width else min(_LARGEST, _SMALL)
+    if any(value.shape != values[0].shape for value in values) or rows * heads * length * length > most:
         return False
     backward = [user for get in node.users for user in get.users if user.target is _BACKWARD]
     users = [*node.users, *(get for user in backward for get in user.users)]

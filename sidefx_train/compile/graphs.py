@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
@@ -36,6 +37,12 @@ def schema_args(node: fx.Node) -> list[tuple[Any, Any]]:
     by_name = {a.name: a for a in arguments}
     pairs += [(by_name[k], v) for k, v in node.kwargs.items() if k in by_name]
     return pairs
+
+
+def generators(module: fx.GraphModule) -> list[torch.Generator]:
+    """Random generators, other than torch's own, that the graph draws from."""
+    held = [getattr(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"]
+    return [constant for constant in held if isinstance(constant, torch.Generator)]
 
 
 def written_args(node: fx.Node) -> list[fx.Node]:

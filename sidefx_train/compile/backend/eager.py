@@ -12,6 +12,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import OWN, Executable, TracedGraph
 from sidefx_train.compile.backend.runner import tuple_text
 from sidefx_train.compile.functionalize.aliases import Aliases
+from sidefx_train.compile.graphs import generators
 
 
 def build_eager(traced: TracedGraph) -> Executable:
@@ -25,14 +26,14 @@ def build_eager(traced: TracedGraph) -> Executable:
     module = traced.module
     returned = next(iter(reversed(graph.nodes))).args[0]
     versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
-    uses_rng = traced.uses_rng
+    drawn_from = [torch.default_generator, *generators(module)] if traced.uses_rng else []
 
     def run(args: list[Any]) -> Any:
         if compat.autocast_enabled():
             return compat.without_autocast(run, args)
         with compat.training_kernels():
             saved = [(args[i], _snapshot(args[i])) for i in positions]
-            random_state = torch.get_rng_state() if uses_rng else None
+            random_states = [generator.get_state() for generator in drawn_from]
             try:
                 results = module(*args)
                 for i, version in versions.items():  # kernels have written to what they made
@@ -41,8 +42,8 @@ def build_eager(traced: TracedGraph) -> Executable:
             except BaseException:
                 for real, (size, stride, offset, values) in saved:
                     real.as_strided_(size, stride, offset).copy_(values)
-                if random_state is not None:
-                    torch.set_rng_state(random_state)
+                for generator, state in zip(drawn_from, random_states, strict=True):
+                    generator.set_state(state)
                 raise
 
     return Executable(

@@ -12,6 +12,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.functionalize import functionalize
+from sidefx_train.compile.graphs import generators
 
 
 def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = None) -> Executable:
@@ -35,7 +36,9 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
             results[position] = compat.without_view_relation(results[position])
         return results
 
-    run, text = generate(graph, call, uses_rng=traced.uses_rng, counts=compiler is None)
+    run, text = generate(
+        graph, call, uses_rng=traced.uses_rng, counts=compiler is None, drawn_from=generators(traced.module)
+    )
     return Executable(
         run,
         atomic=compiler is None or graph.covered,

@@ -23,6 +23,7 @@ from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, ke
 from sidefx_train.compile.backend.tail import write_tail
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.compile.graph_checks import check_graph
+from sidefx_train.compile.graphs import generators
 from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
 
@@ -100,7 +101,9 @@ def take_lowered(traced: TracedGraph, config: CompileConfig) -> Executable | Non
 
 
 def _executable(lowered: Lowered, traced: TracedGraph, clock: Clock) -> Executable:
-    run, text = generate(lowered.plan, lowered.call, write_tail, uses_rng=traced.uses_rng, serial=lowered.serial)
+    run, text = generate(
+        lowered.plan, lowered.call, write_tail, traced.uses_rng, lowered.serial, drawn_from=generators(traced.module)
+    )
     clock.lap("runner")
     sources = {"runner": text, **lowered.sources}
     return Executable(run, atomic=True, sources=sources, seconds=clock.seconds, notes=lowered.notes)
@@ -192,6 +195,8 @@ def _compile(
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
     chosen = options(config, graph)
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
+    if kept or generators(graph.module):  # in ours, or in none: Inductor's takes one generator for another
+        chosen["fx_graph_cache"] = False
 
     def compile_with(settings: dict[str, Any]) -> tuple[Any, str, _Build]:
         said: list[str] = []
@@ -216,7 +221,7 @@ def _compile(
     if not chosen["cpp_wrapper"]:
         return compile_with(chosen)
     try:
-        return compile_with({**chosen, "fx_graph_cache": False} if kept else chosen)
+        return compile_with(chosen)
     except Exception as error:
         notes.append(f"C++ wrapper failed ({type(error).__name__}: {error}), Python wrapper used"[:300])
         return compile_with({**chosen, "cpp_wrapper": False})

@@ -12,7 +12,7 @@ import linecache
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,12 +106,14 @@ def generate(
     uses_rng: bool = False,
     serial: bool = False,
     counts: bool = False,
+    drawn_from: Sequence[torch.Generator] = (),
 ) -> tuple[Callable[[list[Any]], Any], str]:
     """Builds ``run(args)`` around ``call``, the compiled graph (called with one list).
 
     Args:
         tail: writes the tail's lines; by default one call per tail operation.
         uses_rng: give the random state back if the graph fails.
+        drawn_from: likewise those of these generators.
         serial: run on one thread.
         counts: ``call`` and the tail's operations move version counters themselves, each by one.
 
@@ -142,12 +144,14 @@ def generate(
     source(f"given = [{', '.join(graph.feeds)}]")
     source(_FORGET)
     if uses_rng and not (graph.covered and graph.report is None):
-        source("random_state = torch.get_rng_state()")
+        source.bind("drawn_from", [torch.default_generator, *drawn_from])
+        source("random_states = [generator.get_state() for generator in drawn_from]")
         source("try:")
         source(f"    {target}graph(given)")
         _stop_on_report(graph, source, "    ")
         source("except BaseException:")
-        source("    torch.set_rng_state(random_state)")
+        source("    for generator, state in zip(drawn_from, random_states):")
+        source("        generator.set_state(state)")
         source("    raise")
     else:
         source(f"{target}graph(given)")

@@ -274,7 +274,7 @@ class Retracer:
 
     def _constant(self, node: fx.Node) -> torch.Tensor | fx.GraphModule:
         real = getattr(self.traced.module, str(node.target))
-        if isinstance(real, fx.GraphModule):  # a branch of torch.cond, retraced by the operator
+        if isinstance(real, (fx.GraphModule, torch.Generator)):  # a branch of torch.cond, retraced by the operator
             return real
         if not isinstance(real, torch.Tensor):
             raise BackendError("SFX201", f"constant {node.target} of type {type(real).__name__}")

@@ -281,3 +281,51 @@ def test_plain_batch_still_replays():
     """The refusals above are about subclasses, not about parameters and buffers."""
     parity(lambda: trained(lambda model, x, y: F.cross_entropy(model(x), y)), steps=3)
     assert batches((1,))(0)[0].shape == (1,)
+
+
+def _default(setter, getter, value):
+    before = getter()
+    setter(value)
+    return lambda: setter(before)
+
+
+SETTINGS = {
+    "default dtype": lambda: _default(torch.set_default_dtype, torch.get_default_dtype, torch.float64),
+    "determinism": lambda: _default(
+        torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, True
+    ),
+    "precision of products": lambda: _default(
+        torch.set_float32_matmul_precision, torch.get_float32_matmul_precision, "high"
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_changes_between_calls(name, backend):
+    """It gets an entry of its own, and the first one is found again."""
+
+    def step(x):
+        return (x @ x.t()) * torch.full((4, 4), 0.5), torch.get_default_dtype()
+
+    call = sidefx_train.compile(step, backend=backend, fullgraph=True, on_failure="raise")
+    x = torch.linspace(-1, 1, 20).view(4, 5)
+    for changed in (False, True, False, True):
+        undo = SETTINGS[name]() if changed else lambda: None
+        try:
+            (want, dtype), (have, other) = step(x), call(x)
+        finally:
+            undo()
+        assert torch.equal(want, have) and want.dtype == have.dtype and dtype == other, f"{name} changed: {changed}"
+    assert call.report().graph_count == 2, str(call.report())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_autocast_that_is_entered_between_calls(backend):
+    call = sidefx_train.compile(lambda x: x @ x.t(), backend=backend, fullgraph=True, on_failure="raise")
+    x = torch.linspace(-1, 1, 20).view(4, 5)
+    for kind in (None, torch.bfloat16, torch.float16, None, torch.bfloat16):
+        with torch.autocast("cpu", dtype=kind or torch.bfloat16, enabled=kind is not None):
+            want, have = x @ x.t(), call(x)
+        assert torch.equal(want, have) and want.dtype == have.dtype, f"autocast to {kind}"
+    assert call.report().graph_count == 3, str(call.report())

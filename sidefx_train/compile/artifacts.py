@@ -19,6 +19,12 @@ OWN = "sidefx_own"
 DATA = "sidefx_data"
 """In ``meta`` of the node of a tensor's ``.data``."""
 
+CALLED = "sidefx_called"
+"""In ``meta`` of a node: the operator that the program called, of which the node's shows that results share memory."""
+
+NO_GRAD = "sidefx_no_grad"
+"""In ``meta`` of the node of a view that was made while autograd was off: ``"no_grad"`` or ``"inference"``."""
+
 InputKind = Literal["static", "tensor", "scalar"]
 
 

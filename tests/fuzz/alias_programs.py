@@ -62,7 +62,14 @@ WRITES = (
 )  # fmt: skip
 
 TURNS = ("{0}.t_()", "{0}.unsqueeze_(0)", "{0}.squeeze_()", "{0}.transpose_(0, -1)", "{0}.as_strided_((2,), (1,))")
-RARE = ("{0}.requires_grad_()", "{0}.detach_()", "{0}.resize_(2, 3)", "{0}.set_({1})", "{0}.data = {1}")
+RARE = (
+    "{0}.requires_grad_()",
+    "{0}.detach_()",
+    "{0}.resize_({0}.numel() // 2)",
+    "{0}.resize_(5, 4).fill_(1.5)",
+    "{0}.set_({1})",
+    "{0}.data = {1}",
+)
 
 
 def generate(draw: Callable[[int], int]) -> str:

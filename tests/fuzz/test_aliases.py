@@ -37,8 +37,9 @@ def run(source: str) -> bool:
     try:
         return check(source).replays > 0
     except Differs as error:
-        shorter = shrink(source, lambda text: bool(_differs(text)), most=150)
-        pytest.fail(f"{_differs(shorter) or error}\n{shorter}", pytrace=False)
+        said = str(error)
+    shorter = shrink(source, lambda text: bool(_differs(text)), most=150)
+    pytest.fail(f"{_differs(shorter) or said}\n{shorter}", pytrace=False)
 
 
 def _differs(source: str) -> str:

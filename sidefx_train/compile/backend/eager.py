@@ -27,6 +27,9 @@ def build_eager(traced: TracedGraph) -> Executable:
     returned = next(iter(reversed(graph.nodes))).args[0]
     versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
     drawn_from = [torch.default_generator, *generators(module)] if traced.uses_rng else []
+    counted = [
+        (i, each.writes) for i, each in enumerate(traced.inputs) if each.writes is not None and each.counter is None
+    ]
 
     def run(args: list[Any]) -> Any:
         if compat.autocast_enabled():
@@ -34,10 +37,14 @@ def build_eager(traced: TracedGraph) -> Executable:
         with compat.training_kernels():
             saved = [(args[i], _snapshot(args[i])) for i in positions]
             random_states = [generator.get_state() for generator in drawn_from]
+            moved = [(args[i], args[i]._version + writes) for i, writes in counted]
             try:
-                results = module(*args)
+                results = list(module(*args))
                 for i, version in versions.items():  # kernels have written to what they made
+                    results[i] = compat.without_view_relation(results[i])
                     compat.set_version(results[i], version)
+                for real, version in moved:  # kernels count writes through Tensor.data, which autograd does not see
+                    compat.set_version(real, version)
                 return results
             except BaseException:
                 for real, (size, stride, offset, values) in saved:

@@ -215,11 +215,9 @@ def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
         written.setdefault(f"a{first}", 1 if moved is None else moved)
         written[f"a{first}"] -= counts
 
-    def wrote_base(number: int, counts: int) -> None:
-        base = graph.bases[number]
-        of_bytes = any(graph.inputs[i].example.dtype != base.dtype for i in base.members)
-        wrote(base.members[base.starts.index(0)], 0 if of_bytes else counts)
-        for member in base.members:
+    def wrote_base(number: int) -> None:
+        """The base has a version counter of its own."""
+        for member in graph.bases[number].members:
             wrote(member, 0)
 
     updated = {str(name) for call in graph.tail for name in _names((*call.args, *call.kwargs.values()))}
@@ -231,9 +229,12 @@ def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
     for position in graph.mutated:
         wrote(position, counted)
     for number in graph.mutated_bases:
-        wrote_base(number, counted)
+        wrote_base(number)
     for target, _ in graph.deferred_copies:
-        (wrote if target.startswith("a") else wrote_base)(int(target[1:]), 1)
+        if target.startswith("a"):
+            wrote(int(target[1:]), 1)
+        else:
+            wrote_base(int(target[1:]))
     for call in graph.tail:
         if call.op._schema.name.startswith("aten::_fused"):
             for name in call.args[0]:

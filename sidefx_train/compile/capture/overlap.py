@@ -21,6 +21,8 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     Raises:
         Unsupported: several elements of a written tensor, or one of it and one of another operand, are one place.
     """
+    if func in _STRIDED:
+        _check_reach(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags or not func._schema.is_mutable:
         return
     written: list[torch.Tensor] = []
@@ -38,6 +40,22 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
                 continue
             if _storage(other) == _storage(target) and _may_share(target, other):
                 raise _refused(func, "some elements of an operand and of the written-to tensor are in a single place")
+
+
+_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
+
+
+def _check_reach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Stand-ins have no memory that could end, and a view that nothing uses is not made again."""
+    viewed, size, stride, *rest = args
+    offset = rest[0] if rest else kwargs.get("storage_offset")
+    offset = viewed.storage_offset() if offset is None else offset
+    numbers = (*size, *stride, offset, viewed.untyped_storage().nbytes())
+    if any(not isinstance(n, int) and compat.is_unbacked(n) for n in numbers) or 0 in size:
+        return
+    end = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
+    if end * viewed.itemsize > viewed.untyped_storage().nbytes():
+        raise Unsupported("SFX108", f"{func} reaches past the end of a tensor's memory")
 
 
 _ELEMENTWISE = ("aten::copy_", "aten::_foreach", "aten::_fused", "aten::_amp_foreach")

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.artifacts import CALLED, NO_GRAD
 from sidefx_train.compile.capture.overlap import check_overlap
 from sidefx_train.compile.capture.vectors import mark
 from sidefx_train.errors import Unsupported
@@ -88,7 +89,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             return compat.record_higher_order(self, func, args, kwargs or {})
         if not torch.is_grad_enabled():
             self.grad_switched = True
-        func = _SHARING.get(func, func)
+        called, func = func, _SHARING.get(func, func)
         check_overlap(func, args, kwargs or {})
         if self.cursors and _is_draw(func, args, kwargs or {}):
             kind = _device_type((args, kwargs)) or "cpu"
@@ -97,8 +98,19 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
                 self._continue_at(kind, self.cursors[kind] + 1)
                 return self._repeat(func, drawn, args, kwargs or {})
         made = super().__torch_dispatch__(func, types, args, kwargs or {})
+        if not torch.is_grad_enabled() and (func.is_view or torch.Tag.inplace_view in func.tags):
+            self._node(func).meta[NO_GRAD] = "inference" if torch.is_inference_mode_enabled() else "no_grad"
+        if called is not func:
+            self._node(func).meta[CALLED] = called
         mark(func, args, self.graph_tracer.graph)
         return made
+
+    def _node(self, func: Any) -> fx.Node:
+        """The node of the call of ``func`` that was recorded last."""
+        node = self.graph_tracer.last_node()
+        while node.target is not func and node.op == "call_function":
+            node = node.prev
+        return node
 
     def _repeat(self, func: Any, drawn: fx.Node, args: Any, kwargs: Any) -> Any:
         name = func._schema.name.removeprefix("aten::")

@@ -19,6 +19,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import DATA, GraphInput, InputKind, TracedGraph
 from sidefx_train.compile.capture.randomness import RepeatingMode
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
+from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import Unsupported
 
 
@@ -130,6 +131,7 @@ class GraphTracer:
         self.check()
         self.graph.output(tuple(outputs))
         drop_profiler_nodes(self.graph)
+        turn_out_of_place(self.graph)
         drop_unused_vectors(self.graph)
         module = fx.GraphModule(self.tracer.root, self.graph)
         uses_rng = any(compat.is_random(node.target) for node in self.graph.nodes if node.op == "call_function")
@@ -161,3 +163,35 @@ def drop_profiler_nodes(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and str(node.target).startswith("profiler."):
             graph.erase_node(node)
+
+
+def turn_out_of_place(graph: fx.Graph) -> None:
+    """Makes views where the trace turned a tensor of its own (``t_``): every later use refers to the new node already.
+
+    Nodes from before keep their layout then, on which views that leave the step are built.
+    """
+    given = {node for node in graph.nodes if node.op == "placeholder"}
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, compat.OpOverload):
+            returns = node.target._schema.returns
+            written = written_args(node)
+            same = len(written) == len(returns) == 1 and returns[0].alias_info is not None
+            if same and written[0] in given:
+                given.add(node)
+            elif same:
+                node.target = _TURNS.get(node.target, node.target)
+
+
+def _overloads(name: str, *overloads: str) -> dict[Any, Any]:
+    """In-place operator -> the one that makes a view, for each pair of overloads."""
+    turning, viewing = getattr(torch.ops.aten, f"{name}_"), getattr(torch.ops.aten, name)
+    return {getattr(turning, a): getattr(viewing, b) for a, b in (pair.split(">") for pair in overloads)}
+
+
+_TURNS = {
+    **_overloads("t", "default>default"),
+    **_overloads("transpose", "default>int"),
+    **_overloads("squeeze", "default>default", "dim>dim", "dims>dims"),
+    **_overloads("unsqueeze", "default>default"),
+    **_overloads("as_strided", "default>default"),
+}

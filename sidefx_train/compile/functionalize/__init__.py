@@ -73,7 +73,18 @@ def functionalize(
     if guarded:
         waiting = {n for n in graph.nodes if n.op == "placeholder"}
     skip, defer = frozenset(tail.nodes), frozenset(waiting)
-    options = RetraceOptions(decompositions, tensor_scalars, skip, defer, channels_last, aliases.same, guarded, bases)
+    options = RetraceOptions(
+        decompositions,
+        tensor_scalars,
+        skip,
+        defer,
+        channels_last,
+        aliases.same,
+        guarded,
+        bases,
+        aliases.roots,
+        written,
+    )
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
     result = layout.assemble(retraced, hazards.checks, not left)

@@ -2,6 +2,8 @@
 
 Functionalization sees one tensor, the base, and the inputs as views of it, so that what is written through one is read
 through the others. Outside, the base is made from the input that starts first.
+
+``as_strided`` reaches past the tensor it is called on: a written input of which there is such a view has a base too.
 """
 
 from __future__ import annotations
@@ -37,10 +39,15 @@ def find_bases(traced: TracedGraph, aliases: Aliases, written: set[fx.Node]) -> 
     Raises:
         BackendError: inputs overlap in a way that has no base.
     """
-    placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
-    turned = {aliases.same[n] for n in traced.module.graph.nodes if _turns(n)}
+    graph = traced.module.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    turned = {aliases.same[n] for n in graph.nodes if _turns(n)}
+    strided = [n for n in graph.nodes if n.target in STRIDED and aliases.same[n] not in placeholders]
+    reached = {root for n in strided for root in aliases.roots[n] if root in placeholders}
+    grouped = {node for group in aliases.overlapping for node in group}
+    groups = aliases.overlapping + [[node] for node in placeholders if node in reached - grouped]
     found: list[SyntheticBase] = []
-    for group in aliases.overlapping:
+    for group in groups:
         if not any(aliases.roots[node] & written for node in group):
             continue
         positions = [placeholders.index(node) for node in group]
@@ -48,8 +55,12 @@ def find_bases(traced: TracedGraph, aliases: Aliases, written: set[fx.Node]) -> 
         if any(node in turned for node in group) or not all(_plain(each) for each in given):
             names = ", ".join(each.source for each in given)
             raise BackendError("SFX201", f"inputs that share memory while one is written: {names}")
-        found.append(_base(positions, given))
+        roots = {root for node in group for root in aliases.roots[node]}
+        found.append(_base(positions, given, [n.meta["val"] for n in strided if aliases.roots[n] & roots]))
     return tuple(found)
+
+
+STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
 
 def _turns(node: fx.Node) -> bool:
@@ -62,12 +73,14 @@ def _plain(given: GraphInput) -> bool:
     return all(isinstance(n, int) for n in sizes) and not value.is_conj() and not value.is_neg()
 
 
-def _base(positions: list[int], given: list[GraphInput]) -> SyntheticBase:
+def _base(positions: list[int], given: list[GraphInput], views: list[torch.Tensor]) -> SyntheticBase:
     examples = [each.example for each in given]
     first = min(extent(value)[0] for value in examples)
     starts = tuple(extent(value)[0] - first for value in examples)
-    size = max(extent(value)[1] for value in examples) - first
-    dtypes = {value.dtype for value in examples}
+    if any(extent(view)[0] < first for view in views):
+        raise BackendError("SFX201", f"as_strided reaches memory in front of {given[0].source}")
+    size = max(extent(value)[1] for value in (*examples, *views)) - first
+    dtypes = {value.dtype for value in (*examples, *views)}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
     if any(start % value.itemsize for start, value in zip(starts, examples, strict=True)):
         raise BackendError("SFX201", f"inputs overlap by parts of an element: {', '.join(g.source for g in given)}")
@@ -81,6 +94,12 @@ def members(bases: tuple[SyntheticBase, ...], inputs: tuple[GraphInput, ...]) ->
         for i, base in enumerate(bases)
         for position, start in zip(base.members, base.starts, strict=True)
     }
+
+
+def place_in(base: SyntheticBase, view: torch.Tensor, inputs: tuple[GraphInput, ...], number: int) -> Member:
+    """A view that reaches past what it is made of, as if it were an input."""
+    first = min(extent(inputs[i].example)[0] for i in base.members)
+    return Member(number, extent(view)[0] - first, view)
 
 
 def view_of(base: torch.Tensor, member: Member) -> torch.Tensor:
@@ -98,8 +117,7 @@ def view_of(base: torch.Tensor, member: Member) -> torch.Tensor:
 
 def real_base(base: SyntheticBase, anchor: torch.Tensor) -> torch.Tensor:
     """The memory of a base, from the input that starts first."""
-    if anchor.dtype == base.dtype:
-        return anchor.detach().as_strided((base.size,), (1,), anchor.storage_offset())
-    offset = anchor.storage_offset() * anchor.itemsize // base.dtype.itemsize
-    made = torch.empty(0, dtype=base.dtype, device=anchor.device)
-    return made.set_(anchor.untyped_storage(), offset, (base.size,), (1,))
+    start = anchor.storage_offset() * anchor.itemsize
+    memory = anchor.untyped_storage()[start : start + base.size * base.dtype.itemsize]
+    # It starts where the base does: ``as_strided`` counts from there.
+    return torch.empty(0, dtype=base.dtype, device=anchor.device).set_(memory, 0, (base.size,), (1,))

@@ -39,10 +39,21 @@ def convolution_backward(grad: Any, image: Any, weight: Any, *rest: Any) -> Any:
     return aten.convolution_backward.default(grad, image, weight, *rest)
 
 
-def like_captured(value: torch.Tensor, captured: Any) -> torch.Tensor:
-    """``value`` in the layout that the captured graph gave it, where that was contiguous."""
-    if not isinstance(captured, torch.Tensor) or value.dim() < 2 or value.shape != captured.shape:
+def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -> torch.Tensor:
+    """``value`` in the dense layout that the captured graph gave it.
+
+    Args:
+        value: a functional tensor; what it says of its own strides is not what it has.
+        stride: those it has.
+        captured: what the captured graph made.
+    """
+    if not isinstance(captured, torch.Tensor) or value.shape != captured.shape or stride == tuple(captured.stride()):
         return value
-    if value.stride() != captured.stride() and captured.is_contiguous() and not value.is_contiguous():
-        return aten.clone.default(value, memory_format=torch.contiguous_format)
-    return value
+    if any(isinstance(n, torch.SymInt) for n in (*stride, *captured.stride())):
+        order = list(range(captured.dim()))
+    else:
+        order = sorted(range(captured.dim()), key=lambda d: (captured.stride(d), captured.shape[d]), reverse=True)
+    if not captured.permute(order).is_contiguous():
+        return value
+    dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)
+    return dense.permute([order.index(d) for d in range(len(order))])

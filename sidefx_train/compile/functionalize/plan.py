@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
@@ -22,6 +23,24 @@ def refuse_unsupported(traced: TracedGraph) -> None:
             kept = name in ("aten::resize_", "aten::resize_as_") and _keeps_size(node)
             if name in ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data") and not kept:
                 raise BackendError("SFX201", f"{name} replaces or resizes the storage of a tensor")
+            if torch.Tag.inplace_view not in node.target.tags and _resizes(node):
+                raise BackendError("SFX201", f"{name} resizes the tensor that it writes to")
+
+
+def _resizes(node: fx.Node) -> bool:
+    """True for an operation whose ``out=`` has another size before, and memory that something may refer to."""
+    made = node.meta.get("val")
+    after = made if isinstance(made, (list, tuple)) else (made,)
+    arguments = [a.name for a in node.target._schema.arguments if a.is_out]  # type: ignore[union-attr]
+    given = [node.kwargs.get(name) for name in arguments]
+    before = [(each.op, each.meta.get("val")) for each in given if isinstance(each, fx.Node)]
+    return any(
+        isinstance(old, torch.Tensor)
+        and isinstance(new, torch.Tensor)
+        and old.shape != new.shape
+        and (op == "placeholder" or old.numel())
+        for (op, old), new in zip(before, after, strict=False)
+    )
 
 
 def _keeps_size(node: fx.Node) -> bool:

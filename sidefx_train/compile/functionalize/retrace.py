@@ -7,7 +7,7 @@ symbolic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.functionalize import layouts, rnn
-from sidefx_train.compile.functionalize.bases import members, view_of
+from sidefx_train.compile.functionalize.aliases import extent
+from sidefx_train.compile.functionalize.bases import STRIDED, members, place_in, view_of
 from sidefx_train.compile.functionalize.fused import fused_update
 from sidefx_train.compile.functionalize.hazards import IndexUse
 from sidefx_train.compile.functionalize.scalar_ops import (
@@ -48,6 +49,8 @@ class RetraceOptions:
         same: for a node that returns one of its arguments, what stands for that.
         guarded: indices to clamp and report on, by the node that uses them.
         bases: memory in which inputs overlap.
+        roots: nodes that made the memory which a value is in.
+        written: nodes whose memory is written.
     """
 
     decompositions: Any
@@ -58,6 +61,8 @@ class RetraceOptions:
     same: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     guarded: Mapping[fx.Node, tuple[IndexUse, ...]] = field(default_factory=dict)
     bases: tuple[SyntheticBase, ...] = ()
+    roots: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    written: Set[fx.Node] = frozenset()
 
 
 @dataclass
@@ -227,10 +232,35 @@ class Retracer:
                 # What the tensor holds now: a later in-place operation does not change the number.
                 self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
             return
+        if node.target in STRIDED and self.options.same[node].op != "placeholder":
+            self.env[node] = self._strided(node)
+            return
         safe = {use.index: self._clamped(use) for use in self.options.guarded.get(node, ())}
         args = fx.map_arg(node.args, lambda n: safe[n] if n in safe else self._value(n))
         kwargs = fx.map_arg(node.kwargs, lambda n: safe[n] if n in safe else self._value(n))
         self.env[node] = self._call(node, node.target, args, dict(kwargs))
+
+    def _strided(self, node: fx.Node) -> torch.Tensor:
+        """``as_strided`` goes by the layout of the memory, which values of a functional graph need not have."""
+        viewed, made = node.args[0], node.meta["val"]
+        (root,) = self.options.roots[node]
+        for number, base in enumerate(self.options.bases):
+            if any(self.options.roots[self.placeholders[m]] == frozenset((root,)) for m in base.members):
+                return view_of(self.base_values[number], place_in(base, made, self.traced.inputs, number))
+        if root in self.options.written:
+            whole = self.env[root]
+            was = root.meta["val"]
+            if not (
+                was.is_contiguous() and was.storage_offset() == 0 and compat.from_functional(whole).is_contiguous()
+            ):
+                raise BackendError("SFX201", f"{node.target} on a tensor that is written, and not contiguous: {root}")
+            if was.dtype != made.dtype or was.numel() * was.itemsize < extent(made)[1]:
+                raise BackendError("SFX201", f"{node.target} reaches past the tensor that it is a view of: {root}")
+            return whole.as_strided(made.shape, made.stride(), made.storage_offset())
+        value = self._value(viewed)  # type: ignore[arg-type]
+        if tuple(compat.from_functional(value).stride()) != tuple(viewed.meta["val"].stride()):  # type: ignore[union-attr]
+            raise BackendError("SFX201", f"{node.target} on a tensor that gets another layout: {viewed}")
+        return value.as_strided(made.shape, made.stride(), made.storage_offset())  # type: ignore[no-any-return]
 
     def _clamped(self, use: IndexUse) -> torch.Tensor:
         """An index that cannot raise; whether it would have is reported."""
@@ -317,8 +347,9 @@ class Retracer:
             value = self.env[node]
             if isinstance(value, TensorScalar):
                 value = value.value
-            elif self.options.channels_last and isinstance(value, torch.Tensor):
-                value = layouts.like_captured(value, node.meta.get("val"))
+            elif isinstance(value, torch.Tensor):
+                made = compat.from_functional(value)
+                value = layouts.like_captured(value, tuple(made.stride()), node.meta.get("val"))
             plain = compat.from_functional(value)
             results[node] = len(outputs)
             outputs.append(plain)
@@ -343,13 +374,12 @@ class Retracer:
             written = compat.has_data_mutation(value)
             turns = self._turns(node)
             restrided = any(turn.target is aten.as_strided_.default for turn in turns)
-            layout = (tuple(new.shape), tuple(new.stride()), 0)
-            if restrided:  # as captured: functionalization forgets where the tensor starts
+            layout = (tuple(entry.shape), tuple(entry.stride()), 0)
+            if turns:  # as captured: functionalization forgets strides and where the tensor starts
                 end, start = turns[-1].meta["val"], self.traced.inputs[i].example
                 layout = (tuple(end.shape), tuple(end.stride()), end.storage_offset() - start.storage_offset())
             moved = compat.has_metadata_mutation(value) and layout != (tuple(entry.shape), tuple(entry.stride()), 0)
-            if moved and written and (restrided or not _is_dense(entry)):
-                # New contents are dense: their strides tell nothing.
+            if moved and written and restrided:  # what it covered before may have been written
                 raise BackendError("SFX201", f"the step writes and transposes {self.traced.inputs[i].source}")
             if moved:
                 metadata[i] = _static(layout, self.traced.inputs[i].source)

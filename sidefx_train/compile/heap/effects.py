@@ -357,6 +357,23 @@ def _set(record: SetRecord) -> list[Effect]:
     return [*changes, Effect("add", record.base, None, new, record.through)] if new else changes
 
 
+def _history(record: TensorRecord) -> Any:
+    try:
+        return record.shadow.grad_fn
+    except RuntimeError as error:  # autograd forbids some views to be looked at once their base was changed
+        reason = f"{record.source.label} is a tensor of which autograd says: {str(error).splitlines()[0]}"
+        return record.heap.refuse("SFX107", reason)
+
+
+def _written_under(record: TensorRecord) -> bool:
+    """True for a view from outside whose memory was written through another input: autograd makes its node anew."""
+    if not record.real._is_view():
+        return False
+    memory = record.shadow.untyped_storage()._cdata
+    others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord)]
+    return any(r.shadow._version != r.entry_version for r in others if r.shadow.untyped_storage()._cdata == memory)
+
+
 def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
@@ -365,6 +382,8 @@ def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:
         if not fake.requires_grad or (fake.shape, fake.stride()) != entry:
             reason = f"{record.source.label}, made outside the step with a history, is detached or turned in it"
             record.heap.refuse("SFX107", reason)
+        if _history(record) is not record.edge.node or _written_under(record):
+            record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
     if fake.requires_grad != record.requires_grad:
         if finished and fake.grad_fn is not None:
             record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")

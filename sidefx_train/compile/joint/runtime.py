@@ -106,14 +106,16 @@ class Joined:
             kind, i = place
             return (taken if kind == "input" else results if kind == "result" else views)[i]
 
-        for number, part in enumerate(self.parts):
-            for i, view in enumerate(graph.views):
-                if graph.ready[i] == number:
-                    numbers = tuple(results[j] for j in view.numbers)
-                    views[i] = replay(at(view.base), view.path.ops, view.path.grad, numbers, view.path.own)
-            made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
-            for i, tensor in zip(part.stage.results, made, strict=True):
-                results[i] = tensor
+        with torch.enable_grad():  # what autograd did not see in the step is not in the backward
+            for number, part in enumerate(self.parts):
+                for i, view in enumerate(graph.views):
+                    if graph.ready[i] == number:
+                        numbers = tuple(results[j] for j in view.numbers)
+                        path = view.path
+                        views[i] = replay(at(view.base), path.ops, path.grad, numbers, path.version, path.apart)
+                made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
+                for i, tensor in zip(part.stage.results, made, strict=True):
+                    results[i] = tensor
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(views))))]
 
 
@@ -125,7 +127,9 @@ class _Layout:
         self.dtype, self.device = output.dtype, output.device
 
     def fit(self, tangent: torch.Tensor | None) -> torch.Tensor:
-        """The tangent in that layout; zeros for one that is undefined."""
+        """The tangent in that layout, without bits for conjugate and negative; zeros for one that is undefined."""
+        if tangent is not None and (tangent.is_conj() or tangent.is_neg()):
+            tangent = tangent.resolve_conj().resolve_neg()
         if tangent is not None and (tangent.stride() == self.stride or tangent.numel() == 0):
             return tangent
         made = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)

@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import OWN, GraphInput, TracedGraph
-from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes
+from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes, turn_out_of_place
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
@@ -120,6 +120,7 @@ def record_backward(
     _check_separate(world, list(fakes.values()))
     tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
     inputs = _inputs(world)
+    _check_leaves(world, list(fakes.values()), {edge.node for _, edge in inputs})
     before = observe(world)
     recorded: list[_RecordedStage] = []
     fakes |= {("view", i): view.value for i, view in enumerate(views)}
@@ -134,7 +135,7 @@ def record_backward(
                 torch.enable_grad(),
                 _without_hooks(world),
                 _without_gradients(list(fakes.values())),
-                _stopping_at([fakes[place] for place in earlier]),
+                _stopping_at([edge for _, edge in entrances]),
             ):
                 edges = [edge for _, edge in entrances]
                 found = torch.autograd.grad(roots, edges, given, retain_graph=True, allow_unused=True) if edges else ()
@@ -142,6 +143,8 @@ def record_backward(
             first = str(error).splitlines()[0]
             world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
         grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
+        if not grads:
+            world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
         positions = tuple(position for _, position in results)
         recorded.append(_RecordedStage(positions, given, begin, tracer.last_node(), tuple(grads)))
     changed = before.diff(observe(world))
@@ -175,18 +178,36 @@ def _levels(
 
 
 @contextmanager
-def _stopping_at(fakes: list[torch.Tensor]) -> Iterator[None]:
-    """Ends what the engine hands on at some tensors: their gradients are asked for, and go no further."""
+def _stopping_at(edges: list[Any]) -> Iterator[None]:
+    """Ends what the engine hands on at some tensors: their gradients are asked for, and go no further.
+
+    An input may be a view of another: autograd outside takes its gradient there.
+    """
 
     def stop(number: int) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
         return lambda grads: tuple(None if i == number else grad for i, grad in enumerate(grads))
 
-    handles = [fake.grad_fn.register_prehook(stop(fake.output_nr)) for fake in fakes if fake.grad_fn is not None]
+    inner = {(edge.node, edge.output_nr) for edge in edges if not hasattr(edge.node, "variable")}
+    handles = [node.register_prehook(stop(number)) for node, number in inner]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any]) -> None:
+    """Refuses gradients of leaves that the step made itself: the captured part is given its leaves."""
+    seen, waiting = set(entered), [fake.grad_fn for fake in fakes]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            reason = "a tensor leaves the step whose backward goes to a leaf that was made in it (requires_grad_)"
+            world.heap.refuse("SFX107", reason)
+        waiting += [before for before, _ in node.next_functions]
 
 
 @contextmanager
@@ -254,6 +275,7 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
     tracer = world.tracer
     tracer.check()
     drop_profiler_nodes(tracer.graph)
+    turn_out_of_place(tracer.graph)
     drop_unused_vectors(tracer.graph)
     tangents = {tracer.node_of(tangent) for stage in recorded.stages for tangent in stage.tangents}
     cutter = _Cutter(tracer, outputs, [n for n in tracer.graph.nodes if n.op == "placeholder" and n not in tangents])

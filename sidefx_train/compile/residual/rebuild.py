@@ -155,6 +155,8 @@ class Rebuilder:
             return self._live_view(value, path) if node in self.views.passed else self._view(path)
         if self.views.is_outside(value):
             self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
+        if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed:
+            self.world.heap.refuse("SFX107", "a view that needs autograd leaves the step, in a way not made again")
         self.returned.setdefault(storage_of(value), set()).add(node)
         if not value._is_view() and not value.is_inference():
             node.meta[OWN] = value._version
@@ -172,9 +174,12 @@ class Rebuilder:
         return dict(edges[edge] for value in leaving for edge in edges_behind(value) if edge in edges)
 
     def _base(self, path: Path) -> str:
-        for viewed in () if isinstance(path.base, fx.Node) else (storage_of(path.base),):
-            self._turned[viewed] = self._turned.get(viewed, 0) + sum(op.turns for op in path.ops)
-        return self.output(path.base) if isinstance(path.base, fx.Node) else self.expression(path.base)
+        if isinstance(path.base, fx.Node):
+            self.returned.setdefault(storage_of(path.base.meta["val"]), set()).add(path.base)
+            return self.output(path.base)
+        viewed = storage_of(path.base)
+        self._turned[viewed] = self._turned.get(viewed, 0) + sum(op.turns for op in path.ops if path.grad)
+        return self.expression(path.base)
 
     def _live_view(self, value: torch.Tensor, path: Path) -> str:
         """A view that is made right after its base, so that what follows in the autograd graph can hang from it."""
@@ -196,10 +201,12 @@ class Rebuilder:
     def _view(self, path: Path) -> str:
         """A view, made from its base as eager makes it."""
         parts = [self._base(path), self.writer.constant(path.ops, "views"), repr(path.grad)]
-        if path.numbers or path.own is not None:
+        if path.numbers:
             parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
-        if path.own is not None:
-            parts.append(repr(path.own))
+        if path.version is not None:
+            parts.append(f"version={path.version}")
+        if path.apart:
+            parts.append("apart=True")
         return f"{self.writer.constant(replay)}({', '.join(parts)})"
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import DATA
+from sidefx_train.compile.artifacts import CALLED, DATA, NO_GRAD
 from sidefx_train.compile.graphs import schema_args, written_args
 from sidefx_train.compile.heap.records import TensorRecord
 
@@ -33,6 +33,7 @@ class ViewOp:
         kwargs: likewise.
         item: which of several views is meant.
         turns: it changes the view itself (``t_``), and makes none.
+        grad: autograd was on.
     """
 
     op: Any
@@ -40,6 +41,7 @@ class ViewOp:
     kwargs: dict[str, Any]
     item: int | None = None
     turns: bool = False
+    grad: bool = True
 
     def __repr__(self) -> str:
         return f"{self.op}{self.args[1:]}" + ("" if self.item is None else f"[{self.item}]")
@@ -63,15 +65,17 @@ class Path:
         base: fake tensor, or the graph node of one that nothing but its views refers to.
         ops: what to do with it.
         numbers: graph nodes of numbers that the operations take.
-        grad: whether autograd records the views.
-        own: its version, where eager does not take the value for a view, though it is in the base's memory.
+        grad: whether autograd has recorded the views.
+        version: its version, where that does not follow from the base's.
+        apart: eager does not take the value for a view, though it is in the base's memory.
     """
 
     base: torch.Tensor | fx.Node
     ops: tuple[ViewOp, ...]
     numbers: tuple[fx.Node, ...]
     grad: bool
-    own: int | None = None
+    version: int | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,14 +96,21 @@ class LiveView:
 
 
 def replay(
-    base: torch.Tensor, ops: tuple[ViewOp, ...], grad: bool, numbers: tuple[int, ...] = (), own: int | None = None
+    base: torch.Tensor,
+    ops: tuple[ViewOp, ...],
+    grad: bool,
+    numbers: tuple[int, ...] = (),
+    version: int | None = None,
+    apart: bool = False,
 ) -> torch.Tensor:
     """The view of ``base`` that a sequence of operations makes; called by generated code."""
     before = torch.is_grad_enabled()
-    compat.set_grad_enabled(grad)
+    turned = not grad and any(each.turns for each in ops)
+    counted = base._version if turned else 0
     try:
         value: Any = base
         for each in ops:
+            compat.set_grad_enabled(each.grad)
             args = [value if a is BASE else _given(a, numbers) for a in each.args]
             kwargs = {name: _given(a, numbers) for name, a in each.kwargs.items()}
             value = each.op(*args, **kwargs)
@@ -107,9 +118,12 @@ def replay(
                 value = value[each.item]
     finally:
         compat.set_grad_enabled(before)
-    if own is not None:
-        value = compat.without_view_relation(value)
-        compat.set_version(value, own)
+    if turned:  # that has been counted; autograd would notice where it is taken back
+        compat.set_version(base, counted)
+    if apart:
+        value = compat.alias_unseen(value)
+    if version is not None:
+        compat.set_version(value, version)
     return value  # type: ignore[no-any-return]
 
 
@@ -144,7 +158,7 @@ class Views:
     def path(self, value: torch.Tensor, node: fx.Node) -> Path | None:
         """How to make ``value`` outside, or ``None`` if the graph is to return it as it is."""
         storage = storage_of(value)
-        if not (value._is_view() or storage in self._outside or storage in self.shared) or self.world.inference:
+        if not (value._is_view() or storage in self._outside or storage in self.shared) or value.is_inference():
             return None
         if value.is_leaf and value.requires_grad and not value._is_view():
             return None
@@ -161,14 +175,21 @@ class Views:
             if each.target is not operator.getitem and _replayed(each):
                 item = next((n.args[1] for n in below if n.target is operator.getitem and n.args[0] is each), None)
                 ops.append(_view_op(each, item, numbers))
-        own = not value.requires_grad and not value._is_view() and not any(_leaves_autograd(n) for n in below)
+        own = isinstance(base, fx.Node) or not _one_counter(value, base)
+        apart = not value.requires_grad and not value._is_view() and not any(_leaves_autograd(n) for n in below)
+        if own and not isinstance(base, fx.Node):
+            apart = not any(DATA in n.meta for n in below)
+        if any(n.meta.get(NO_GRAD) == "inference" for n in below):
+            self.world.heap.refuse("SFX111", "a view made in inference mode leaves the step")
+        if any(NO_GRAD in n.meta for n in below) and self._written_elsewhere(base):
+            self.world.heap.refuse("SFX107", "a view made with autograd off leaves the step; its memory was written")
         grad = value.grad_fn is not None
-        found = Path(base, tuple(ops), tuple(numbers), grad, value._version if own else None)
+        found = Path(base, tuple(ops), tuple(numbers), grad, value._version if own else None, apart)
         return found if self._holds(found, value) else None
 
     def is_outside(self, value: torch.Tensor) -> bool:
         """True for a value in the memory of an input; the graph's own results are not."""
-        if self.world.inference or (value.is_leaf and value.requires_grad and not value._is_view()):
+        if value.is_inference() or (value.is_leaf and value.requires_grad and not value._is_view()):
             return False
         return storage_of(value) in self._outside
 
@@ -187,7 +208,14 @@ class Views:
                 self.world.heap.refuse("SFX107", f"{label}, made outside the step, is changed in place in it")
             return record.shadow, _below(up, up[-1], record.shadow)
         if base is not None:
-            return base, _below(up, _first(tracer.node_of(base)), base)
+            below = _below(up, _first(tracer.node_of(base)), base)
+            if below:
+                return base, below
+            if value.requires_grad or storage_of(value) in self.shared | self._outside:
+                self.world.heap.refuse(
+                    "SFX111", "a view leaves the step whose base is turned in place after it was made"
+                )
+            return _unturned(up, _first(tracer.node_of(base)))
         if value.requires_grad or up[-1].op != "call_function":
             return None, []
         if not any(_leaves_autograd(n) for n in up):
@@ -198,6 +226,13 @@ class Views:
                 return None, []
             last = later
         return last, _below(up, up[-1], last.meta["val"])
+
+    def _written_elsewhere(self, base: torch.Tensor | fx.Node) -> bool:
+        """True if an input was written that shares memory with ``base`` in a way that stand-ins do not know of."""
+        if isinstance(base, fx.Node) or not base.requires_grad:
+            return False
+        records = [r for r in self._records.values() if storage_of(r.shadow) == storage_of(base)]
+        return any(r.shadow._version != r.entry_version and not _one_counter(r.shadow, base) for r in records)
 
     def _made(self, base: torch.Tensor, up: list[fx.Node]) -> bool:
         """True for a base that the step made itself."""
@@ -211,9 +246,9 @@ class Views:
         base = path.base.meta["val"] if isinstance(path.base, fx.Node) else path.base
         version = base._version
         with compat.no_recording():
-            made = replay(base, path.ops, path.grad, numbers, path.own)
+            made = replay(base, path.ops, path.grad, numbers, path.version, path.apart)
         compat.set_version(base, version)
-        if path.grad and base is not value._base and made.grad_fn.name() != value.grad_fn.name():
+        if path.grad and base is not value._base and _name(made) != _name(value):
             return False  # memory changed behind autograd's back: it does not take the value for a view of this one
         return _facts(made) == _facts(value)
 
@@ -230,6 +265,15 @@ class Views:
                 return False
             todo += [following for following, _ in fn.next_functions]
         return True
+
+
+def _one_counter(value: torch.Tensor, base: torch.Tensor) -> bool:
+    """True if two fake tensors share their version counter."""
+    before, there = base._version, value._version
+    compat.set_version(base, before + 1)
+    shared = bool(value._version != there)
+    compat.set_version(base, before)
+    return shared
 
 
 def storage_of(value: torch.Tensor) -> int:
@@ -314,12 +358,24 @@ def _below(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> list[fx.Nod
     return up[:place]
 
 
+def _unturned(up: list[fx.Node], first: fx.Node) -> tuple[Any, list[fx.Node]]:
+    """A base that nothing but its views refers to, as it was before it was turned, and the nodes that come after."""
+    place = up.index(first)
+    while place > 0 and _in_place(up[place - 1]) and not _changes_layout(up[place - 1]):
+        place -= 1
+    return up[place], up[:place]
+
+
 def _same_layout(a: Any, b: torch.Tensor) -> bool:
     return isinstance(a, torch.Tensor) and _layout(a) == _layout(b)
 
 
 def _layout(t: torch.Tensor) -> tuple[Any, ...]:
     return (tuple(t.shape), tuple(t.stride()), t.storage_offset())
+
+
+def _name(t: torch.Tensor) -> str:
+    return "" if t.grad_fn is None else t.grad_fn.name()
 
 
 def _facts(t: torch.Tensor) -> tuple[Any, ...]:
@@ -336,11 +392,19 @@ def _view_op(node: fx.Node, item: Any, numbers: list[fx.Node]) -> ViewOp:
             numbers.append(value)
         return Number(numbers.index(value))
 
+    grad = NO_GRAD not in node.meta
     if DATA in node.meta:
-        return ViewOp(_data, (BASE,), {})
+        return ViewOp(_data, (BASE,), {}, grad=grad)
     args, kwargs = fx.map_arg(node.args, named), fx.map_arg(node.kwargs, named)
     named_args = {k: _plain(a) for k, a in kwargs.items()}
-    return ViewOp(node.target, tuple(_plain(a) for a in args), named_args, item, _changes_layout(node))
+    return ViewOp(
+        node.meta.get(CALLED, node.target),
+        tuple(_plain(a) for a in args),
+        named_args,
+        item,
+        _changes_layout(node),
+        grad,
+    )
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:

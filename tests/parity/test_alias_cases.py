@@ -1,0 +1,181 @@
+"""Programs over views in which a captured step once differed from eager: what the alias fuzzer found, shortened."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.fuzz.alias_run import check
+
+_WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
+
+# name: (arguments, step, what happens afterwards)
+PROGRAMS = {
+    "gradients of arguments that are views of one another": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.view(-1); z = y[0]",
+        "return y + z, y.view(-1), x * z",
+        "",
+    ),
+    "gradients of a non-leaf and its view": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5; y = x[0]",
+        "return (x * y).sum(), (y * y).sum()",
+        "",
+    ),
+    "data of an argument, written": (
+        f"x = {_WHOLE}; y = x[1:]",
+        "a = y.data; a.exp_(); b = a.view(-1); return a, b, y.detach()",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "data of an argument, turned": (
+        f"x = {_WHOLE}",
+        "x[..., 0] += 1; a = x.data; a.t_(); return x.contiguous(), a",
+        "",
+    ),
+    "a view turned after it was made of an argument": (
+        f"x = {_WHOLE}",
+        "a = x.view(-1); a.unsqueeze_(0); b = x[0]; return a, b",
+        "attempt('outs[1].add_(1)', 'eval', outs, {})",
+    ),
+    "a base turned after its view was made": (
+        f"x = {_WHOLE}",
+        "a = torch.cat([x, x]); b = a.as_strided((2,), (1,)); a.as_strided_((2,), (1,)); return b,",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "a base turned that leaves with its view": (
+        f"x = {_WHOLE}",
+        "a = torch.cat([x, x]); b = a[0]; a.t_(); return b, a",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "as_strided past the view it is called on": (
+        f"x = {_WHOLE}.t()",
+        "a = x[0]; a.as_strided_((2,), (1,)); a.neg_(); return x.sum(),",
+        "",
+    ),
+    "as_strided of a written intermediate": (
+        f"x = {_WHOLE}.t()",
+        "a = x * 2; b = a[1].as_strided((2,), (1,)); a.add_(1); b.neg_(); return a, b",
+        "",
+    ),
+    "as_strided past an argument that is part of more": (
+        "x = torch.arange(24.0)[6:18].view(3, 4)",
+        "b = x[1].as_strided((2,), (5,), 3); x.add_(1); b.neg_(); return b.sum(),",
+        "",
+    ),
+    "an output argument of another size": (
+        f"x = {_WHOLE}; y = torch.tensor(1.5)",
+        "torch.sin(y, out=x); return x * 2,",
+        "",
+    ),
+    "a view made before its base was turned, of a detached one": (
+        f"x = {_WHOLE}",
+        "a = x.clone().detach(); b = a[1:]; a.transpose_(0, -1); return x[..., :2], b",
+        "attempt('outs[1].add_(1)', 'eval', outs, {})",
+    ),
+    "a view that needs autograd, of a base that is turned": (
+        f"x = {_WHOLE}.requires_grad_(); y = x[0]",
+        "a = torch.stack([y, y]); b = a.as_strided((2,), (1,)); a.unsqueeze_(0); return b,",
+        "",
+    ),
+    "written under two layouts, in the middle of memory": (
+        "x = torch.arange(24.0).cos()[6:18].view(3, 4); y = x.t()",
+        "x.add_(x); y.exp_(); return torch.cat([y.reshape(-1), x.reshape(-1)]),",
+        "",
+    ),
+    "views with autograd off and on": (
+        f"x = {_WHOLE}.requires_grad_(); y = {_WHOLE}",
+        "a = x.chunk(2, -1)[1]; torch.set_grad_enabled(False); b = a.T; torch.set_grad_enabled(True); "
+        "return a, b.T, y.view_as(y), y.detach().T",
+        "attempt('y.add_(x)', 'eval', outs, {'x': x, 'y': y}); attempt('outs[2] * 2', 'eval', outs, {})",
+    ),
+    "a view of another type, turned with autograd off": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = torch.view_as_complex(x.reshape(-1, 2)); b = a.view_as(a); torch.set_grad_enabled(False); "
+        "b.as_strided_((2,), (1,)); torch.set_grad_enabled(True); return a, b",
+        "attempt('x.squeeze_()', 'eval', outs, {'x': x})",
+    ),
+    "given another's memory": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.data; b = a.conj(); b.set_(x); return b, a",
+        "attempt('outs[1].squeeze_()', 'eval', outs, {})",
+    ),
+    "a non-leaf changed in place with gradients": (
+        f"w = {_WHOLE}.requires_grad_(); x = {_WHOLE}.cos().requires_grad_() * 1.5",
+        "x.mul_(w); return x,",
+        "attempt('outs[0].sum()', 'eval', outs, {})",
+    ),
+    "a leaf made in the step": (
+        f"x = {_WHOLE}",
+        "w = torch.ones(4, requires_grad=True); return w, (w * x).sum()",
+        "attempt('outs[1].backward()', 'eval', outs, {}); attempt('outs[0].grad', 'eval', outs, {})",
+    ),
+    "a no_grad view of a leaf, and what is made of it": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "torch.set_grad_enabled(False); a = x[0]; torch.set_grad_enabled(True); return a.relu()[::2],",
+        "",
+    ),
+    "autograd on inside, off outside": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "torch.set_grad_enabled(False); x.data = x.detach() * 2; torch.set_grad_enabled(True); return x * 2, x",
+        "",
+    ),
+    "strides of a transposed argument that is written": (
+        f"x = {_WHOLE}.t()",
+        "x.masked_fill_(x > 0, -1.0); x.squeeze_(); return x, x * x",
+        "",
+    ),
+    "an argument written, then turned": (
+        f"x = {_WHOLE}",
+        "x.exp_(); x.transpose_(0, -1); return x, x.sum()",
+        "attempt('outs[0].t_()', 'eval', outs, {})",
+    ),
+    "parts that are no views of one another": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.unsafe_split(2)[0]; a.squeeze_(); b = a.real; return x.T, b, b.t()",
+        "attempt('outs[1].add_(1)', 'eval', outs, {})",
+    ),
+    "as_strided past the end of memory, unused": (
+        "x = torch.tensor(1.5)",
+        "a = x.as_strided((2,), (1,)); return x * 2,",
+        "",
+    ),
+    "a conjugate gradient from outside": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "return torch.complex(x, x).conj()[0],",
+        "",
+    ),
+    "inference mode before views of an argument": (
+        f"x = {_WHOLE}",
+        "m = torch.inference_mode(); m.__enter__(); x.mul_(2); m.__exit__(None, None, None); return x.sum(), x[0]",
+        "attempt('outs[1].add_(1)', 'eval', outs, {})",
+    ),
+    "an error that names versions": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.clone(); a.exp_(); return a, x.sin()",
+        "attempt('outs[0][..., 0] += 1', 'exec', outs, {})",
+    ),
+}
+
+
+def source_of(name: str) -> str:
+    arguments, step, after = PROGRAMS[name]
+    names = ", ".join(part.split("=")[0].strip() for part in arguments.split("; "))
+    lines = [
+        "import torch",
+        "from tests.fuzz.alias_run import attempt",
+        "def build():",
+        *(f"    {part}" for part in arguments.split("; ")),
+        f"    return {names},",
+        f"def step({names}):",
+        *(f"    {part}" for part in step.split("; ")),
+        f"def after(outs, {names}):",
+        *(textwrap.indent(after, "    ").splitlines()),
+        "    return outs",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name, backend):
+    check(source_of(name), backend)

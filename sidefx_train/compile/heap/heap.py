@@ -403,7 +403,9 @@ class Heap:
             self.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
         if real._is_zerotensor():
             self.refuse("SFX109", f"{source.label} is a tensor of zeros without memory")
-        if real.layout is not torch.strided or real.is_quantized:
+        if real.is_quantized:
+            self.refuse("SFX109", f"{source.label} is quantized ({real.dtype})")
+        if real.layout is not torch.strided:
             self.refuse("SFX109", f"{source.label} has layout {real.layout}")
         static = (
             real.grad_fn is None

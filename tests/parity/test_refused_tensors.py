@@ -1,0 +1,77 @@
+"""Sparse, quantized, nested and subclassed tensors: refused by name before anything runs, wherever they come from."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+import sidefx_train
+from sidefx_train.errors import SideFXError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Tagged(torch.Tensor):
+    """A subclass without anything of its own."""
+
+
+KINDS = {
+    "sparse_coo": lambda: torch.eye(3).to_sparse(),
+    "sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
+    "qint8": lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "Tagged": lambda: torch.eye(3).as_subclass(Tagged),
+}
+NAMED = {
+    "sparse_coo": "sparse_coo",
+    "sparse_csr": "sparse_csr",
+    "qint8": "quantized",
+    "jagged": "Nested",
+    "Tagged": "Tagged",
+}
+
+
+def worlds(kind, place):
+    """A step that writes to a tensor before it meets the other kind; what it is called with; and the tensor."""
+    odd, seen = KINDS[kind](), torch.zeros(2)
+    holder = types.SimpleNamespace(odd=odd)
+
+    def by_argument(x, given):
+        seen.add_(1)
+        return x.sum(), given.dtype
+
+    def by_closure(x):
+        seen.add_(1)
+        return x.sum(), odd.dtype
+
+    def by_attribute(x):
+        seen.add_(1)
+        return x.sum(), holder.odd.dtype
+
+    step = {"argument": by_argument, "closure": by_closure, "attribute": by_attribute}[place]
+    return step, (torch.ones(3), odd) if place == "argument" else (torch.ones(3),), seen
+
+
+@pytest.mark.parametrize("place", ["argument", "closure", "attribute"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_refused_by_name_and_run_eagerly(kind, place):
+    step, given, seen = worlds(kind, place)
+    call = sidefx_train.compile(step, backend="aot_eager")
+    for count in (1, 2):
+        total, dtype = call(*given)
+        assert (total.item(), dtype, seen.tolist()) == (3.0, KINDS[kind]().dtype, [count, count])
+    report = call.report()
+    reasons = [item for item in (*report.fallbacks, *report.breaks) if item.code == "SFX109"]
+    assert reasons, f"{report.fallbacks} {report.breaks}"
+    assert NAMED[kind] in reasons[0].reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_where_the_whole_step_was_asked_for(kind):
+    step, given, seen = worlds(kind, "argument")
+    call = sidefx_train.compile(step, backend="aot_eager", fullgraph=True, on_failure="raise")
+    with pytest.raises(SideFXError, match="SFX109"):
+        call(*given)
+    assert seen.tolist() == [0, 0]

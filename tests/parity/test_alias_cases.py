@@ -149,6 +149,11 @@ PROGRAMS = {
         "m = torch.inference_mode(); m.__enter__(); x.mul_(2); m.__exit__(None, None, None); return x.sum(), x[0]",
         "attempt('outs[1].add_(1)', 'eval', outs, {})",
     ),
+    "views that leave, and nothing else that needs autograd": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x[..., :2]; b = a[::2]; return b, a, a",
+        "attempt('outs[0].sum()', 'eval', outs, {})",
+    ),
     "an error that names versions": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = x.clone(); a.exp_(); return a, x.sin()",

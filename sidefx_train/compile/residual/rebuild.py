@@ -170,7 +170,9 @@ class Rebuilder:
     def passed(self) -> dict[fx.Node, torch.Tensor]:
         """Views that are replayed, by their nodes, from which other values that leave were computed."""
         edges = {edge_of(value): (node, value) for node, value in self._replayed}
-        leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)] if edges and self.differentiable else []
+        if not self.differentiable:  # there is no backward between whose stages they could be made
+            return {}
+        leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)]
         return dict(edges[edge] for value in leaving for edge in edges_behind(value) if edge in edges)
 
     def _base(self, path: Path) -> str:

@@ -22,6 +22,10 @@ from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
 
 
+_ZEROS = torch.ops.aten._efficientzerotensor.default
+"""Makes a tensor without memory, which some of functorch's derivatives begin with."""
+
+
 def enabled() -> bool:
     """True if graphs are checked after every pass."""
     return os.environ.get("SIDEFX_CHECK_GRAPHS", "") not in ("", "0")
@@ -134,6 +138,8 @@ class _Check:
             map(compat.has_unbacked_sizes, (known, *map(values.get, node.all_input_nodes)))
         ):
             return known  # made anew, it would be another symbol
+        if any(used.target is _ZEROS for used in node.all_input_nodes):
+            return known  # their strides depend on who asks
         args = fx.map_arg(node.args, lambda used: values[used])
         kwargs = fx.map_arg(dict(node.kwargs), lambda used: values[used])
         made = node.target(*args, **kwargs)  # type: ignore[operator]

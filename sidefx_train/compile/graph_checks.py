@@ -21,7 +21,6 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
 
-
 _ZEROS = torch.ops.aten._efficientzerotensor.default
 """Makes a tensor without memory, which some of functorch's derivatives begin with."""
 

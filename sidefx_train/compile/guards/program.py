@@ -165,28 +165,31 @@ class _Assembler:
             self._below(child)
 
     def _group(self, register: int, sources: list[Source], absent: list[Guard], load: str) -> None:
-        settled: list[Source] = []
-        others: list[Source] = []
+        settled: list[tuple[Source, Guard]] = []
+        others: list[tuple[Source, list[Guard]]] = []
         for source in sources:
             tests = self.tests[id(source)]
-            only = id(source) not in self.needed and len(tests) == 1 and tests[0].kind in ("is", "equal")
-            (settled if only else others).append(source)
+            firm = [guard for guard in tests if _is_firm(guard)]
+            rest = [guard for guard in tests if guard.kind != "absent" and guard not in firm]
+            settled += [(source, guard) for guard in firm]
+            if rest or id(source) in self.needed or not tests:
+                others.append((source, rest))
         at = len(self.code)
         self._emit(("gate", register, None, None), "none", None)
         for guard in absent:
             self._emit(("register", register, None, None), "absent", guard.value)
-        for source in settled:
-            guard = self.tests[id(source)][0]
-            self._emit((load, register, None, source.key), guard.kind, guard.value)
+        for source, guard in settled:
+            self._emit((load, register, None, source.key), *_test_of(guard))
         skipped = len(self.code) - at - 1
-        for source in others:
-            self._tests(source, (load, register, None, source.key))
+        for source, rest in others:
+            self._tests(source, (load, register, None, source.key), rest)
         whole = len(self.code) - at - 1
         self.code[at] = (LOADS.index("gate"), register, None, None, whole, None, skipped, -1)
 
-    def _tests(self, source: Source, load: tuple[str, int, Any, Any]) -> None:
-        """Reads a value, keeps it if it is needed again, and tests it."""
-        tests = [guard for guard in self.tests[id(source)] if guard.kind != "absent"]
+    def _tests(self, source: Source, load: tuple[str, int, Any, Any], tests: list[Guard] | None = None) -> None:
+        """Reads a value, keeps it if it is needed again, and tests it: all its guards, or the given ones."""
+        if tests is None:
+            tests = [guard for guard in self.tests[id(source)] if guard.kind != "absent"]
         kept = ("value", id(source))
         if source.kind == "const":
             for guard in tests:
@@ -234,6 +237,17 @@ class _Assembler:
     ) -> None:
         kind, register, base, key = load
         self.code.append((LOADS.index(kind), register, base, key, TESTS.index(test), operand, number, target))
+
+
+def _is_firm(guard: Guard) -> bool:
+    """True for a test of an entry that holds as long as the entry is the same object."""
+    if guard.kind == "type":
+        return not guard.value.__flags__ & _HEAP_TYPE  # instances of others may be given another class
+    return guard.kind in ("is", "equal")
+
+
+_HEAP_TYPE = 1 << 9
+"""``Py_TPFLAGS_HEAPTYPE``."""
 
 
 def _is_held_tensor(source: Source) -> bool:

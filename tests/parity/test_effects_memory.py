@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
+import sidefx_train
 from tests.parity.harness import Program, parity
 
 
@@ -77,3 +81,26 @@ def test_a_layout_changed_in_place_stays_at_its_offset(backend):
         box.part = torch.arange(24.0).reshape(4, 6)[index % 2 :, 2:5][:3]
 
     parity(rows(step), steps=4, backend=backend, between=between, captures=3)
+
+
+def test_a_step_over_module_hooks_is_freed_with_its_model():
+    """Such hooks run in an autograd function, of which the capture makes a twin: caches must not keep that class."""
+
+    def run():
+        model = torch.nn.Linear(3, 2)
+        seen = []
+        model.register_full_backward_hook(lambda module, grads, outputs: seen.append(len(outputs)))
+
+        def step(x):
+            model(x).sum().backward()
+
+        compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+        for _ in range(3):
+            compiled(torch.ones(4, 3))
+        assert compiled.report().replays == 3
+        model.weight._backward_hooks = None
+        return weakref.ref(model)
+
+    reference = run()
+    gc.collect()
+    assert reference() is None

@@ -38,6 +38,8 @@ _STATIC: dict[type, bool] = {}
 
 def is_static(cls: type) -> bool:
     """True if ``cls`` and all its bases are types made in C, which Python code cannot change."""
+    if cls.__flags__ & _HEAP_TYPE:  # never kept: what a step makes dies with it
+        return False
     known = _STATIC.get(cls)
     if known is None:
         known = _STATIC[cls] = not any(base.__flags__ & _HEAP_TYPE for base in _type_lookup(cls, "__mro__"))

@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import types
+import weakref
 import warnings
 from typing import Any
 
@@ -167,9 +168,18 @@ def is_pure(fn: Any) -> bool:
     return _pure_type(type(fn))
 
 
-@functools.cache
 def _made_by_pure_code(cls: type) -> bool:
     """True if the C code that makes an instance of ``cls`` is pure: the class, or that of both its makers."""
+    known = _PURE_MAKERS.get(cls)
+    if known is None:
+        known = _PURE_MAKERS[cls] = _has_pure_makers(cls)
+    return known
+
+
+_PURE_MAKERS: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def _has_pure_makers(cls: type) -> bool:
     if cls.__module__.partition(".")[0] in PURE_MODULES:
         return True
     makers = (

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.tracer import GraphTracer
     from sidefx_train.compile.heap.heap import Heap
 
-_COMPARES: dict[type, bool] = {}
+_COMPARES: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 _BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 

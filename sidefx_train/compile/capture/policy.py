@@ -17,8 +17,8 @@ import logging
 import os
 import sys
 import types
-import weakref
 import warnings
+import weakref
 from typing import Any
 
 import torch

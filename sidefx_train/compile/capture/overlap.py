@@ -74,7 +74,12 @@ def _passed(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     items = value if isinstance(value, (list, tuple)) else (value,)
-    return [t for t in items if isinstance(t, torch.Tensor) and t.layout is torch.strided and t.numel()]
+    return [t for t in items if isinstance(t, torch.Tensor) and t.layout is torch.strided and not _is_empty(t)]
+
+
+def _is_empty(t: torch.Tensor) -> bool:
+    """True for a size of zero, which is never symbolic; nothing is asked of one that the graph decides."""
+    return any(isinstance(n, int) and n == 0 for n in t.shape)
 
 
 def _storage(t: torch.Tensor) -> int:

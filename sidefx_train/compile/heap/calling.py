@@ -71,6 +71,7 @@ class CallingWorld:
     hooked: set[Any]
     deferred: list[DeferredCall]
     reentry: Reentry
+    led_back: list[Callable[..., Any]]
     last_error: tuple[Exception, Any, Location | None] | None
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
 
@@ -392,10 +393,18 @@ class CallingWorld:
         self.heap.refuse("SFX103", f"calls {policy.describe(fn)}, which may have effects outside the step")
 
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
+        # By a weak reference: autograd graphs hold such functions, and the world holds tensors with these graphs,
+        # a cycle that Python's collector cannot see whole.
+        number, world = len(self.led_back), weakref.ref(self)
+        self.led_back.append(reenter)
+
         def led_back(*args: Any, **kwargs: Any) -> Any:
-            if not self.reentry.swapped:
-                return reenter(*args, **kwargs)
-            return self.reentry.outside(lambda: reenter(*args, **kwargs))
+            alive = world()
+            assert alive is not None, f"{fn!r} is called by a capture that is over"
+            call = alive.led_back[number]
+            if not alive.reentry.swapped:
+                return call(*args, **kwargs)
+            return alive.reentry.outside(lambda: call(*args, **kwargs))
 
         NATIVE_CODE.add(id(led_back.__code__))
         return led_back

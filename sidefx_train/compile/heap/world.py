@@ -66,6 +66,7 @@ class TraceWorld(CallingWorld):
         freed: autograd nodes whose graph a backward pass has freed.
         hooked: autograd nodes of tensors on which the step registered a hook.
         replayed: how often the version of a memory is moved by views that are replayed after the graph.
+        led_back: what C code calls in place of functions of the step.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
@@ -93,6 +94,7 @@ class TraceWorld(CallingWorld):
         self._handled_outside = sys.exception()
         self.heap.reenter = self.interp.reentering
         self.reentry = Reentry(self)
+        self.led_back: list[Callable[..., Any]] = []
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
         self.context = opaque.ContextVariables(self)

@@ -299,8 +299,8 @@ class Rebuilder:
             self.world.heap.refuse(
                 "SFX111", f"an instance of the class {cls.__qualname__}, made in the step, leaves it"
             )
-        if id(value) in self.world.heap.new_spaces:
-            _, owner = self.world.heap.new_spaces[id(value)]
+        _, owner = self.world.heap.new_spaces.get(id(value), (None, None))
+        if owner is not None and id(type(owner)) not in self.world.new_classes:  # such an instance does not leave
             return self._remember(value, f"{self.writer.constant(instance_space)}({self.expression(owner)})")
         if isinstance(value, (list, deque, dict, set)):
             return self._container(value)

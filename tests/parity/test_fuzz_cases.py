@@ -462,3 +462,28 @@ def test_a_class_whose_fallback_is_replaced():
 
 def _no_attribute(self, name):
     raise AttributeError(name)
+
+
+def test_a_view_of_an_input_that_begins_to_require_gradients():
+    """Torch makes no stand-in of such a view after one of its base as it was; that was an internal error."""
+
+    def make() -> Program:
+        owner, model = Plain(), torch.nn.Linear(3, 2)
+        owner.other, owner.x = 1, torch.randn(4, 3)
+        owner.row = owner.x[0]
+
+        def step(x):
+            same = owner.row is owner.other
+            model(x).sum().backward()
+            return same
+
+        return Program(step, lambda index: (owner.x,), (owner, model))
+
+    def between(program, index):
+        owner = program.watch[0]
+        if index == 1:
+            owner.x = owner.x.clone().requires_grad_()
+        owner.row = owner.x[0]
+
+    report = parity(make, steps=5, captures=None, between=between, whole=False)
+    assert not [item for item in report.fallbacks if item.code == "SFX204"], report

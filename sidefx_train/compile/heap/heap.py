@@ -422,7 +422,8 @@ class Heap:
         kind: InputKind = "static" if static else "tensor"
         try:
             fake = self.tracer.add_tensor(real, kind, source.label, dynamic)
-        except RuntimeError as error:  # a view of another type than its base, of which torch can make no fake
+        except (RuntimeError, AssertionError) as error:  # a view of another type than its base, or of a leaf that
+            # began to require gradients after its first stand-in was made: torch can make no fake of it
             self.refuse("SFX109", f"{source.label} has no stand-in: {error}")
         self.guard("tensor", place, self._facts(real, fake, place))
         record = TensorRecord(self, real, fake, place, kind)

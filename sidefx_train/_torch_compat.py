@@ -6,6 +6,7 @@ underscore or from an experimental module, so a torch release is supported by re
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import shlex
@@ -606,6 +607,7 @@ def inductor_options(options: dict[str, Any]) -> Iterator[None]:
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's own table under the present options."""
+    importlib.import_module("torch._inductor.lowering")  # some decompositions take it for imported
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())

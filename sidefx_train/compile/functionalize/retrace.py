@@ -17,7 +17,7 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.functionalize import layouts, rnn
-from sidefx_train.compile.functionalize.aliases import extent
+from sidefx_train.compile.functionalize.aliases import Aliases, extent
 from sidefx_train.compile.functionalize.bases import STRIDED, members, place_in, view_of
 from sidefx_train.compile.functionalize.fused import fused_update
 from sidefx_train.compile.functionalize.hazards import IndexUse
@@ -105,6 +105,7 @@ class Retracer:
         self.options = options
         self.tracer = compat.new_proxy_tracer()
         self.env: dict[fx.Node, Any] = {}
+        self._written: set[fx.Node] | None = None
         self.feeds: list[str] = []
         self.packed: list[str] = []
         self.fakes: dict[fx.Node, torch.Tensor] = {}
@@ -316,12 +317,26 @@ class Retracer:
             compat.track(fake, self.tracer.create_proxy("get_attr", str(node.target), (), {}), self.tracer)
         return compat.to_functional(fake)
 
+    def _laid_out(self, node: fx.Node, value: Any) -> Any:
+        """What a view is made of, in the layout it had, unless a write to that memory is to be seen elsewhere."""
+        viewed, stride = node.args[0], tuple(compat.from_functional(value).stride())
+        captured = viewed.meta.get("val") if isinstance(viewed, fx.Node) else None
+        if not isinstance(captured, torch.Tensor) or stride == tuple(captured.stride()):
+            return value
+        if self._written is None:
+            aliases = Aliases(self.traced.module.graph)
+            written = {root for each in self.traced.module.graph.nodes for root in aliases.writes(each)}
+            self._written = {each for each, roots in aliases.roots.items() if roots & written}
+        return value if node in self._written else layouts.like_captured(value, stride, captured)
+
     def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fused_update(node):
             return fused_update(node.target, args, kwargs)
         rule = _REWRITES.get(target) or (_CHANNELS_LAST.get(target) if self.options.channels_last else None)
         if rule is not None:
             return rule(*args, **kwargs)
+        if target is aten.view.default and self.options.channels_last:
+            args = (self._laid_out(node, args[0]), *args[1:])
         if not isinstance(target, compat.OpOverload):
             if has_tensor_scalar(args):
                 return call_number(target, args)

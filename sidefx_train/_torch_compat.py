@@ -605,6 +605,13 @@ def inductor_options(options: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+def forget_compile_threads() -> None:
+    """For a forked process: Inductor's threads stayed behind, and what is given to them would be waited for forever."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.pool.cache_clear()
+
+
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's own table under the present options."""
     importlib.import_module("torch._inductor.lowering")  # some decompositions take it for imported

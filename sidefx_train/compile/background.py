@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import pipeline
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend import build, can_be_handed_over, hand_over, take
@@ -202,6 +203,7 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, said: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _run_serially()
+        compat.forget_compile_threads()
         if not all(hand_over(graph, config) for graph in graphs):
             Path(said).write_text(_NOT_KEPT)
     except BaseException as error:

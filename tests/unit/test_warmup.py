@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -205,13 +206,31 @@ def test_a_graph_that_cannot_be_handed_over_is_compiled_by_a_thread(empty_cache,
                 assert call.wait(300)
         return losses, call
 
-    from torch._inductor.async_compile import AsyncCompile
-
-    AsyncCompile.pool().submit(int).result()  # its threads do not come along into a forked process
     expected, _ = trained()
     found, call = trained(warmup="background")
     assert found == pytest.approx(expected, rel=1e-4)
     assert call.report().replays > 0 and not call.report().breaks
+
+
+def test_a_forked_worker_has_compile_threads_of_its_own(tmp_path, monkeypatch):
+    """Inductor's threads stay behind in the process that forks: what the worker gives to them is waited for forever."""
+    import os
+
+    from torch._inductor.async_compile import AsyncCompile
+
+    def compile_on_a_thread(*given):
+        return AsyncCompile.pool().submit(bool, 1).result(timeout=20)
+
+    assert compile_on_a_thread()
+    monkeypatch.setattr(background, "hand_over", compile_on_a_thread)
+    said = tmp_path / "said.txt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads: that is the test
+        child = os.fork()
+    if child == 0:
+        background._work([None], None, str(said))
+    _, status = os.waitpid(child, 0)
+    assert status == 0 and not said.exists()
 
 
 def test_a_worker_that_dies_counts_as_failed(empty_cache, monkeypatch):

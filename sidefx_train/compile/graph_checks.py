@@ -3,6 +3,7 @@
 - Every placeholder has a name of its own, stands in front of all operations, and is what the pass was given.
 - Nothing is read before it is made; every tensor has metadata, on the fake mode of the capture.
 - Running the graph anew on fake tensors gives each operation the metadata that the pass left on it.
+- No constant is a fake tensor.
 - A functional graph writes nothing, but for ``copy_`` into a placeholder at its end, once for each.
 
 A failure shows the nodes around the offender.
@@ -121,7 +122,10 @@ class _Check:
         }
         for node in self.nodes:
             if node.op == "get_attr":
-                values[node] = compat.fake_constant(self.fake_mode, getattr(self.module, str(node.target)))
+                constant = getattr(self.module, str(node.target))
+                if compat.mode_of(constant) is not None:
+                    self.fail(node, "is a stand-in of a tensor, taken for a constant")
+                values[node] = compat.fake_constant(self.fake_mode, constant)
             elif node.op == "call_function":
                 values[node] = self._value(node, values)
 

@@ -111,10 +111,13 @@ def test_the_command_lists_and_clears(folder: Path, capsys: pytest.CaptureFixtur
     assert cache.entries() == [] and cache.load("graph", "k") is None
 
 
-def trained(factor: float = 1.0) -> tuple[list[float], list[str]]:
+def trained(factor: float = 1.0, convolution: bool = False) -> tuple[list[float], list[str]]:
     """Losses of a captured step and the notes of its capture."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    first: list[nn.Module] = [nn.Linear(8, 16)]
+    if convolution:
+        first = [nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.Flatten()]
+    model = nn.Sequential(*first, nn.ReLU(), nn.Linear(16, 4))
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
 
@@ -133,10 +136,11 @@ def trained(factor: float = 1.0) -> tuple[list[float], list[str]]:
 FOUND = "compiled graph from the cache"
 
 
-def test_an_equal_graph_is_taken_from_the_cache_and_gives_equal_numbers(folder: Path) -> None:
-    first, notes = trained()
+@pytest.mark.parametrize("convolution", [False, True])
+def test_an_equal_graph_is_taken_from_the_cache_and_gives_equal_numbers(folder: Path, convolution: bool) -> None:
+    first, notes = trained(convolution=convolution)
     assert FOUND not in notes
-    second, notes = trained()
+    second, notes = trained(convolution=convolution)
     assert FOUND in notes
     assert first == second
 

@@ -66,6 +66,16 @@ def test_metadata(change, said):
     assert "after a pass" in text and "> %relu" in text and "%mm" in text, f"the nodes around it are not shown: {text}"
 
 
+def test_a_stand_in_taken_for_a_constant():
+    module, mode = graph()
+    relu = node(module, aten.relu.default)
+    module.left = relu.meta["val"]
+    with module.graph.inserting_before(relu):
+        module.graph.get_attr("left").meta["val"] = module.left
+    with pytest.raises(BackendError, match="left is a stand-in of a tensor, taken for a constant"):
+        check_graph("a pass", module, mode, functional=True)
+
+
 def test_writes():
     module, mode = graph(functional=False)
     check_graph("the capture", module, mode)

@@ -39,6 +39,17 @@ def convolution_backward(grad: Any, image: Any, weight: Any, *rest: Any) -> Any:
     return aten.convolution_backward.default(grad, image, weight, *rest)
 
 
+def _is_dense(tensor: torch.Tensor, order: list[int]) -> bool:
+    """True if the tensor is contiguous with its dimensions in this order; asked of numbers: an operator is recorded."""
+    expected: Any = 1
+    for d in reversed(order):
+        if tensor.shape[d] != 1:
+            if tensor.stride(d) != expected:
+                return False
+            expected = expected * tensor.shape[d]
+    return True
+
+
 def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -> torch.Tensor:
     """``value`` in the dense layout that the captured graph gave it.
 
@@ -53,7 +64,7 @@ def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -
         order = list(range(captured.dim()))
     else:
         order = sorted(range(captured.dim()), key=lambda d: (captured.stride(d), captured.shape[d]), reverse=True)
-    if not captured.permute(order).is_contiguous():
+    if not _is_dense(captured, order):
         return value
     dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)
     return dense.permute([order.index(d) for d in range(len(order))])

@@ -7,6 +7,7 @@ underscore or from an experimental module, so a torch release is supported by re
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import os
 import shlex
@@ -375,6 +376,19 @@ def symbolic_function(function: Any) -> Any:
 
 
 @contextmanager
+def _decomposing(tracer: PythonKeyTracer, decompositions: Any) -> Iterator[None]:
+    """Records operations, taking those of a table apart: the mode's own table, before torch 2.12 the module's."""
+    if "decomposition_table" in inspect.signature(ProxyTorchDispatchMode).parameters:
+        with ProxyTorchDispatchMode(tracer, "symbolic", decomposition_table=decompositions):
+            yield
+        return
+    from torch.fx.experimental.proxy_tensor import decompose
+
+    with decompose(decompositions), ProxyTorchDispatchMode(tracer, "symbolic"):
+        yield
+
+
+@contextmanager
 def functionalizing(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompositions: Any) -> Iterator[None]:
     """Records operations on functional tensors over fakes, without in-place operations, into ``tracer``'s graph."""
     from torch._dispatch.python import enable_python_dispatcher
@@ -384,7 +398,7 @@ def functionalizing(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompos
     with (
         fake_mode,
         enable_python_dispatcher(),
-        ProxyTorchDispatchMode(tracer, "symbolic", decomposition_table=decompositions),
+        _decomposing(tracer, decompositions),
         disable_autocast_cache(),
         torch.no_grad(),
         torch._C._AutoDispatchBelowAutograd(),  # Python rules for Autograd would take operators apart once more

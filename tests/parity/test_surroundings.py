@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sidefx_train
+from sidefx_train.compile.capture.policy import Policy
 from tests.parity.harness import Program, batches, mlp, parity
 from tests.parity.test_autograd_features import refused, trained
 
@@ -329,3 +330,11 @@ def test_autocast_that_is_entered_between_calls(backend):
             want, have = x @ x.t(), call(x)
         assert torch.equal(want, have) and want.dtype == have.dtype, f"autocast to {kind}"
     assert call.report().graph_count == 3, str(call.report())
+
+
+@pytest.mark.parametrize("ask", [torch.cuda.is_available, torch.cuda.device_count, torch.xpu.is_available])
+def test_asking_for_devices_loads_no_driver_while_capturing(ask):
+    """Where torch is built for CUDA, to ask whether there is a device opens the driver's library."""
+    assert not Policy().inline(ask)
+    step = sidefx_train.compile(lambda x: x * 2 if ask() else x + 1, fullgraph=True)
+    assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sidefx_train.compile.backend import build
+from sidefx_train.compile.backend import build, inductor
 from sidefx_train.config import CompileConfig
 from tests.graphs import trace_fn
 
@@ -298,3 +302,48 @@ def test_autocast_outside_does_not_touch_the_graph() -> None:
         executable = build(trace_fn(fn, [x, w]), CompileConfig(backend=backend))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert executable.run([x, w])[0].dtype == torch.float32
+
+
+def test_graphs_are_lowered_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor patches its settings for a whole process; parts of a step are compiled by threads of their own."""
+    running, most = [], 0
+
+    def lowered(*given: Any) -> Any:
+        nonlocal most
+        running.append(given)
+        most = max(most, len(running))
+        time.sleep(0.02)
+        running.pop()
+
+    monkeypatch.setattr(inductor, "_lower_alone", lowered)
+    threads = [
+        threading.Thread(target=inductor._lower, args=(None, CompileConfig(), inductor.Clock(), False))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1 and not running
+
+
+def test_a_forked_process_does_not_wait_for_a_graph_that_is_lowered_in_its_parent() -> None:
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with inductor._turn:
+            taken.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads: that is the test
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if inductor._turn.acquire(timeout=5) else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert status == 0

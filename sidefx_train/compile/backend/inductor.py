@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from dataclasses import fields, replace
 from typing import Any
@@ -29,6 +31,19 @@ from sidefx_train.config import CompileConfig
 
 _SERIAL_BELOW = 8192
 """Elements per thread below which entering a parallel region costs more than it saves."""
+
+
+_turn = threading.RLock()
+"""Inductor keeps settings and counters in globals: graphs are lowered one after the other."""
+
+
+def _new_turn() -> None:
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_turn)  # whose turn it was did not come along
 
 
 def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict[str, Any]:
@@ -130,6 +145,12 @@ class Clock:
 
 def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
     """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
+    with _turn:
+        clock.lap("wait")
+        return _lower_alone(traced, config, clock, kept)
+
+
+def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
     relied_on = set(compat.recorded_conditions(traced.fake_mode.shape_env))
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()

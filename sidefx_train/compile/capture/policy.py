@@ -57,6 +57,16 @@ DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch
 INLINED_FUNCTIONS = frozenset({"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss"})
 """Names in native modules that call back into user code and so are inlined after all."""
 
+DEVICE_MODULES = frozenset({"torch.cuda", "torch.xpu", "torch.mps", "torch.mtia", "torch.accelerator"})
+
+DEVICE_QUERIES = frozenset(
+    {
+        "is_available", "device_count", "is_bf16_supported", "is_tf32_supported", "get_arch_list",
+        "current_accelerator", "get_device_name", "get_device_capability", "get_device_properties",
+    }
+)  # fmt: skip
+"""Functions of those modules whose answer stays the same in a process; to find it they load the driver's library."""
+
 PURE_MODULES = frozenset(
     {
         "builtins", "_operator", "operator", "math", "cmath", "itertools", "functools", "_functools", "collections",
@@ -117,6 +127,8 @@ def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
         return True
     if name in INLINED_FUNCTIONS:
         return True
+    if module in DEVICE_MODULES and name in DEVICE_QUERIES:
+        return False
     if any(module == prefix or module.startswith(prefix + ".") for prefix in NATIVE_PYTHON):
         return module in ("torch.autograd.grad_mode", "torch.autograd.function") or (
             first == ("self",) and (module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends")))

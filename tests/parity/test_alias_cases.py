@@ -159,6 +159,56 @@ PROGRAMS = {
         "a = x.clone(); a.exp_(); return a, x.sin()",
         "attempt('outs[0][..., 0] += 1', 'exec', outs, {})",
     ),
+    "a detached view that begins to require gradients": (
+        f"x = {_WHOLE}",
+        "a = x.detach(); a.requires_grad_(); return a, x.contiguous()",
+        "attempt('x.sin_()', 'eval', outs, {'x': x})",
+    ),
+    "a view that another is made of, and no backward in between": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x[..., :2]; b = a.expand(2, *a.shape); return b, b.unbind(0)[0]",
+        "",
+    ),
+    "a complex view of the last result, and a view of it": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = torch.view_as_complex(torch.cat([x, x]).reshape(-1, 2)); return a[1:], a",
+        "attempt('outs[0].transpose_(0, -1)', 'eval', outs, {})",
+    ),
+    "a typed view and its base, turned": (
+        "x = torch.tensor(1.5)",
+        "a = x.sum(); b = a.view(torch.int32); a.squeeze_(); return a, b",
+        "attempt('outs[0].squeeze_()', 'eval', outs, {})",
+    ),
+    "views of data that leaves too": (
+        f"x = {_WHOLE}",
+        "a = x.data; x.squeeze_(); b = a.unsqueeze(0); return b.detach(), a.detach(), x, a",
+        "attempt('torch.sin(outs[0], out=outs[0])', 'eval', outs, {})",
+    ),
+    "views of data that does not leave": (
+        f"x = {_WHOLE}",
+        "a = x.data.unsqueeze(0); return a.detach(), a.detach()",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "a constant of the forward that the backward computes again": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5",
+        "a = torch.cat([x, x]); a.index_fill_(0, torch.tensor([0]), 2.0); return a, a.conj() * x.sum()",
+        "",
+    ),
+    "gradients of several uses of a tensor of which a view leaves": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.view_as(x); return a, a.expand(2, *a.shape), torch.stack([a, a])",
+        "",
+    ),
+    "gradients of uses in several stages": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x * x.sin() * 0.3 + x; b = (a * x * x.cos()).exp(); return a, b, b * x * 0.7 * x",
+        "",
+    ),
+    "a view of an argument that is turned afterwards": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5; y = x",
+        "x.fill_(0.5); a = x.expand(2, *x.shape); y.t_(); return a.T,",
+        "",
+    ),
 }
 
 

@@ -398,7 +398,7 @@ class TraceWorld(CallingWorld):
             self.heap.refuse("SFX111", "reads the callback of a weak reference")
         if isinstance(record, ArrayRecord):
             record.look(name)
-        value = getattr(obj, name)
+        value = self.guarded(getattr, (obj, name), {}) if issubclass(type(obj), torch.Tensor) else getattr(obj, name)
         if isinstance(obj, types.FunctionType) and name in ("__defaults__", "__kwdefaults__"):
             values = value.values() if isinstance(value, dict) else value or ()
             if id(obj) in self.new_functions or all(is_plain(item) for item in values):

@@ -182,7 +182,13 @@ class _Plan:
                 graph.output(fx.map_arg(node.args[0], copied))
             elif node.op != "placeholder":
                 copied(node)
-        module_of_backward = fx.GraphModule(stage.backward.module, graph)
+        constants = {  # of both: what is made again may read one that only the forward had
+            str(node.target): getattr(source, str(node.target))
+            for source in (module, stage.backward.module)
+            for node in source.graph.nodes
+            if node.op == "get_attr"
+        }
+        module_of_backward = fx.GraphModule(constants, graph)
         backward = replace(stage.backward, module=module_of_backward, inputs=tuple(inputs))
         return replace(
             joint,

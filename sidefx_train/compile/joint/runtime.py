@@ -106,17 +106,20 @@ class Joined:
             kind, i = place
             return (taken if kind == "input" else results if kind == "result" else views)[i]
 
+        def make_views(stage: int) -> None:
+            for i, view in enumerate(graph.views):
+                if graph.ready[i] == stage:
+                    numbers, path = tuple(results[j] for j in view.numbers), view.path
+                    views[i] = replay(at(view.base), path.ops, path.grad, numbers, path.version, path.apart)
+
         with torch.enable_grad():  # what autograd did not see in the step is not in the backward
             for number, part in enumerate(self.parts):
-                for i, view in enumerate(graph.views):
-                    if graph.ready[i] == number:
-                        numbers = tuple(results[j] for j in view.numbers)
-                        path = view.path
-                        views[i] = replay(at(view.base), path.ops, path.grad, numbers, path.version, path.apart)
+                make_views(number)
                 made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
                 for i, tensor in zip(part.stage.results, made, strict=True):
                     results[i] = tensor
-        return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(views))))]
+            make_views(len(self.parts))
+        return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
 
 
 class _Layout:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
+from sidefx_train.compile.joint.contributions import Uses, contributions, first_use, one_by_one
 from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, storage_of
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class JointGraph:
         outputs: how many results of the forward are the step's.
         aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
         views: views that leave and that the backward passes through, made between the stages.
-        ready: for each of them, the first stage before which it can be made.
+        ready: for each of them, the stage before which it is made.
     """
 
     forward: TracedGraph
@@ -103,7 +105,7 @@ class Recorded:
 
 
 def record_backward(
-    world: TraceWorld, differentiable: dict[int, torch.Tensor], views: tuple[LiveView, ...]
+    world: TraceWorld, differentiable: dict[int, torch.Tensor], views: tuple[LiveView, ...], shared: frozenset[int]
 ) -> Recorded:
     """Runs the backward of some outputs on the fake tensors.
 
@@ -111,6 +113,7 @@ def record_backward(
         world: the capture, still recording.
         differentiable: the outputs that need autograd, by position.
         views: views, made outside, that they were computed from.
+        shared: inputs whose gradients something else that leaves contributes to, by position.
 
     Raises:
         Unsupported: the graph cannot be given to autograd outside.
@@ -123,6 +126,7 @@ def record_backward(
     _check_leaves(world, list(fakes.values()), {edge.node for _, edge in inputs})
     before = observe(world)
     recorded: list[_RecordedStage] = []
+    uses: list[dict[Place, Uses]] = []
     fakes |= {("view", i): view.value for i, view in enumerate(views)}
     levels, ready = _levels(fakes)
     for results, earlier in levels:
@@ -136,6 +140,7 @@ def record_backward(
                 _without_hooks(world),
                 _without_gradients(list(fakes.values())),
                 _stopping_at([edge for _, edge in entrances]),
+                contributions(roots, [edge for _, edge in entrances]) as parts,
             ):
                 edges = [edge for _, edge in entrances]
                 found = torch.autograd.grad(roots, edges, given, retain_graph=True, allow_unused=True) if edges else ()
@@ -147,11 +152,53 @@ def record_backward(
             world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
         positions = tuple(position for _, position in results)
         recorded.append(_RecordedStage(positions, given, begin, tracer.last_node(), tuple(grads)))
+        uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
     changed = before.diff(observe(world))
     if changed:
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)
-    return Recorded(tuple(recorded), views, tuple(ready["view", i] for i in range(len(views))))
+    recorded = _apart(recorded, uses, shared)
+    edges_of: dict[Place, tuple[Any, int]] = {
+        ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
+    }
+    edges_of |= {place: edge_of(fake) for place, fake in fakes.items()}
+    made = _times(views, edges_of, ready, uses)
+    return Recorded(tuple(recorded), views, made)
+
+
+def _apart(stages: list[_RecordedStage], uses: list[dict[Place, Uses]], shared: frozenset[int]) -> list[_RecordedStage]:
+    """Stages that hand gradients over use by use, where others are added to them outside."""
+    reached = Counter(place for stage in stages for place, _ in stage.grads)
+    found = []
+    for stage, parts in zip(stages, uses, strict=True):
+        grads: list[tuple[Place, torch.Tensor]] = []
+        for place, grad in stage.grads:
+            kind, position = place
+            added = kind != "input" or position in shared or reached[place] > 1
+            split = added and one_by_one(parts[place].grads, grad)
+            grads += [(place, part) for part in (parts[place].grads if split else [grad])]
+        found.append(replace(stage, grads=tuple(grads)))
+    return found
+
+
+def _times(
+    views: tuple[LiveView, ...],
+    edges: dict[Place, tuple[Any, int]],
+    ready: dict[Place, int],
+    uses: list[dict[Place, Uses]],
+) -> tuple[int, ...]:
+    """The stage before which each view is made: the engine goes back first through what was made last."""
+    needed: dict[Place, int] = {}
+    for stage in reversed(range(len(uses))):
+        needed |= dict.fromkeys(uses[stage], stage)
+    times: list[int] = []
+    for i, view in reversed(list(enumerate(views))):
+        stages = range(ready["view", i], needed.get(("view", i), len(uses)))
+        made = first_use(view.value, edges[view.base]) if view.base in edges else -1
+        later = (k for k in stages if view.base in uses[k] and uses[k][view.base].last > made)
+        times.append(next(later, stages.stop))
+        needed[view.base] = min(needed.get(view.base, len(uses)), times[-1])
+    return tuple(reversed(times))
 
 
 def _levels(

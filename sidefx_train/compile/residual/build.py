@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
 from sidefx_train.compile.guards.codegen import write_guards
@@ -16,7 +15,7 @@ from sidefx_train.compile.heap.iterators import advance
 from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
-from sidefx_train.compile.residual.views import LiveView
+from sidefx_train.compile.residual.views import Leaving, LiveView
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ class Residual:
         outputs: graph nodes the source expects from ``run``, in order.
         differentiable: values of those outputs whose autograd graph is still needed, by position.
         views: views that their backward passes through; the source expects them behind the outputs, last first.
+        reached: inputs to whose gradients something contributes that leaves without being an output, by position.
     """
 
     source: str
@@ -47,6 +47,7 @@ class Residual:
     outputs: tuple[fx.Node, ...]
     differentiable: dict[int, Any]
     views: tuple[LiveView, ...]
+    reached: frozenset[int] = frozenset()
 
 
 def plan(
@@ -72,15 +73,13 @@ def plan(
         suspended: ``returned`` is the state of suspended frames, with which ``proceed`` goes on.
     """
     given = (world, name, guards, effects, returned, positional, keywords, suspended)
-    shared: frozenset[int] = frozenset()
-    passed: dict[fx.Node, torch.Tensor] = {}
+    leaving = Leaving()
     while True:  # what leaves together is known when all has been written
-        residual, rebuilder = _write(*given, shared, passed)
-        sharing = {storage for storage, nodes in rebuilder.returned.items() if len(nodes) > 1}
-        passing = rebuilder.passed()
-        if sharing <= shared and passing.keys() <= passed.keys():
+        residual, rebuilder = _write(*given, leaving)
+        learned = rebuilder.learned()
+        if learned.known() == leaving.known():
             return residual
-        shared, passed = shared | sharing, passed | passing
+        leaving = learned
 
 
 def _write(
@@ -92,13 +91,9 @@ def _write(
     positional: int,
     keywords: tuple[str, ...],
     suspended: bool,
-    shared: frozenset[int],
-    passed: dict[fx.Node, torch.Tensor],
+    leaving: Leaving,
 ) -> tuple[Residual, Rebuilder]:
-    """The residual, where ``shared`` is memory in which several values are known to leave.
-
-    ``passed`` are views, by their nodes, from which other values that leave are known to have been computed.
-    """
+    """The residual, by what is known of all that leaves."""
     writer = Writer()
     tests = [f"if len(args) != {positional}: return MISS"]
     tests.append(f"if tuple(kwargs) != {keywords!r}: return MISS" if keywords else "if kwargs: return MISS")
@@ -108,7 +103,7 @@ def _write(
         tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
     tests += write_guards(writer, others)
     inputs = _inputs(world, writer)
-    rebuilder = Rebuilder(world, writer, shared, passed)
+    rebuilder = Rebuilder(world, writer, leaving)
     for call in effects.calls:
         if call.result is not None:
             rebuilder.deferred(call)
@@ -128,7 +123,9 @@ def _write(
     guard_source = _render(name, tests, inputs, None)
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
-    residual = Residual(source, guard_source, writer.names, outputs, rebuilder.differentiable, views)
+    residual = Residual(
+        source, guard_source, writer.names, outputs, rebuilder.differentiable, views, rebuilder.reached()
+    )
     return residual, rebuilder
 
 

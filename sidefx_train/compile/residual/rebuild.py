@@ -23,6 +23,7 @@ from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, Tensor
 from sidefx_train.compile.heap.raised import CHAIN, fields_of
 from sidefx_train.compile.heap.records import (
     PLAIN_TYPES,
+    TensorRecord,
     base_container,
     instance_space,
     is_set,
@@ -31,7 +32,17 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.autograd import freed
-from sidefx_train.compile.residual.views import LiveView, Path, Views, edge_of, edges_behind, replay, storage_of
+from sidefx_train.compile.residual.views import (
+    Leaving,
+    LiveView,
+    Path,
+    Views,
+    edge_of,
+    edges_behind,
+    new_leaf,
+    replay,
+    storage_of,
+)
 from sidefx_train.compile.residual.writer import Writer
 
 if TYPE_CHECKING:
@@ -53,16 +64,17 @@ class Rebuilder:
         self,
         world: TraceWorld,
         writer: Writer,
-        shared: frozenset[int] = frozenset(),
-        passed: dict[fx.Node, torch.Tensor] | None = None,
+        leaving: Leaving,
     ) -> None:
         self.world = world
         self.writer = writer
-        self.views = Views(world, shared, passed or {})
+        self.leaving = leaving
+        self.views = Views(world, leaving)
         self.live: list[LiveView] = []
         self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
         self.returned: dict[int, set[fx.Node]] = {}
         self._turned: dict[int, int] = {}
+        self._leaving_inputs: list[torch.Tensor] = []
         self.outputs: list[fx.Node] = []
         self.lines: list[str] = []
         self.differentiable: dict[int, torch.Tensor] = {}
@@ -80,6 +92,8 @@ class Rebuilder:
             return made
         record = self.world.heap.record_of(value)
         if record is not None:
+            if isinstance(record, TensorRecord) and record.requires_grad:
+                self._leaving_inputs.append(record.real)
             return self.writer.value(record.source)
         if isinstance(value, TraceKey):
             return self.expression(value.value)
@@ -152,7 +166,9 @@ class Rebuilder:
         if path is not None:
             if path.grad:
                 self._replayed.append((node, value))
-            return self._live_view(value, path) if node in self.views.passed else self._view(path)
+            if self.leaving.staged and path.grad:
+                return self._live_view(value, path)
+            return self._view(path) + (".requires_grad_()" if new_leaf(value) else "")
         if self.views.is_outside(value):
             self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
         if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed:
@@ -167,13 +183,22 @@ class Rebuilder:
             return expression
         return self._with_autograd(value, self.output(node))
 
-    def passed(self) -> dict[fx.Node, torch.Tensor]:
-        """Views that are replayed, by their nodes, from which other values that leave were computed."""
+    def learned(self) -> Leaving:
+        """What is known of all that leaves, once everything has been written."""
+        sharing = {storage for storage, nodes in self.returned.items() if len(nodes) > 1}
         edges = {edge_of(value): (node, value) for node, value in self._replayed}
-        if not self.differentiable:  # there is no backward between whose stages they could be made
-            return {}
         leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)]
-        return dict(edges[edge] for value in leaving for edge in edges_behind(value) if edge in edges)
+        passed = dict(edges[edge] for value in leaving for edge in edges_behind(value) if edge in edges)
+        self.views.check_counters()
+        before = self.leaving
+        staged = before.staged or bool(self.differentiable)
+        counters = {**before.counters, **self.views.counters}
+        return Leaving(before.shared | sharing, {**before.passed, **passed}, counters, staged)
+
+    def reached(self) -> frozenset[int]:
+        """Inputs that require gradients and leave, or of which a view does, by position."""
+        given = self.world.tracer.real_inputs
+        return frozenset(i for i, real in enumerate(given) if any(real is each for each in self._leaving_inputs))
 
     def _base(self, path: Path) -> str:
         if isinstance(path.base, fx.Node):

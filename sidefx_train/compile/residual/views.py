@@ -7,7 +7,8 @@ The graph returns bases only. A view is replayed outside, on the real base, so t
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -95,6 +96,27 @@ class LiveView:
     numbers: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Leaving:
+    """What one pass over all that leaves a step teaches the next.
+
+    Attributes:
+        shared: storages that several values leave in.
+        passed: views, by their nodes, from which other values that leave were computed.
+        counters: ``.data`` of tensors, by their nodes: they have version counters of their own.
+        staged: a backward leaves too: such views are made between its stages.
+    """
+
+    shared: frozenset[int] = frozenset()
+    passed: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
+    counters: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
+    staged: bool = False
+
+    def known(self) -> tuple[object, ...]:
+        """What to compare: each pass knows at least what the one before it knew."""
+        return self.shared, frozenset(self.passed), frozenset(self.counters), self.staged
+
+
 def replay(
     base: torch.Tensor,
     ops: tuple[ViewOp, ...],
@@ -140,14 +162,15 @@ class Views:
 
     Args:
         world: the capture.
-        shared: storages that several values leave in.
-        passed: views, by their nodes, from which other values that leave were computed.
+        leaving: what is known of all that leaves.
     """
 
-    def __init__(self, world: TraceWorld, shared: frozenset[int], passed: dict[fx.Node, torch.Tensor]) -> None:
+    def __init__(self, world: TraceWorld, leaving: Leaving) -> None:
         self.world = world
-        self.shared = shared
-        self.passed = passed
+        self.shared = leaving.shared
+        self.passed = {**leaving.counters, **leaving.passed}
+        self.counters: dict[fx.Node, torch.Tensor] = {}
+        self._counted: dict[fx.Node, set[fx.Node]] = {}
         records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
         placeholder = {
             id(real): node for real, node in zip(world.tracer.real_inputs, world.tracer.placeholders, strict=True)
@@ -160,10 +183,9 @@ class Views:
         storage = storage_of(value)
         if not (value._is_view() or storage in self._outside or storage in self.shared) or value.is_inference():
             return None
-        if value.is_leaf and value.requires_grad and not value._is_view():
-            return None
         up = _way_up(node)
         base, below = self._base(value, up)
+        self._note_counter(value, below)
         step = next((i for i, each in enumerate(below) if i and each in self.passed), None)
         if step is not None:
             base, below = self.passed[below[step]], below[:step]
@@ -177,8 +199,8 @@ class Views:
                 ops.append(_view_op(each, item, numbers))
         own = isinstance(base, fx.Node) or not _one_counter(value, base)
         apart = not value.requires_grad and not value._is_view() and not any(_leaves_autograd(n) for n in below)
-        if own and not isinstance(base, fx.Node):
-            apart = not any(DATA in n.meta for n in below)
+        if not isinstance(base, fx.Node):  # one that shares its counter was made by an operation that is replayed
+            apart = own and not any(DATA in n.meta for n in below)
         if any(n.meta.get(NO_GRAD) == "inference" for n in below):
             self.world.heap.refuse("SFX111", "a view made in inference mode leaves the step")
         if any(NO_GRAD in n.meta for n in below) and self._written_elsewhere(base):
@@ -187,9 +209,26 @@ class Views:
         found = Path(base, tuple(ops), tuple(numbers), grad, value._version if own else None, apart)
         return found if self._holds(found, value) else None
 
+    def _note_counter(self, value: torch.Tensor, below: list[fx.Node]) -> None:
+        """What shares the counter of a ``.data`` that leaves too is made from that, not from what it is the data of."""
+        data = next((each for each in below if DATA in each.meta), None)
+        if data is None:
+            return
+        if data is below[0]:
+            self.counters[data] = value
+        else:
+            self._counted.setdefault(data, set()).add(below[0])
+
+    def check_counters(self) -> None:
+        """Refuses several values that share a counter which nothing else that leaves has."""
+        if any(len(values) > 1 and data not in self.counters for data, values in self._counted.items()):
+            self.world.heap.refuse(
+                "SFX111", "views of a tensor's .data leave the step together, without what they view"
+            )
+
     def is_outside(self, value: torch.Tensor) -> bool:
         """True for a value in the memory of an input; the graph's own results are not."""
-        if value.is_inference() or (value.is_leaf and value.requires_grad and not value._is_view()):
+        if value.is_inference():
             return False
         return storage_of(value) in self._outside
 
@@ -211,10 +250,7 @@ class Views:
             below = _below(up, _first(tracer.node_of(base)), base)
             if below:
                 return base, below
-            if value.requires_grad or storage_of(value) in self.shared | self._outside:
-                self.world.heap.refuse(
-                    "SFX111", "a view leaves the step whose base is turned in place after it was made"
-                )
+            self._refuse_turned_base(value)
             return _unturned(up, _first(tracer.node_of(base)))
         if value.requires_grad or up[-1].op != "call_function":
             return None, []
@@ -223,9 +259,16 @@ class Views:
         last = up[-1]
         while (later := next((n for n in last.users if _in_place(n) and written_args(n)[0] is last), None)) is not None:
             if _changes_layout(later):
+                self._refuse_turned_base(value)
                 return None, []
             last = later
         return last, _below(up, up[-1], last.meta["val"])
+
+    def _refuse_turned_base(self, value: torch.Tensor) -> None:
+        """A view of what a tensor was before it was turned has nothing to be made from, where that leaves too."""
+        if value.requires_grad or storage_of(value) in self.shared | self._outside:
+            reason = "a view leaves the step whose base is turned in place after it was made"
+            self.world.heap.refuse("SFX111", reason)
 
     def _written_elsewhere(self, base: torch.Tensor | fx.Node) -> bool:
         """True if an input was written that shares memory with ``base`` in a way that stand-ins do not know of."""
@@ -250,7 +293,7 @@ class Views:
         compat.set_version(base, version)
         if path.grad and base is not value._base and _name(made) != _name(value):
             return False  # memory changed behind autograd's back: it does not take the value for a view of this one
-        return _facts(made) == _facts(value)
+        return _facts(made, new_leaf(value)) == _facts(value)
 
     def _plain_history(self, value: torch.Tensor, base: torch.Tensor | fx.Node) -> bool:
         """True if autograd knows the value by view operations alone: no custom function, no hook in between."""
@@ -378,8 +421,13 @@ def _name(t: torch.Tensor) -> str:
     return "" if t.grad_fn is None else t.grad_fn.name()
 
 
-def _facts(t: torch.Tensor) -> tuple[Any, ...]:
-    return (*_layout(t), t.dtype, t.is_conj(), t.is_neg(), t.requires_grad, t._is_view())
+def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:
+    return (*_layout(t), t.dtype, t.is_conj(), t.is_neg(), begins or t.requires_grad, t._is_view())
+
+
+def new_leaf(t: torch.Tensor) -> bool:
+    """True for a tensor that has no history and requires gradients: that was asked of it after it was made."""
+    return t.requires_grad and t.grad_fn is None
 
 
 def _view_op(node: fx.Node, item: Any, numbers: list[fx.Node]) -> ViewOp:

@@ -151,6 +151,7 @@ def capture(
     name: str,
     learned: Learned,
     in_parts: bool = True,
+    in_order: bool = False,
 ) -> Captured:
     """Runs a step once on shadows.
 
@@ -161,6 +162,7 @@ def capture(
         name: for generated code.
         learned: what earlier calls taught.
         in_parts: capture what comes before an instruction that stops the capture, if the whole cannot be.
+        in_order: gradients are to be added up in eager's order, where something outside adds to them too.
 
     Raises:
         CaptureFailed: the step cannot be captured; the world is as it was.
@@ -169,7 +171,7 @@ def capture(
     def attempt(point: StopPoint | None) -> Captured:
         known = learned
         for _ in range(_MAX_RESTARTS):
-            outcome = _capture_once(fn, args, kwargs, name, known, point)
+            outcome = _capture_once(fn, args, kwargs, name, known, point, in_order)
             if isinstance(outcome, Captured):
                 return outcome
             known = outcome
@@ -197,6 +199,7 @@ def _capture_once(
     name: str,
     learned: Learned,
     point: StopPoint | None,
+    in_order: bool,
 ) -> Captured | Learned:
     began = time.perf_counter()
     state_check = compat.GlobalState()
@@ -238,7 +241,7 @@ def _capture_once(
                 world.heap.guards.setdefault(("separate", id(guard.source), guard.value), guard)
             residual, joint = planned(), None
             if residual.differentiable:
-                recorded = record_backward(world, residual.differentiable, residual.views, residual.reached)
+                recorded = record_backward(world, residual.differentiable, residual.views, in_order)
                 residual = planned()  # Python that the backward ran may have read more
                 _count_writes(world)
                 joint = cut(world, list(residual.outputs), recorded)

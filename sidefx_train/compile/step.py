@@ -272,7 +272,8 @@ class CompiledStep:
         return entry
 
     def _capture(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        captured = pipeline.capture(self._fn, args, kwargs, self._name, learned, self._in_parts)
+        exact = self.config.backend_name in ("eager", "aot_eager")
+        captured = pipeline.capture(self._fn, args, kwargs, self._name, learned, self._in_parts, exact)
         return pipeline.partitioned(captured, self.config)
 
     @property

@@ -209,6 +209,41 @@ PROGRAMS = {
         "x.fill_(0.5); a = x.expand(2, *x.shape); y.t_(); return a.T,",
         "",
     ),
+    "gradients of views that overlap, in the order in which they were made": (
+        f"x = {_WHOLE}.cos().requires_grad_()",
+        "a = x.expand(2, *x.shape); b = x.chunk(2, -1)[1]; return x.unfold(0, 2, 1), a, b",
+        "",
+    ),
+    "gradients of several things made of a view that does not leave": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.movedim(0, -1); b = a * a; c = a.narrow(0, 0, 1); d = a.movedim(0, -1).t(); return b, c.t(), c, d",
+        "",
+    ),
+    "gradients of several results of one argument": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x + 1; b = x.reshape(-1); c = torch.cat([x.reshape(-1), x.reshape(-1)]); return b, a.split(2)[0], c",
+        "",
+    ),
+    "a gradient to which something is added outside": (
+        f"y = {_WHOLE}; x = {_WHOLE}.cos().requires_grad_()",
+        "return y, torch.stack([x, x])",
+        "attempt('outs[0].mul_(x)', 'eval', outs, {'x': x})",
+    ),
+    "an expanded view whose base is written afterwards": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x + x; b = a.expand(2, *a.shape); a.reshape(-1)[..., 0] += 1; return b, a",
+        "",
+    ),
+    "a typed view of a part that has a counter of its own": (
+        f"x = {_WHOLE}",
+        "a = x.unsafe_split(2)[0]; return a.view(torch.int32), a, x",
+        "attempt('outs[1].neg_()', 'eval', outs, {})",
+    ),
+    "an argument and a result changed before the backward": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5; y = x[0]",
+        "return x.max(),",
+        "attempt('outs[0].add_(1)', 'eval', outs, {}); attempt('y.t_()', 'eval', outs, {'y': y})",
+    ),
 }
 
 

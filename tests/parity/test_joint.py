@@ -238,6 +238,23 @@ def test_backward_twice_and_through_the_gradient():
         gradient.sum().backward()
 
 
+def test_outputs_without_anything_in_common_are_differentiated_apart():
+    def two(x, y):
+        return (x * x.sin()).sum(), (y * y.cos()).sum()
+
+    call = sidefx_train.compile(two, backend="aot_eager", fullgraph=True, on_failure="raise")
+    for _ in range(2):
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        first, second = call(x, y)
+        first.backward()
+        assert y.grad is None, "the second output has not been differentiated yet"
+        second.backward()
+        for given, fn in ((x, torch.sin), (y, torch.cos)):
+            twin = given.detach().clone().requires_grad_()
+            (twin * fn(twin)).sum().backward()
+            assert torch.equal(given.grad, twin.grad)
+
+
 def test_changing_what_backward_needs_is_noticed():
     for compiled in (False, True):
         w = nn.Parameter(torch.randn(6, 6))

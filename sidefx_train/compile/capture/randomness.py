@@ -100,6 +100,8 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
         made = super().__torch_dispatch__(func, types, args, kwargs or {})
         if not torch.is_grad_enabled() and (func.is_view or torch.Tag.inplace_view in func.tags):
             self._node(func).meta[NO_GRAD] = "inference" if torch.is_inference_mode_enabled() else "no_grad"
+        elif func.is_view:
+            self.graph_tracer.keep_views(made)
         if called is not func:
             self._node(func).meta[CALLED] = called
         mark(func, args, self.graph_tracer.graph)

@@ -24,7 +24,11 @@ from sidefx_train.errors import Unsupported
 
 
 class GraphTracer:
-    """One FX graph under construction and the fake world it is recorded in."""
+    """One FX graph under construction and the fake world it is recorded in.
+
+    Attributes:
+        views: views that were made while autograd recorded, by the nodes that made them.
+    """
 
     def __init__(self) -> None:
         self.shape_env = compat.new_shape_env()
@@ -35,6 +39,7 @@ class GraphTracer:
         self.inputs: list[GraphInput] = []
         self.real_inputs: list[Any] = []
         self.placeholders: list[fx.Node] = []
+        self.views: dict[fx.Node, torch.Tensor] = {}
         self._names: set[str] = set()
         self._last_placeholder: fx.Node | None = None
 
@@ -101,6 +106,12 @@ class GraphTracer:
         data = compat.alias_unseen(value)
         self.last_node().meta[DATA] = True
         return data
+
+    def keep_views(self, made: Any) -> None:
+        """Keeps views that autograd records: others that leave the step may be made of them."""
+        for value in made if isinstance(made, (list, tuple)) else (made,):
+            if isinstance(value, torch.Tensor) and self.has_node(value):
+                self.views[self.node_of(value)] = value
 
     def clone_after(self, value: torch.Tensor, node: fx.Node, at: fx.Node) -> fx.Node:
         """A copy of what ``node`` held when ``at`` had just been recorded."""

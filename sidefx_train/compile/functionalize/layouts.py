@@ -67,4 +67,7 @@ def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -
     if not _is_dense(captured, order):
         return value
     dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)
-    return dense.permute([order.index(d) for d in range(len(order))])
+    made = dense.permute([order.index(d) for d in range(len(order))])
+    if made.stride() == captured.stride() or not all(isinstance(n, int) for n in captured.stride()):
+        return made
+    return made.as_strided(captured.shape, captured.stride(), 0)  # dimensions of size 1 may have any stride

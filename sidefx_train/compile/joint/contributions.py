@@ -1,8 +1,8 @@
 """Gradients as the engine adds them up: one contribution per use, in the order in which the uses are differentiated.
 
-Adding floats in another order gives another sum. Where something else that leaves the step contributes to the gradient
-of a tensor too, the contributions of the captured part are handed to the engine one by one, and it adds all of them up
-in eager's order.
+Adding floats in another order gives another sum. Where something outside contributes to the gradient of a tensor too,
+the contributions of the captured part are handed to the engine one by one, and it adds all of them up in eager's order:
+for the backends that compute operation by operation, the others add in an order of their own.
 """
 
 from __future__ import annotations

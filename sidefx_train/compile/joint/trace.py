@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -105,7 +104,7 @@ class Recorded:
 
 
 def record_backward(
-    world: TraceWorld, differentiable: dict[int, torch.Tensor], views: tuple[LiveView, ...], shared: frozenset[int]
+    world: TraceWorld, differentiable: dict[int, torch.Tensor], views: tuple[LiveView, ...], in_order: bool
 ) -> Recorded:
     """Runs the backward of some outputs on the fake tensors.
 
@@ -113,7 +112,7 @@ def record_backward(
         world: the capture, still recording.
         differentiable: the outputs that need autograd, by position.
         views: views, made outside, that they were computed from.
-        shared: inputs whose gradients something else that leaves contributes to, by position.
+        in_order: hand gradients over use by use, so that the engine adds them up in eager's order.
 
     Raises:
         Unsupported: the graph cannot be given to autograd outside.
@@ -128,7 +127,7 @@ def record_backward(
     recorded: list[_RecordedStage] = []
     uses: list[dict[Place, Uses]] = []
     fakes |= {("view", i): view.value for i, view in enumerate(views)}
-    levels, ready = _levels(fakes)
+    levels, ready = _levels(fakes, {(edge.node, edge.output_nr) for _, edge in inputs})
     for results, earlier in levels:
         entrances: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
         entrances += [(place, get_gradient_edge(fakes[place])) for place in earlier]
@@ -157,7 +156,8 @@ def record_backward(
     if changed:
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)
-    recorded = _apart(recorded, uses, shared)
+    if in_order:
+        recorded = [_apart(*pair) for pair in zip(recorded, uses, strict=True)]
     edges_of: dict[Place, tuple[Any, int]] = {
         ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
     }
@@ -166,19 +166,13 @@ def record_backward(
     return Recorded(tuple(recorded), views, made)
 
 
-def _apart(stages: list[_RecordedStage], uses: list[dict[Place, Uses]], shared: frozenset[int]) -> list[_RecordedStage]:
-    """Stages that hand gradients over use by use, where others are added to them outside."""
-    reached = Counter(place for stage in stages for place, _ in stage.grads)
-    found = []
-    for stage, parts in zip(stages, uses, strict=True):
-        grads: list[tuple[Place, torch.Tensor]] = []
-        for place, grad in stage.grads:
-            kind, position = place
-            added = kind != "input" or position in shared or reached[place] > 1
-            split = added and one_by_one(parts[place].grads, grad)
-            grads += [(place, part) for part in (parts[place].grads if split else [grad])]
-        found.append(replace(stage, grads=tuple(grads)))
-    return found
+def _apart(stage: _RecordedStage, uses: dict[Place, Uses]) -> _RecordedStage:
+    """A stage that hands gradients over use by use: others may be added to them outside."""
+    grads: list[tuple[Place, torch.Tensor]] = []
+    for place, grad in stage.grads:
+        parts = uses[place].grads
+        grads += [(place, part) for part in (parts if one_by_one(parts, grad) else [grad])]
+    return replace(stage, grads=tuple(grads))
 
 
 def _times(
@@ -201,8 +195,27 @@ def _times(
     return tuple(reversed(times))
 
 
+def _unconnected(results: list[tuple[Place, torch.Tensor]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
+    """Results by the autograd graphs they have in common, up to ``ends``, in the order in which they were made."""
+    groups: list[tuple[list[Place], set[Any]]] = []
+    for place, fake in sorted(results, key=lambda pair: pair[1].grad_fn._sequence_nr()):  # type: ignore[union-attr]
+        nodes, waiting = set[Any](), [fake.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in nodes or hasattr(node, "variable"):
+                continue
+            nodes.add(node)
+            waiting += [edge[0] for edge in node.next_functions if edge not in ends]
+        places, group = [place], nodes
+        for other in [other for other in groups if other[1] & nodes]:
+            groups.remove(other)
+            places, group = other[0] + places, other[1] | group
+        groups.append((places, group))
+    return [tuple(sorted(places)) for places, _ in groups]
+
+
 def _levels(
-    fakes: dict[Place, torch.Tensor],
+    fakes: dict[Place, torch.Tensor], inputs: set[tuple[Any, int]]
 ) -> tuple[list[tuple[tuple[Place, ...], tuple[Place, ...]]], dict[Place, int]]:
     """Results, level by level, each with what leaves too and they were computed from; and the level of each view."""
     place_of = {edge_of(fake): place for place, fake in fakes.items()}
@@ -219,7 +232,8 @@ def _levels(
         if views:  # they take no stage of their own
             ready |= dict.fromkeys(views, len(levels))
         else:
-            levels.append((now, tuple(sorted(set().union(*(behind[place] for place in now))))))
+            for apart in _unconnected([(place, fakes[place]) for place in now], inputs | set(place_of)):
+                levels.append((apart, tuple(sorted(set().union(*(behind[place] for place in apart))))))
         waiting = [place for place in waiting if place not in (views or now)]
     return levels, ready
 
@@ -361,6 +375,7 @@ class _Cutter:
         self.tracer = tracer
         self.inputs = inputs
         self.results = list(outputs)
+        self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def stage(self, recorded: _RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
         """The backward that was recorded as the nodes ``among``."""
@@ -372,7 +387,10 @@ class _Cutter:
                 node.meta[OWN] = grad._version
         wanted = _needed(grads, among)
         behind_the_cut = {*wanted, *tangents}
-        needed = [used for node in wanted for used in node.all_input_nodes] + grads
+        # In the order in which eager looks at what it saved: it complains of the first that was changed since.
+        saved = [[_undetached(used, among) for used in node.all_input_nodes] for node in wanted if not _detaches(node)]
+        needed = [used for each in saved for used in sorted(each, key=self.position.__getitem__)]
+        needed += [_undetached(grad, among) for grad in grads]
         crossing = dict.fromkeys(used for used in needed if used not in behind_the_cut and used.op != "get_attr")
         feeds: list[Origin] = [self._origin(node) for node in crossing]
         feeds += [("tangent", i) for i in range(len(tangents))]
@@ -404,6 +422,17 @@ class _Cutter:
         if isinstance(value, torch.Tensor):
             return GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name)
         return GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value))
+
+
+def _detaches(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.detach.default
+
+
+def _undetached(node: fx.Node, among: dict[fx.Node, None]) -> fx.Node:
+    """What a node of the backward is the detached value of."""
+    while node in among and _detaches(node):
+        (node,) = node.all_input_nodes
+    return node
 
 
 def _dependence(nodes: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node]) -> tuple[frozenset[int], ...]:

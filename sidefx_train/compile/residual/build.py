@@ -38,7 +38,6 @@ class Residual:
         outputs: graph nodes the source expects from ``run``, in order.
         differentiable: values of those outputs whose autograd graph is still needed, by position.
         views: views that their backward passes through; the source expects them behind the outputs, last first.
-        reached: inputs to whose gradients something contributes that leaves without being an output, by position.
     """
 
     source: str
@@ -47,7 +46,6 @@ class Residual:
     outputs: tuple[fx.Node, ...]
     differentiable: dict[int, Any]
     views: tuple[LiveView, ...]
-    reached: frozenset[int] = frozenset()
 
 
 def plan(
@@ -104,6 +102,8 @@ def _write(
     tests += write_guards(writer, others)
     inputs = _inputs(world, writer)
     rebuilder = Rebuilder(world, writer, leaving)
+    for view in leaving.replayed:  # the engine goes back through views in the opposite order
+        rebuilder.expression(view)
     for call in effects.calls:
         if call.result is not None:
             rebuilder.deferred(call)
@@ -123,9 +123,7 @@ def _write(
     guard_source = _render(name, tests, inputs, None)
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
-    residual = Residual(
-        source, guard_source, writer.names, outputs, rebuilder.differentiable, views, rebuilder.reached()
-    )
+    residual = Residual(source, guard_source, writer.names, outputs, rebuilder.differentiable, views)
     return residual, rebuilder
 
 

@@ -23,7 +23,6 @@ from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, Tensor
 from sidefx_train.compile.heap.raised import CHAIN, fields_of
 from sidefx_train.compile.heap.records import (
     PLAIN_TYPES,
-    TensorRecord,
     base_container,
     instance_space,
     is_set,
@@ -74,7 +73,6 @@ class Rebuilder:
         self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
         self.returned: dict[int, set[fx.Node]] = {}
         self._turned: dict[int, int] = {}
-        self._leaving_inputs: list[torch.Tensor] = []
         self.outputs: list[fx.Node] = []
         self.lines: list[str] = []
         self.differentiable: dict[int, torch.Tensor] = {}
@@ -92,8 +90,6 @@ class Rebuilder:
             return made
         record = self.world.heap.record_of(value)
         if record is not None:
-            if isinstance(record, TensorRecord) and record.requires_grad:
-                self._leaving_inputs.append(record.real)
             return self.writer.value(record.source)
         if isinstance(value, TraceKey):
             return self.expression(value.value)
@@ -188,17 +184,18 @@ class Rebuilder:
         sharing = {storage for storage, nodes in self.returned.items() if len(nodes) > 1}
         edges = {edge_of(value): (node, value) for node, value in self._replayed}
         leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)]
-        passed = dict(edges[edge] for value in leaving for edge in edges_behind(value) if edge in edges)
+        behind = [edges_behind(value) for value in leaving]
+        passed = dict(edges[edge] for found in behind for edge in found if edge in edges)
+        for node, view in self.views.between.items():  # made once, where several are made of it
+            if sum(edge_of(view) in found for found in behind) > 1:
+                passed[node] = view
         self.views.check_counters()
         before = self.leaving
         staged = before.staged or bool(self.differentiable)
         counters = {**before.counters, **self.views.counters}
-        return Leaving(before.shared | sharing, {**before.passed, **passed}, counters, staged)
-
-    def reached(self) -> frozenset[int]:
-        """Inputs that require gradients and leave, or of which a view does, by position."""
-        given = self.world.tracer.real_inputs
-        return frozenset(i for i, real in enumerate(given) if any(real is each for each in self._leaving_inputs))
+        views = {id(view): view for view in (*before.replayed, *(view for _, view in self._replayed))}
+        replayed = tuple(sorted(views.values(), key=lambda view: view.grad_fn._sequence_nr()))
+        return Leaving(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
 
     def _base(self, path: Path) -> str:
         if isinstance(path.base, fx.Node):

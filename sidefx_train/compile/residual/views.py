@@ -103,18 +103,20 @@ class Leaving:
     Attributes:
         shared: storages that several values leave in.
         passed: views, by their nodes, from which other values that leave were computed.
+        replayed: views that autograd knows, in the order in which the step made them.
         counters: ``.data`` of tensors, by their nodes: they have version counters of their own.
         staged: a backward leaves too: such views are made between its stages.
     """
 
     shared: frozenset[int] = frozenset()
     passed: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
+    replayed: tuple[torch.Tensor, ...] = ()
     counters: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
     staged: bool = False
 
     def known(self) -> tuple[object, ...]:
         """What to compare: each pass knows at least what the one before it knew."""
-        return self.shared, frozenset(self.passed), frozenset(self.counters), self.staged
+        return self.shared, frozenset(self.passed), tuple(map(id, self.replayed)), frozenset(self.counters), self.staged
 
 
 def replay(
@@ -170,6 +172,7 @@ class Views:
         self.shared = leaving.shared
         self.passed = {**leaving.counters, **leaving.passed}
         self.counters: dict[fx.Node, torch.Tensor] = {}
+        self.between: dict[fx.Node, torch.Tensor] = {}
         self._counted: dict[fx.Node, set[fx.Node]] = {}
         records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
         placeholder = {
@@ -206,12 +209,32 @@ class Views:
         if any(NO_GRAD in n.meta for n in below) and self._written_elsewhere(base):
             self.world.heap.refuse("SFX107", "a view made with autograd off leaves the step; its memory was written")
         grad = value.grad_fn is not None
+        if grad and any(_repeats_elements(n.meta["val"]) for n in below) and self._written_since(node):
+            reason = "a view that shows elements several times leaves the step; its base was written after it was made"
+            self.world.heap.refuse("SFX111", reason)  # autograd takes it for another kind of view then
+        if grad:
+            self.between |= {n: kept for n in below[1:] if (kept := self._kept(n)) is not None}
         found = Path(base, tuple(ops), tuple(numbers), grad, value._version if own else None, apart)
         return found if self._holds(found, value) else None
 
+    def _kept(self, node: fx.Node) -> torch.Tensor | None:
+        """The view that a node made, if it is still what it was."""
+        kept = self.world.tracer.views.get(node)
+        if kept is None or self.world.tracer.node_of(kept) is not node:
+            return None
+        try:
+            if not kept._is_view() or kept.grad_fn is None:
+                return None
+        except RuntimeError:  # autograd forbids some views of several to be looked at: nothing is made of those
+            return None
+        return kept if _same_layout(node.meta.get("val"), kept) else None
+
     def _note_counter(self, value: torch.Tensor, below: list[fx.Node]) -> None:
-        """What shares the counter of a ``.data`` that leaves too is made from that, not from what it is the data of."""
-        data = next((each for each in below if DATA in each.meta), None)
+        """What shares the counter of a ``.data`` that leaves too is made from that, not from what it is the data of.
+
+        ``unsafe_split`` gives counters of their own as well.
+        """
+        data = next((each for each in below if _counts_alone(each)), None)
         if data is None:
             return
         if data is below[0]:
@@ -269,6 +292,16 @@ class Views:
         if value.requires_grad or storage_of(value) in self.shared | self._outside:
             reason = "a view leaves the step whose base is turned in place after it was made"
             self.world.heap.refuse("SFX111", reason)
+
+    def _written_since(self, node: fx.Node) -> bool:
+        """True if a node writes, after ``node``, to the memory that its value is in."""
+        root = _way_up(node)[-1]
+        later = node.next
+        while later.op == "call_function":
+            if any(_way_up(written)[-1] is root for written in written_args(later)) and not _changes_layout(later):
+                return True
+            later = later.next
+        return False
 
     def _written_elsewhere(self, base: torch.Tensor | fx.Node) -> bool:
         """True if an input was written that shares memory with ``base`` in a way that stand-ins do not know of."""
@@ -380,6 +413,12 @@ def _leaves_autograd(node: fx.Node) -> bool:
     return node.target is torch.ops.aten.detach.default or DATA in node.meta
 
 
+def _counts_alone(node: fx.Node) -> bool:
+    """True for a node whose value is in the memory of another, with a version counter of its own."""
+    made_by = node.args[0] if node.target is operator.getitem else node
+    return DATA in node.meta or (isinstance(made_by, fx.Node) and made_by is not node and CALLED in made_by.meta)
+
+
 def _changes_layout(node: fx.Node) -> bool:
     return isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
 
@@ -428,6 +467,19 @@ def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:
 def new_leaf(t: torch.Tensor) -> bool:
     """True for a tensor that has no history and requires gradients: that was asked of it after it was made."""
     return t.requires_grad and t.grad_fn is None
+
+
+def _repeats_elements(t: Any) -> bool:
+    """True for a view with an element in several places, as ``expand`` and ``unfold`` make them."""
+    if not isinstance(t, torch.Tensor):
+        return False
+    dims = sorted((stride, size) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1)
+    reach = 0
+    for stride, size in dims:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def _view_op(node: fx.Node, item: Any, numbers: list[fx.Node]) -> ViewOp:

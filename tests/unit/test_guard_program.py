@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sidefx_train.compile.api import compile_step
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards import program
 from sidefx_train.compile.guards.codegen import failing
@@ -18,6 +19,7 @@ from sidefx_train.compile.guards.definitions import Body, Taken
 from sidefx_train.compile.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.heap.source import Source, SourceTable
 from sidefx_train.compile.native import native_module
+from sidefx_train.compile.native.guards import LOADS
 
 
 class Thing:
@@ -212,6 +214,35 @@ def test_a_change_is_noticed_every_way(change: str) -> None:
     assert any(failing(guard, (), {})[0] for guard in guards), "the change must matter"
     for name, check in checks.items():
         assert [check(), check()] == [False] * 2, name
+
+
+def test_a_further_parameter_adds_few_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all tensors and their hooks one instruction, and what is behind a gate is skipped."""
+    _native()
+    made: list[Any] = []
+    instructions = program.instructions
+    monkeypatch.setattr(
+        program, "instructions", lambda *given, **named: made.append(instructions(*given, **named)) or made[-1]
+    )
+
+    def run_at_every_call(layers: int) -> int:
+        model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(layers)))
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+        compiled = compile_step(step, backend="eager", fullgraph=True)
+        compiled(torch.ones(1, 2))
+        skipped = sum(line[6] for line in made[-1] if LOADS[line[0]] == "gate")
+        assert sum(LOADS[line[0]] == "tensors" for line in made[-1]) == 1
+        assert not any(LOADS[line[0]] in ("hooks", "late_hooks") for line in made[-1])
+        return len(made[-1]) - skipped
+
+    few, many = run_at_every_call(2), run_at_every_call(6)
+    assert many - few <= 8 * 7, "a layer has two parameters, each with three state tensors"
 
 
 def test_what_is_put_back_holds_again() -> None:

@@ -8,6 +8,7 @@ generated as Python.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -105,10 +106,14 @@ class _Assembler:
         self.roots: list[Source] = []
         self.needed: set[int] = set()
         self.pairs = [guard for guard in guards if guard.kind == "same"]
+        self.memory = [guard for guard in guards if guard.kind == "memory"]
         empty = {id(g.source) for g in guards if g.kind == "length" and g.value == 0}
-        self.tested = {id(guard.source.key) for guard in guards if guard.kind == "tensor"}
-        guards = sorted(guards, key=lambda guard: guard.kind == "memory")  # when all tensors have been looked at
+        self.tensors = {id(guard.source.key): guard.source.key for guard in guards if guard.kind == "tensor"}
+        self.hooks = self._tested_with_tensors(guards) if tensors_readable else {}
+        folded = {id(guard) for held in self.hooks.values() for guard in held if guard is not None}
         for guard in guards:
+            if guard.kind in ("tensor", "memory") or id(guard) in folded:
+                continue
             self._place(guard.source)
             if guard.kind == "same":
                 self._place(guard.value)
@@ -118,6 +123,31 @@ class _Assembler:
                 self.tests[id(guard.source)].append(guard)
             elif not (guard.kind == "type" and id(guard.source) in empty):
                 self.tests[id(guard.source)].append(guard)  # an empty container is only ever tested for emptiness
+
+    def _tested_with_tensors(self, guards: list[Guard]) -> dict[int, list[Guard | None]]:
+        """Guards tested where the tensor is, of every held one: [its hooks, its post-accumulate hooks]."""
+        used: list[int] = []
+        for guard in guards:
+            used.append(id(guard.source))
+            for source in (guard.source, guard.value if guard.kind == "same" else None):
+                while source is not None and source.parent is not None:
+                    source = source.parent
+                    used.append(id(source))
+        once = {key for key, count in Counter(used).items() if count == 1}
+        found: dict[int, list[Guard | None]] = {}
+        for guard in guards:
+            tensor = self._tensor_of_hooks(guard.source)
+            if guard.kind == "is" and id(guard.source) in once and id(tensor) in self.tensors:
+                found.setdefault(id(tensor), [None, None])[list(_HOOKS).index(guard.source.key)] = guard
+        return found
+
+    def _tensor_of_hooks(self, source: Source) -> torch.Tensor | None:
+        """The held tensor whose hooks a source reads, if it does that."""
+        parent = source.parent
+        held = parent is not None and parent.kind == "const" and isinstance(parent.key, torch.Tensor)
+        if parent is None or not held or source.kind != "slot" or source.key not in _HOOKS:
+            return None
+        return parent.key if self.tensors_readable else None  # type: ignore[no-any-return]
 
     def _place(self, source: Source) -> None:
         if id(source) in self.tests:
@@ -138,7 +168,17 @@ class _Assembler:
         for guard in self.pairs:
             first, second = (self._kept(source) for source in (guard.source, guard.value))
             self._emit(("register", first, None, None), "same", None, second)
+        if self.tensors:
+            self._emit(("tensors", -1, tuple(map(self._tensor, self.tensors.values())), None), "none", None)
+        for guard in self.memory:  # when all tensors have been looked at
+            everywhere = all(id(tensor) in self.tensors for tensor in guard.value.tensors)
+            number = 0 if everywhere else 1  # where not every tensor is tested, the guard always looks itself
+            self._emit(("const", -1, guard.source.key, None), "memory", guard.value.refresh, number)
         return tuple(self.code)
+
+    def _tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        hooks = self.hooks.get(id(tensor), (None, None))
+        return (tensor, *(... if guard is None else guard.value for guard in hooks))
 
     def _kept(self, source: Source) -> int:
         """The register of a value; constants get one here."""
@@ -193,7 +233,7 @@ class _Assembler:
         kept = ("value", id(source))
         if source.kind == "const":
             for guard in tests:
-                self._emit(load, *(self._memory(guard) if guard.kind == "memory" else _test_of(guard)))
+                self._emit(load, *_test_of(guard))
             return
         target = self._new(kept) if id(source) in self.needed or len(tests) > 1 else -1
         test, operand, number = _test_of(tests[0]) if tests else ("none", None, -1)
@@ -201,17 +241,12 @@ class _Assembler:
         for guard in tests[1:]:
             self._emit(("register", self.registers[kept], None, None), *_test_of(guard))
 
-    def _memory(self, guard: Guard) -> tuple[str, Any, int]:
-        """Where every tensor is tested here, its place is noticed to move; else the guard always looks itself."""
-        everywhere = all(id(tensor) in self.tested for tensor in guard.value.tensors)
-        return "memory", guard.value.refresh, 0 if everywhere else 1
-
     def _step(self, source: Source) -> tuple[str, int, Any, Any]:
         """How a value is read from its parent, where that is not a dict or a sequence."""
         parent = source.parent
         assert parent is not None, f"{source.kind} source without a parent"
         load = source.kind
-        if load == "slot" and source.key in _HOOKS and self.tensors_readable and _is_held_tensor(parent):
+        if self._tensor_of_hooks(source) is not None:
             return _HOOKS[source.key], -1, parent.key, None
         if parent.kind == "const":
             return load, -1, parent.key, source.key
@@ -250,18 +285,12 @@ _HEAP_TYPE = 1 << 9
 """``Py_TPFLAGS_HEAPTYPE``."""
 
 
-def _is_held_tensor(source: Source) -> bool:
-    return source.kind == "const" and isinstance(source.key, torch.Tensor)
-
-
 def _test_of(guard: Guard) -> tuple[str, Any, int]:
     """(test, operand, number)"""
     if guard.kind == "length":
         return ("empty", None, 0) if guard.value == 0 else ("length", None, guard.value)
     if guard.kind in ("keys", "order"):
         return "keys", tuple(guard.value), int(is_plain(guard.value))
-    if guard.kind == "tensor":
-        return "tensor", guard.source.key, -1
     if guard.kind == "taken":
         taken: Taken = guard.value
         return "taken", (taken.mro, taken.names, taken.values, ABSENT), -1

@@ -5,23 +5,25 @@ later instructions start from is kept in a register. Whatever cannot be read mak
 relies on what it has not tested itself. A tensor's hooks are read from objects that are known to be tensors only.
 """
 
-LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "call", "hooks", "late_hooks", "gate")
+LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "call", "hooks", "late_hooks", "gate",
+         "tensors")  # fmt: skip
 """How an instruction reads its value; ``dict`` is the instance ``__dict__``, ``entry`` a key of such a dict,
-``hooks`` and ``late_hooks`` are a tensor's; ``gate`` reads nothing: it opens a group (see ``guards/program.py``)."""
+``hooks`` and ``late_hooks`` are a tensor's; ``gate`` reads nothing: it opens a group (see ``guards/program.py``).
+``tensors`` looks at all tensors that are held: its base is a tuple of (tensor, hooks, post-accumulate hooks), with
+``...`` for hooks that are not asked for."""
 
 TESTS = (
     "none", "is", "same", "type", "equal", "length", "empty", "keys", "absent", "no_item", "taken", "body", "memory",
-    "tensor",
 )  # fmt: skip
 """What it tests; for ``taken`` and ``body`` see ``guards/definitions.py``, for ``memory`` ``guards/memory.py``."""
 
 SOURCE = r"""
 enum Load {
-    L_CONST, L_REGISTER, L_DICT, L_ENTRY, L_ITEM, L_SLOT, L_CELL, L_GRAD, L_CALL, L_HOOKS, L_LATE_HOOKS, L_GATE
+    L_CONST, L_REGISTER, L_DICT, L_ENTRY, L_ITEM, L_SLOT, L_CELL, L_GRAD, L_CALL, L_HOOKS, L_LATE_HOOKS, L_GATE,
+    L_TENSORS
 };
 enum Test {
-    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY, T_MEMORY,
-    T_TENSOR
+    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY, T_MEMORY
 };
 
 // One cache line. Objects are borrowed: the tuple of instructions keeps them.
@@ -29,7 +31,7 @@ struct Instruction {
     uint8_t load, test;
     int32_t source, target;  // registers; -1: none
     int32_t number, index;   // a length or a register to compare with; the key as an index, or -1
-    int32_t extra;           // index of a HeldTensor, of a Gate, or of a namespace's version
+    int32_t extra;           // index of a Gate or of a namespace's version
     PyObject *base, *key, *operand;
     PyObject* cached;        // what it read last, borrowed from a dict that has not changed since
     Py_hash_t hash;
@@ -56,9 +58,18 @@ struct GuardProgram {
 static PyObject *name_dict, *name_grad;
 static binaryfunc dict_subscript;
 
+// In a loop of its own: a step with AdamW holds four tensors per parameter.
+static bool same_tensors(GuardProgram& program) {
+    const int64_t* layouts = program.layouts.data();
+    for (const HeldTensor& tensor : program.tensors)
+        if (!tensor.matches(layouts, program.moved)) return false;
+    return true;
+}
+
 // What an instruction reads, null if it is not there (with or without an exception set). ``owned`` gets what must be
 // released: what is read from a constant, a register, a dict or a sequence is borrowed.
-static inline PyObject* load_value(const Instruction& in, PyObject** registers, PyObject*& owned) {
+static inline PyObject* load_value(
+    GuardProgram& program, const Instruction& in, PyObject** registers, PyObject*& owned) {
     PyObject* from = in.source >= 0 ? registers[in.source] : in.base;
     PyObject* found = nullptr;
     switch (in.load) {
@@ -89,8 +100,9 @@ static inline PyObject* load_value(const Instruction& in, PyObject** registers, 
             return owned = PyObject_GetAttr(from, name_grad);
         case L_HOOKS:
         case L_LATE_HOOKS:
-            found = tensor_words(from)[impl_word + (in.load == L_HOOKS ? 1 : 2)];
-            return found ? found : Py_None;
+            return hooks_of(from, in.load == L_HOOKS ? 1 : 2);
+        case L_TENSORS:
+            return same_tensors(program) ? from : nullptr;
         default:
             return owned = PyObject_CallNoArgs(from);
     }
@@ -239,8 +251,7 @@ static bool test_value(GuardProgram& program, const Instruction& in, PyObject* v
         case T_NO_ITEM: return PySequence_Contains(value, in.operand) == 0;
         case T_TAKEN: return same_names(value, in.operand, program.versions[in.extra]);
         case T_BODY: return same_body(value, in.operand);
-        case T_MEMORY: return same_memory(program, in);
-        default: return program.tensors[in.extra].matches(value, program.layouts.data(), program.moved);
+        default: return same_memory(program, in);
     }
 }
 
@@ -264,7 +275,7 @@ static inline bool finish(GuardProgram& program, const Instruction& in, PyObject
 
 static inline bool run_one(GuardProgram& program, Instruction& in, PyObject** registers) {
     PyObject* owned = nullptr;
-    in.cached = load_value(in, registers, owned);
+    in.cached = load_value(program, in, registers, owned);
     const bool holds = finish(program, in, in.cached, registers);
     Py_XDECREF(owned);
     return holds;
@@ -354,9 +365,15 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
         } else if (test == T_TAKEN) {
             in.extra = (int32_t)program->versions.size();
             program->versions.push_back(0);
-        } else if (test == T_TENSOR) {
-            in.extra = (int32_t)program->tensors.size();
-            program->tensors.emplace_back(in.operand, program->layouts);
+        } else if (load == L_TENSORS) {
+            for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(in.base); ++k) {
+                PyObject* held = PyTuple_GET_ITEM(in.base, k);
+                auto asked = [&](int which) {
+                    PyObject* hooks = PyTuple_GET_ITEM(held, which);
+                    return hooks == Py_Ellipsis ? nullptr : hooks;
+                };
+                program->tensors.emplace_back(PyTuple_GET_ITEM(held, 0), asked(1), asked(2), program->layouts);
+            }
         }
         if (in.target >= program->registers) program->registers = in.target + 1;
         program->code.push_back(in);

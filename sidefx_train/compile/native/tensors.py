@@ -19,6 +19,12 @@ static Py_ssize_t impl_word = -1;
 
 static PyObject** tensor_words(PyObject* tensor) { return reinterpret_cast<PyObject**>(tensor); }
 
+// A tensor's hooks (1) or post-accumulate hooks (2).
+static PyObject* hooks_of(PyObject* tensor, int which) {
+    PyObject* found = tensor_words(tensor)[impl_word + which];
+    return found ? found : Py_None;
+}
+
 #ifdef SIDEFX_TENSORS
 static c10::TensorImpl* impl_of(PyObject* tensor) {
     return reinterpret_cast<c10::TensorImpl*>(tensor_words(tensor)[impl_word]);
@@ -36,6 +42,7 @@ static const void* place_of(c10::TensorImpl* impl) {
 
 struct HeldTensor {
     PyObject* tensor;  // borrowed: the tuple of instructions keeps it
+    PyObject *hooks, *late_hooks;  // borrowed as well; null: not asked for
     const void* place;  // its memory when the guards last held
     PyTypeObject* type;
     c10::DispatchKeySet keys;
@@ -44,8 +51,8 @@ struct HeldTensor {
     bool requires_grad;
     size_t dims, layout;  // sizes and strides lie one after the other in the program's layouts
 
-    HeldTensor(PyObject* tensor, std::vector<int64_t>& layouts)
-        : tensor(tensor), place(place_of(impl_of(tensor))), type(Py_TYPE(tensor)),
+    HeldTensor(PyObject* tensor, PyObject* hooks, PyObject* late_hooks, std::vector<int64_t>& layouts)
+        : tensor(tensor), hooks(hooks), late_hooks(late_hooks), place(place_of(impl_of(tensor))), type(Py_TYPE(tensor)),
           keys(impl_of(tensor)->key_set()), dtype(impl_of(tensor)->dtype()),
           device(impl_of(tensor)->device()), requires_grad(requires_grad_of(impl_of(tensor))),
           dims(impl_of(tensor)->sizes().size()), layout(layouts.size()) {
@@ -56,15 +63,19 @@ struct HeldTensor {
     void settle() { place = place_of(impl_of(tensor)); }
 
     // Other memory alone is no mismatch: ``moved`` is set.
-    bool matches(PyObject* tensor, const int64_t* layouts, bool& moved) const {
+    bool matches(const int64_t* layouts, bool& moved) const {
         if (Py_TYPE(tensor) != type) return false;
+        if ((hooks && hooks_of(tensor, 1) != hooks) || (late_hooks && hooks_of(tensor, 2) != late_hooks)) return false;
         c10::TensorImpl* impl = impl_of(tensor);
-        const int64_t* sizes = layouts + layout;
-        moved = moved || (impl && place_of(impl) != place);
-        return impl && impl->key_set() == keys && impl->dtype() == dtype && !impl->has_symbolic_sizes_strides() &&
-               impl->sizes() == c10::IntArrayRef(sizes, dims) &&
-               impl->strides() == c10::IntArrayRef(sizes + dims, dims) && impl->device() == device &&
-               requires_grad_of(impl) == requires_grad;
+        if (!impl || impl->key_set() != keys || impl->dtype() != dtype) return false;
+        if (impl->has_symbolic_sizes_strides()) return false;
+        const auto sizes = impl->sizes(), strides = impl->strides();
+        if (sizes.size() != dims) return false;
+        const int64_t* wanted = layouts + layout;
+        for (size_t i = 0; i < dims; ++i)  // a call of memcmp takes longer than the comparison
+            if (sizes[i] != wanted[i] || strides[i] != wanted[dims + i]) return false;
+        moved |= place_of(impl) != place;
+        return impl->device() == device && requires_grad_of(impl) == requires_grad;
     }
 };
 
@@ -81,8 +92,8 @@ struct ThreadKeys {
 };
 #else
 struct HeldTensor {
-    HeldTensor(PyObject*, std::vector<int64_t>&) {}
-    bool matches(PyObject*, const int64_t*, bool&) const { return false; }
+    HeldTensor(PyObject*, PyObject*, PyObject*, std::vector<int64_t>&) {}
+    bool matches(const int64_t*, bool&) const { return false; }
     void settle() {}
 };
 struct ThreadKeys {

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import sidefx_train
 from tests.parity.harness import Program, parity
@@ -487,3 +488,24 @@ def test_a_view_of_an_input_that_begins_to_require_gradients():
 
     report = parity(make, steps=5, captures=None, between=between, whole=False)
     assert not [item for item in report.fallbacks if item.code == "SFX204"], report
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_draws_go_along_the_memory(backend):
+    """Without in-place operations torch draws booleans by position, whatever the layout."""
+
+    def step(x):
+        image = x.view(2, 3, 4, 2).to(memory_format=torch.channels_last)
+        turned = x.view(6, 8).t().contiguous().t()
+        drawn = [F.dropout(turned), F.dropout(image), torch.zeros(6, 4, 2).permute(2, 1, 0).random_(9)]
+        return [*drawn, torch.empty_like(turned).uniform_()]
+
+    compiled = sidefx_train.compile(step, backend=backend, rng="eager")
+    for seed in range(2):
+        torch.manual_seed(seed)
+        want = step(torch.ones(48))
+        torch.manual_seed(seed)
+        have = compiled(torch.ones(48))
+        for a, b in zip(want, have, strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride()
+    assert compiled.report().replays == 2

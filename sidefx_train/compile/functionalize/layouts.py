@@ -1,4 +1,4 @@
-"""Channels-last convolutions.
+"""Layouts of values: channels-last convolutions, the layout that the captured graph gave a value, draws in its order.
 
 oneDNN's convolutions run fastest on channels-last images. A captured graph carries the user's layout in every node, so
 asking for another one at each convolution would copy back and forth; instead the images are turned once, where they
@@ -7,11 +7,18 @@ first meet a convolution, and the operations between convolutions follow. What l
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
+
 aten = torch.ops.aten
+DRAWS = frozenset(
+    {aten.bernoulli_.float, aten.uniform_.default, aten.random_.default, aten.random_.to, getattr(aten.random_, "from")}
+)
+"""Draws whose numbers go along the memory (``normal_`` takes another way where a tensor is not contiguous)."""
 
 
 def turned(image: torch.Tensor) -> torch.Tensor:
@@ -50,6 +57,34 @@ def _is_dense(tensor: torch.Tensor, order: list[int]) -> bool:
     return True
 
 
+def _outermost_first(captured: torch.Tensor) -> list[int]:
+    """The dimensions in the order of the memory."""
+    if any(isinstance(n, torch.SymInt) for n in captured.stride()):
+        return list(range(captured.dim()))
+    return sorted(range(captured.dim()), key=lambda d: (captured.stride(d), captured.shape[d]), reverse=True)
+
+
+def drawn(target: Any, value: torch.Tensor, captured: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
+    """Draws random numbers into ``value`` in the order of eager's memory, whatever layout it has here."""
+    order = _outermost_first(captured)
+    if order == list(range(len(order))) or not _draws_by_memory(target, captured.device):
+        return target(value, *args, **kwargs)  # type: ignore[no-any-return]
+    target(value.permute(order), *args, **kwargs)
+    return value
+
+
+@lru_cache
+def _draws_by_memory(target: Any, device: torch.device) -> bool:
+    """True if the numbers go along the memory: MKL, on Intel's processors, draws booleans by position."""
+    if target is not aten.bernoulli_.float:
+        return True
+    with compat.outside_tracing():
+        numbers = torch.Generator(device).manual_seed(0)
+        turned = torch.empty(8, 8, device=device).t().bernoulli_(0.5, generator=numbers)
+        plain = torch.empty(8, 8, device=device).bernoulli_(0.5, generator=numbers.manual_seed(0))
+        return torch.equal(turned.t(), plain)
+
+
 def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -> torch.Tensor:
     """``value`` in the dense layout that the captured graph gave it.
 
@@ -60,10 +95,7 @@ def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -
     """
     if not isinstance(captured, torch.Tensor) or value.shape != captured.shape or stride == tuple(captured.stride()):
         return value
-    if any(isinstance(n, torch.SymInt) for n in (*stride, *captured.stride())):
-        order = list(range(captured.dim()))
-    else:
-        order = sorted(range(captured.dim()), key=lambda d: (captured.stride(d), captured.shape[d]), reverse=True)
+    order = _outermost_first(captured)
     if not _is_dense(captured, order):
         return value
     dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)

@@ -335,6 +335,8 @@ class Retracer:
         rule = _REWRITES.get(target) or (_CHANNELS_LAST.get(target) if self.options.channels_last else None)
         if rule is not None:
             return rule(*args, **kwargs)
+        if target in layouts.DRAWS:
+            return layouts.drawn(target, args[0], node.args[0].meta["val"], args[1:], kwargs)  # type: ignore[union-attr]
         if target is aten.view.default and self.options.channels_last:
             args = (self._laid_out(node, args[0]), *args[1:])
         if not isinstance(target, compat.OpOverload):

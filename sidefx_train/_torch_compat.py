@@ -10,11 +10,13 @@ import importlib
 import inspect
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -219,6 +221,26 @@ class GlobalState:
             and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
             and (_default_devices() == self._devices if torch._C._len_torch_function_stack() else not self._devices)
         )
+
+
+@cache
+def _settings() -> tuple[Callable[[], Any], ...]:
+    asks = re.compile("_get_.*_(enabled|benchmark|deterministic|allow_tf32|allow_fp16.*|allow_bf16.*)")
+    names = [name for name in dir(torch._C) if asks.fullmatch(name)]
+    found = [getattr(torch._C, name) for name in names]
+    return (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled, *filter(_answers, found))
+
+
+def _answers(ask: Callable[[], Any]) -> bool:
+    try:
+        return isinstance(ask(), (bool, int))
+    except (RuntimeError, TypeError):  # it wants arguments, or a library that this build lacks
+        return False
+
+
+def settings() -> dict[Callable[[], Any], Any]:
+    """Global settings beside those of :class:`GlobalState`, as functions that ask for them, with their values now."""
+    return {ask: ask() for ask in _settings()}
 
 
 def _entered_contexts() -> tuple[Any, ...]:

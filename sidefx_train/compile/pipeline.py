@@ -575,17 +575,18 @@ def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
 
 def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
     """Generated code that is true while a capture would stop at the same place."""
-    guards = list(world.heap.guards.values())
+    guards = [*world.heap.guards.values(), *world.heap.definitions.guards()]
     if first_failure(tuple(guards), args, kwargs) is not None:
         return None
     writer = Writer()
+    held, guards = split(guards)
     tests = [f"if len(args) != {len(args)} or tuple(kwargs) != {tuple(kwargs)!r}: return False"]
-    tests += write_guards(writer, guards, miss="return False")
+    tests += ["if not check_objects(): return False", *write_guards(writer, guards, miss="return False")]
     lines = ["def holds(args, kwargs):", "    try:", *(f"        {line}" for line in tests)]
     lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return False"]
     lines.append("    return True")
     check = tensor_check(guards, lambda source: source.fetch(args, kwargs))
-    names = {**writer.names, "check_tensors": check}
+    names = {**writer.names, "check_tensors": check, "check_objects": object_check(held)}
     return compile_function("holds", "\n".join(lines) + "\n", names, "<sidefx_train stop guard>")  # type: ignore[no-any-return]
 
 

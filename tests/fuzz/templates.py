@@ -9,12 +9,17 @@ object and ``{+F}`` function, known to what follows; ``{L1}`` is the same list t
 from __future__ import annotations
 
 PRELUDE = """
+import abc
 import collections
 import contextlib
 import dataclasses
+import enum
 import functools
 import math
 import os
+import sys
+import time
+import types
 import weakref
 from typing import NamedTuple
 
@@ -165,6 +170,69 @@ def recorded(where):
         where.append(2)
 
 
+class Named(abc.ABC):
+    pass
+
+
+class Kind(enum.Enum):
+    one = 1
+    two = 2
+
+    def twice(self):
+        return self.value * 2
+
+
+class Reads:
+    times = 0
+
+    def __get__(self, obj, owner):
+        self.times += 1
+        return self.times
+
+
+class Reader:
+    read = Reads()
+
+    def __init__(self, n):
+        self.n = n
+
+    @functools.cached_property
+    def slow(self):
+        return self.n * 2
+
+
+@functools.singledispatch
+def shown(value):
+    return 1
+
+
+@shown.register
+def _(value: int):
+    return 2
+
+
+sys.modules["fuzz_imported"] = types.ModuleType("fuzz_imported")
+sys.modules["fuzz_imported"].n = 1
+
+
+def echo():
+    told = 0
+    while told is not None:
+        try:
+            told = yield told
+        except KeyError as error:
+            told = str(error)
+        finally:
+            Box.total += 1
+    return 7
+
+
+def delegates(where):
+    got = yield from echo()
+    where.append(got)
+    yield got
+
+
 G_N = 0
 G_LIST = [3, 1]
 G_TABLE = {"a": 1}
@@ -230,6 +298,9 @@ SETUP = """
     box.vec = torch.ones(2)
     box.handles = []
     box.fns = []
+    box.reader = Reader(2)
+    box.view = types.MappingProxyType(box.table)
+    box.kind = Kind.one
     box.buf = torch.arange(12.0).reshape(4, 3)
     box.row = box.buf[1]
     box.weak = weakref.ref(box.other)
@@ -321,6 +392,14 @@ INTS = [
     "functools.reduce(lambda q, r: q + r, {L}, 0)",
     "natively({I})",
     "int({T}.detach().sum() > 2)",
+    "box.kind.twice()",
+    "Kind({N} % 2 + 1).value",
+    "box.reader.read",
+    "box.reader.slow",
+    "shown({V})",
+    "box.view.get({K}, {N})",
+    "len(box.view)",
+    "int(time.time() > {N})",
 ]
 
 BOOLS = [
@@ -359,6 +438,8 @@ BOOLS = [
     "hasattr(box.vague, 'of_it')",
     "isinstance({O}, SubBox)",
     "{I} in box.fixed",
+    "isinstance({O}, Named)",
+    "box.kind is Kind.two",
 ]
 
 LISTS = ["box.items", "box.alias", "c_list", "G_LIST", "box.rows[0]", "box.mylist", "arg", "Box.shared", "box.rows[-1]"]
@@ -715,6 +796,31 @@ STATEMENTS = [
     "box.counted = {{v: {L}.count(v) for v in {L}}}",
     "box.text = ','.join(map(str, {L})) + box.name.upper() + '%d' % {I}",
     "box.cut = box.name[{N}:]",
+    "q_gen = echo()\nnext(q_gen)\nbox.told = [q_gen.send({I}), q_gen.send({N})]\nq_gen.close()",
+    "q_gen = echo()\nnext(q_gen)\nbox.told = q_gen.throw(KeyError({K}))\n{BODY}\nbox.n += len(str(q_gen.send({I})))",
+    "q_gen = delegates({C})\nnext(q_gen)\nbox.told = [q_gen.send({I}), q_gen.send(None)]",
+    "try:\n    {BODY}\n    raise ExceptionGroup('some', [ValueError({I}), KeyError({K})])\nexcept* ValueError as group:\n    {BODY}\n    print(len(group.exceptions))\nexcept* KeyError:\n    {BODY}",
+    "with contextlib.ExitStack() as q_stack:\n    q_stack.enter_context(Track({C}, 1))\n    q_stack.callback({L}.append, {I})\n    {BODY}",
+    "with contextlib.suppress(KeyError, ZeroDivisionError):\n    {BODY}\n    {+I} = {D}[{K}] // {I}\n    {BODY}",
+    "try:\n    raise KeyError({K})\nexcept KeyError:\n    natively(1)\n    {BODY}\n    box.n += natively(2)",
+    "try:\n    natively({I})\n    raise ValueError({I})\nexcept ValueError as error:\n    box.n += natively(len(error.args))\nfinally:\n    natively(0)\n    {BODY}",
+    "def {+F}():\n    DECLARE\n    got = yield natively({N})\n    {BODY}\n    yield from (natively(v) for v in {L})\nfor {+I} in {+F}():\n    {BODY}",
+    "box.kind = Kind.two if {B} else Kind.one",
+    "box.kind.seen = {I}",
+    "match {O}:\n    case Box(n=0):\n        {BODY}\n    case Box(n=q_n, bag=[]) if q_n > 0:\n        box.n -= 1\n    case Box(bag=[*_]):\n        {BODY}",
+    "match {V}:\n    case {{'k': int(q_k), **q_more}}:\n        box.n += q_k\n    case [int(), int() as q_k]:\n        box.n -= q_k\n    case (Box() | Slots()) as box.taken:\n        {BODY}\n    case _:\n        {BODY}",
+    "import fuzz_imported\nbox.n += fuzz_imported.n",
+    "from fuzz_imported import n as {+I}\nbox.n -= {+I}",
+    "box.frozen = dataclasses.replace(Frozen({I}, {L}), a={I})\nbox.fields = [field.name for field in dataclasses.fields(box.frozen)]",
+    "box.reader.n = {I}\nvars(box.reader).pop('slow', None)",
+    "{+T} = torch.as_strided(box.buf, (4, 3), (3, 1))\n{+T}.mul_(0.5)",
+    "box.buf.swapaxes_(0, 1).swapaxes_(0, 1)",
+    "{+T} = box.buf[{N} % 3:][:1].expand(4, 3)",
+    "with torch.inference_mode():\n    box.inferred = box.buf * 2",
+    "with torch.autocast('cpu', dtype=torch.bfloat16):\n    box.cast = model(x).detach()",
+    "box.mask = (box.buf > {N}).nonzero().shape[0]",
+    "torch.manual_seed({N})\nbox.rng = torch.rand(2)",
+    "box.as_array = box.buf.detach().numpy().copy()",
 ]
 
 BEFORE_BACKWARD = [
@@ -881,11 +987,30 @@ MUTATIONS = [
     "box.part = box.buf[0:2]",
     "box.buf.resize_(4, 3)",
     "cached.cache_clear()",
+    "Named.register(Box)",
+    "Named.register(SubBox)",
+    "Kind.one._value_ = {N}",
+    "Kind.twice = lambda self: 5",
+    "box.dd.default_factory = lambda: [{N}]",
+    "vars(Reader)['read'].times = {N}",
+    "Reader.read = {N}",
+    "vars(box.reader).pop('slow', None)",
+    "shown.register(Box)(lambda value: {N})",
+    "sys.modules['fuzz_imported'] = types.SimpleNamespace(n={N})",
+    "sys.modules['fuzz_imported'].n = {N}",
+    "box.kind = Kind.two",
+    "box.view = types.MappingProxyType({{'a': {N}}})",
     "for f in box.fns:\n    f(1) if getattr(f, '__code__', box.bump.__code__).co_argcount else f()",
 ]
 
 BREAKS = (
     "natively",
+    "time.time()",
+    "nonzero()",
+    "manual_seed",
+    ".numpy()",
+    "echo()",
+    "delegates(",
     ".detach().sum() >",
     ".detach().mean() > 1)",
     ".detach().mean() * 0)",

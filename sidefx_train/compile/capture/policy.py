@@ -165,8 +165,12 @@ def is_pure(fn: Any) -> bool:
     owner = getattr(fn, "__self__", None)
     if owner is not None and not isinstance(owner, types.ModuleType):
         kind = owner if isinstance(owner, type) else type(owner)
+        if fn.__name__ == "__subclasses__":  # changed by classes made anywhere
+            return False
         if _pure_type(kind):
             return True
+        if type(fn) is types.BuiltinMethodType and not isinstance(owner, type):
+            return _has_pure_method(kind, fn.__name__)
     cls = getattr(fn, "__objclass__", None)
     if cls is not None and _pure_type(cls):
         return True
@@ -199,6 +203,12 @@ def _has_pure_makers(cls: type) -> bool:
         getattr(inspect.getattr_static(cls, "__init__"), "__objclass__", None),
     )
     return all(isinstance(owner, type) and owner.__module__ in PURE_MODULES for owner in makers)
+
+
+def _has_pure_method(cls: type, name: str) -> bool:
+    """True if a C method of an object, of whatever class, comes from one that is pure."""
+    found = next((base for base in cls.__mro__ if name in vars(base)), object)
+    return found is object or _pure_type(found) or found.__module__.partition(".")[0] == "torch"
 
 
 def _pure_type(cls: type) -> bool:

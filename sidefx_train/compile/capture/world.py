@@ -9,6 +9,7 @@ that is how it is tested. The capturing world (``compile/heap/world.py``) works 
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -47,6 +48,12 @@ class World(Protocol):
 
     def new_function(self, fn: types.FunctionType) -> None:
         """Told of each function that the interpreted program makes."""
+
+    def imported(self, name: str, space: dict[str, Any], level: int) -> None:
+        """Told of each ``import`` statement that has run: what it asked for, and where it stands."""
+
+    def found_module(self, name: str) -> Any:
+        """What ``sys.modules`` has under a name, or :data:`ABSENT`."""
 
     def runs(self, fn: types.FunctionType, natively: bool) -> bool:
         """Told of each Python function that is about to run; one that the policy would run natively is interpreted
@@ -161,6 +168,12 @@ class DirectWorld:
 
     def new_function(self, fn: types.FunctionType) -> None:
         return None
+
+    def imported(self, name: str, space: dict[str, Any], level: int) -> None:
+        return None
+
+    def found_module(self, name: str) -> Any:
+        return sys.modules.get(name, ABSENT)
 
     def runs(self, fn: types.FunctionType, natively: bool) -> bool:
         return True

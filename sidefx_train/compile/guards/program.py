@@ -39,7 +39,7 @@ def split(guards: list[Guard]) -> tuple[list[Guard], list[Guard]]:
 
 
 def _is_held(guard: Guard) -> bool:
-    if guard.source.from_arguments:
+    if guard.source.from_arguments or _through_array(guard.source):
         return False
     if guard.kind == "tensor":
         return guard.source.kind == "const" and compat.is_plain_strided(guard.source.key)
@@ -58,6 +58,13 @@ def _is_held(guard: Guard) -> bool:
         "body",
         "memory",
     )
+
+
+def _through_array(source: Source | None) -> bool:
+    """True for what is read from the tensor over an array, which is made anew to be looked at."""
+    while source is not None and source.kind != "array":
+        source = source.parent
+    return source is not None
 
 
 def object_check(guards: list[Guard]) -> Callable[[], bool]:
@@ -144,7 +151,7 @@ class _Assembler:
     def _tensor_of_hooks(self, source: Source) -> torch.Tensor | None:
         """The held tensor whose hooks a source reads, if it does that."""
         parent = source.parent
-        held = parent is not None and parent.kind == "const" and isinstance(parent.key, torch.Tensor)
+        held = parent is not None and parent.kind == "const" and issubclass(type(parent.key), torch.Tensor)
         if parent is None or not held or source.kind != "slot" or source.key not in _HOOKS:
             return None
         return parent.key if self.tensors_readable else None  # type: ignore[no-any-return]

@@ -27,6 +27,7 @@ from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.counters import Writes, number_in
+from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.freezing import Freezer
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS, deletes
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.tracer import GraphTracer
     from sidefx_train.compile.heap.heap import Heap
 
-_COMPARES: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 _BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 
@@ -67,11 +67,13 @@ class CallingWorld:
     caches: caches.Caches
     writes: Writes
     module_spaces: dict[int, dict[str, Any]]
+    class_views: dict[int, tuple[Any, type]]
     branching: bool
     hooked: set[Any]
     deferred: list[DeferredCall]
     reentry: Reentry
     led_back: list[Callable[..., Any]]
+    settings: dict[Any, Any]
     last_error: tuple[Exception, Any, Location | None] | None
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
 
@@ -122,6 +124,9 @@ class CallingWorld:
             value = todo.pop()
             if id(value) in self.module_spaces and not self.heap.trusts(value):
                 self.heap.refuse("SFX111", f"reads the whole namespace of {value.get('__name__')}")
+            if id(value) in self.class_views:
+                cls = self.class_views[id(value)][1]
+                self.heap.refuse("SFX111", f"reads the whole namespace of the class {cls.__qualname__}")
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value:
                 if isinstance(record, (ListRecord, DictRecord, SetRecord)):
@@ -133,6 +138,8 @@ class CallingWorld:
                     isinstance(record, InstanceRecord) and compares_in_python(type(value))
                 ):
                     record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
+                    if isinstance(record, InstanceRecord):
+                        self._compares_by(type(value))
                 elif not isinstance(value, tuple):
                     continue
             if not deep:
@@ -315,7 +322,17 @@ class CallingWorld:
         if isinstance(into, torch.Tensor) and into._version == before:
             # Some of torch's composite operators forget to write where tensors are not plain ones.
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
+        if torch_call and not args and not kwargs:
+            self._read_setting(fn)
+        elif not torch_call and type(fn) in _HASHABLE:
+            self.heap.definitions.asked(fn, args, made, self.new_classes.keys())
         return made
+
+    def _read_setting(self, fn: Any) -> None:
+        """Guards a global setting of torch that no context of the step's changes, as it was at entry."""
+        if fn in self.settings:
+            source = self.heap.sources.call(self.heap.sources.const(fn, policy.describe(fn)))
+            self.heap.guard("equal", source, self.settings[fn])
 
     def _watch_from_outside(self, name: str, owner: Any) -> None:
         """``retain_grad`` and hooks on an autograd graph from outside: a backward after this graph runs them."""
@@ -338,12 +355,20 @@ class CallingWorld:
             return tuple(self.own_key(item) for item in key)
         if not compares_in_python(cls):
             return key
+        self._compares_by(cls)
         if not only_looks(cls):
             reason = f"uses a {cls.__qualname__} as a key outside, whose __hash__ or __eq__ does more than look at it"
             self.heap.refuse("SFX111", reason)
         self.touch(key)
         natives.settle(key)
         return key
+
+    def _compares_by(self, cls: type) -> None:
+        """C code is about to run the methods by which instances of a class are told apart."""
+        for name in ("__hash__", "__eq__"):
+            method = self.interp.world.class_attr(cls, name)
+            if isinstance(method, types.FunctionType):
+                self.heap.definitions.runs(method)
 
     def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
         """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
@@ -429,12 +454,9 @@ class CallingWorld:
 
 def compares_in_python(cls: type) -> bool:
     """True if hashing or comparing an instance runs Python code that reads its attributes."""
-    known = _COMPARES.get(cls)
-    if known is None:
-        methods = (getattr(cls, name, None) for name in ("__hash__", "__eq__", "__lt__"))
-        known = any(isinstance(method, types.FunctionType) for method in methods)
-        known = _COMPARES[cls] = known and not issubclass(cls, torch.nn.Module)
-    return known
+    if cls.__flags__ & IMMUTABLE_CLASS or issubclass(cls, torch.nn.Module):
+        return False
+    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__hash__", "__eq__", "__lt__"))
 
 
 def _is_fromkeys(fn: Any) -> bool:

@@ -34,6 +34,9 @@ def make_class(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict
     bases = front[-1]
     space = {name: _announced(world, value) for name, value in dict.items(namespace)}
     hooks = [base for base in _bases_and_theirs(bases) if "__init_subclass__" in vars(base)]
+    for base in bases:
+        if isinstance(base, type):
+            world.interp.world.class_attr(base, "__init_subclass__")
     swapped: list[tuple[type, Any]] = []
     for base in hooks:
         hook = vars(base)["__init_subclass__"]
@@ -107,7 +110,7 @@ def set_class_attribute(world: Any, cls: type, name: str, value: Any) -> None:
         return
     if isinstance(vars(type).get(name), (types.GetSetDescriptorType, types.MemberDescriptorType)):
         world.heap.refuse("SFX111", f"sets {name} of the class {cls.__qualname__}")
-    world._class_entry(cls, name)
+    world.class_entry(cls, name)
     world.class_writes[cls, name] = value
 
 
@@ -116,7 +119,7 @@ def delete_class_attribute(world: Any, cls: type, name: str) -> None:
     if id(cls) in world.new_classes:
         type.__delattr__(cls, name)
         return
-    if world._class_entry(cls, name) is ABSENT:
+    if world.class_entry(cls, name) is ABSENT:
         raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
     world.heap.refuse("SFX111", f"deletes the attribute {name!r} of the class {cls.__qualname__}")
 

@@ -6,11 +6,14 @@ change: they are noted here by namespace, and so are the bodies of the functions
 
 from __future__ import annotations
 
+import abc
 import builtins
 import dis
 import functools
+import importlib.util
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +21,7 @@ import torch
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.definitions import Body, Taken, entries_of
 from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.guards.registered import Registered
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.errors import Location
@@ -52,6 +56,7 @@ class Definitions:
         self._bodies: dict[int, tuple[types.FunctionType, Location | None]] = {}
         self._native: dict[int, bool] = {}
         self._checked = False
+        self._registered = Registered()
         self.replaced = frozenset(name for name, value in vars(torch.Tensor).items() if _is_foreign(value))
 
     # --- notes ---------------------------------------------------------------------------------------------------
@@ -62,6 +67,10 @@ class Definitions:
         if known is None:
             known = self._taken[id(space)] = (space, {}, self._heap.locate())
         known[1].setdefault(name, value)
+
+    def gave(self, value: Any) -> bool:
+        """True if a namespace gave this very value."""
+        return any(value is each for _, names, _ in self._taken.values() for each in names.values())
 
     def looked_at(self, cls: type) -> None:
         """Notes that an attribute of a class is being looked up."""
@@ -77,6 +86,46 @@ class Definitions:
         if not self._checked:
             self._checked = True
             self._check_tensor()
+
+    def imported(self, name: str, space: Any, level: int) -> None:
+        """Notes which modules an ``import`` found; it runs the importer only for those that were never imported."""
+        if level:
+            name = importlib.util.resolve_name("." * level + name, space.get("__package__") or space.get("__name__"))
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            self.found_module(".".join(parts[:count]))
+
+    def found_module(self, name: str) -> Any:
+        """Notes what ``sys.modules`` has under a name, and gives it."""
+        found = sys.modules.get(name, ABSENT)
+        self.took(sys.modules, name, found)
+        return found
+
+    def asked(self, fn: Any, args: tuple[Any, ...], answer: Any, made: KeysView[int]) -> None:
+        """Notes what an abstract base class said of a class, which ``register`` may change.
+
+        Args:
+            fn: C code, or one of the methods of ``abc.ABCMeta``.
+            args: what it was called with.
+            answer: what it gave.
+            made: the step's own classes, by identity.
+        """
+        sources = self._heap.sources
+        if fn is abc.get_cache_token:
+            self._heap.guard("equal", sources.call(sources.const(fn, "abc.get_cache_token")), answer)
+        if fn not in _CHECKS or len(args) != 2:
+            return
+        value, kinds = args if fn in (isinstance, issubclass) else args[::-1]
+        asked = [each for each in _classes(kinds) if isinstance(each, abc.ABCMeta)]
+        if not asked:
+            return
+        kind = value if _CHECKS[fn] else getattr(value, "__class__", None)
+        if not isinstance(kind, type) or not made.isdisjoint(map(id, (kind, *asked))):
+            return
+        self._registered.ask(asked, kind)
+        holds = self._registered.holds
+        source = sources.const(self._registered, "what abstract classes say of others")
+        self._heap.guard("is", sources.call(sources.slot(source, holds.__name__)), True)
 
     def runs_natively(self, fn: types.FunctionType) -> bool:
         """Notes what a function of torch takes from where when it runs natively.
@@ -145,13 +194,35 @@ class Definitions:
         """One for each namespace and each function."""
         for space, names, location in list(self._taken.values()):
             is_class = isinstance(space, type)
-            label = f"{space.__module__}.{space.__qualname__}" if is_class else str(space.get("__name__", "globals"))
+            label = f"{space.__module__}.{space.__qualname__}" if is_class else _label(space)
             mro = type.__getattribute__(space, "__mro__") if is_class else None
             taken = Taken(tuple(names), tuple(names.values()), mro)
             yield Guard("taken", Source("const", None, space, label), taken, location)
         for fn, location in list(self._bodies.values()):
             source = Source("const", None, fn, f"{fn.__module__}.{fn.__qualname__}")
             yield Guard("body", source, Body.of(fn), location)
+
+
+_CHECKS = {
+    isinstance: False,
+    issubclass: True,
+    abc.ABCMeta.__instancecheck__: False,
+    abc.ABCMeta.__subclasscheck__: True,
+}
+"""What asks an abstract base class, and whether it does so of a class instead of an instance."""
+
+
+def _classes(kinds: Any) -> Iterator[Any]:
+    """The classes of a test for several at once."""
+    if isinstance(kinds, (tuple, types.UnionType)):
+        for each in kinds if isinstance(kinds, tuple) else kinds.__args__:
+            yield from _classes(each)
+    else:
+        yield kinds
+
+
+def _label(space: dict[str, Any]) -> str:
+    return "sys.modules" if space is sys.modules else str(space.get("__name__", "globals"))
 
 
 def _is_foreign(value: Any) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import datetime
 import enum
 import functools
+import gc
 import re
 import sys
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -92,7 +93,6 @@ PASSED_THROUGH: tuple[type, ...] = (
     types.MemberDescriptorType,
     types.ClassMethodDescriptorType,
     types.MethodWrapperType,
-    types.MappingProxyType,
     property,
     staticmethod,
     classmethod,
@@ -225,7 +225,7 @@ class Heap:
             return record.shadow
         if issubclass(cls, BY_IDENTITY):
             self.guard("is", source, real)
-            return real
+            return self._member(real, source) if issubclass(cls, enum.Enum) else real
         if cls is np.float64 and self._below(source, self._symbolic_roots):
             return self._number(real, source, name)
         if cls is np.ndarray and not real.dtype.hasobject:
@@ -261,6 +261,8 @@ class Heap:
             return self._weak(real, source)
         if issubclass(cls, BaseException):
             return raised.exception_record(self, real, source, self._bind(real, source)).shadow
+        if cls is types.MappingProxyType:
+            return self._proxy(real, source)
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return self._opaque(real, source)
         return self._instance(real, source)
@@ -509,6 +511,8 @@ class Heap:
         source.hooked = cls not in _NO_DEFAULTS
         if issubclass(cls, deque):
             self.guard("equal", self.sources.slot(source, "maxlen"), real.maxlen)
+        if issubclass(cls, defaultdict):
+            self.guard("is", self.sources.slot(source, "default_factory"), real.default_factory)
         try:
             shadow = empty_like(real)
         except TypeError:
@@ -555,6 +559,26 @@ class Heap:
         if type(real) is types.FunctionType:
             record.instance = InstanceRecord(self, real, Attributes(), base, base)
         return self._register(record)
+
+    def _member(self, real: enum.Enum, source: Source) -> enum.Enum:
+        """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
+        base = self.sources.const(real, source.label)
+        record = Record(self, real, real, base, base)
+        record.instance = InstanceRecord(self, real, Attributes(), base, base)
+        self._register(record)
+        return real
+
+    def _proxy(self, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
+        """A view of a dict, which shows the shadow of that."""
+        self.guard("is", source, real)
+        base = self.sources.const(real, source.label)
+        (mapping,) = gc.get_referents(real)
+        if not isinstance(mapping, dict) or "__module__" in mapping:
+            self.refuse("SFX104", f"{source.label} shows a mapping that is not a dict, or the namespace of a class")
+        shown = self.shadow(mapping, self.sources.const(mapping, f"the dict of {base.label}"))
+        self.by_real[id(mapping)].fill()
+        shadow = types.MappingProxyType(shown)
+        return self._register(Record(self, real, shadow, base, base))
 
     def _weak(self, real: Any, source: Source) -> Any:
         self.guard("is", source, real)

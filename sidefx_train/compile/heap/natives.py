@@ -147,6 +147,19 @@ def namespace_operator(world: TraceWorld, name: str, args: tuple[Any, ...]) -> A
     return value
 
 
+def class_view_operator(world: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """Subscript, ``get`` and containment of a class's namespace."""
+    view, key, *default = args
+    value = world.class_entry(world.class_views[id(view)][1], key)
+    if name == "get":
+        return (*default, None)[0] if value is ABSENT else value
+    if name == "contains":
+        return value is not ABSENT
+    if value is ABSENT:
+        raise KeyError(key)
+    return value
+
+
 def concrete(value: Any) -> Any:
     """A symbolic number's value, guarded: it is about to be hashed or used by C code."""
     if isinstance(value, torch.SymInt):
@@ -203,6 +216,8 @@ def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs
             return ABSENT if length is None else length
         return len(args[0]) if isinstance(record, ArrayRecord) else ABSENT
     owner = fn.__self__
+    if id(owner) in world.class_views and name == "get" and args and not kwargs:
+        return class_view_operator(world, name, (owner, *args))
     if id(owner) in world.module_spaces and not kwargs:
         if name == "get" and args:
             value = world.heap.namespace(owner).get(args[0])

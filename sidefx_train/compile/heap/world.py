@@ -67,6 +67,8 @@ class TraceWorld(CallingWorld):
         hooked: autograd nodes of tensors on which the step registered a hook.
         replayed: how often the version of a memory is moved by views that are replayed after the graph.
         led_back: what C code calls in place of functions of the step.
+        settings: global settings of torch, as functions that ask for them, with what these gave at entry.
+        class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
@@ -95,6 +97,7 @@ class TraceWorld(CallingWorld):
         self.heap.reenter = self.interp.reentering
         self.reentry = Reentry(self)
         self.led_back: list[Callable[..., Any]] = []
+        self.settings = compat.settings()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
         self.context = opaque.ContextVariables(self)
@@ -111,6 +114,7 @@ class TraceWorld(CallingWorld):
         self.twins: dict[type, type] = {}
         self.module_spaces: dict[int, dict[str, Any]] = {}
         self.own_spaces: dict[int, dict[str, Any]] = {}
+        self.class_views: dict[int, tuple[Any, type]] = {}
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}
         self.new_functions: dict[int, types.FunctionType] = {}
@@ -186,6 +190,12 @@ class TraceWorld(CallingWorld):
             self.heap.definitions.took(_BUILTINS, name, value)
         return value
 
+    def imported(self, name: str, space: dict[str, Any], level: int) -> None:
+        self.heap.definitions.imported(name, space, level)
+
+    def found_module(self, name: str) -> Any:
+        return self.heap.definitions.found_module(name)
+
     def runs(self, fn: types.FunctionType, natively: bool) -> bool:
         if id(fn) in self.new_functions:
             return True
@@ -255,12 +265,12 @@ class TraceWorld(CallingWorld):
         if id(cls) not in self.new_classes:
             self.heap.definitions.looked_at(cls)
         for base in type.__getattribute__(cls, "__mro__"):
-            value = self._class_entry(base, name)
+            value = self.class_entry(base, name)
             if value is not ABSENT:
                 return value
         return ABSENT
 
-    def _class_entry(self, cls: type, name: str) -> Any:
+    def class_entry(self, cls: type, name: str) -> Any:
         if id(cls) in self.new_classes:
             return type.__getattribute__(cls, "__dict__").get(name, ABSENT)
         if (cls, name) in self.class_writes:
@@ -269,7 +279,7 @@ class TraceWorld(CallingWorld):
             return registry.COUNTERS[cls, name]
         space = type.__getattribute__(cls, "__dict__")
         value = space.get(name, ABSENT)
-        definition = is_definition(value) or hasattr(type(value), "__get__")
+        definition = is_definition(value) or (hasattr(type(value), "__get__") and is_library(type(value).__module__))
         plain = definition and (is_library(cls.__module__) or isinstance(value, _C_DESCRIPTORS))
         if value is ABSENT or plain or cls.__flags__ & IMMUTABLE_CLASS:
             if not cls.__flags__ & IMMUTABLE_CLASS:
@@ -285,7 +295,7 @@ class TraceWorld(CallingWorld):
 
     def instance_attr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), type):
-            return self._class_entry(obj, name)
+            return self.class_entry(obj, name)
         if issubclass(type(obj), types.ModuleType):
             space = vars(obj)
             value = space.get(name, ABSENT)
@@ -293,6 +303,7 @@ class TraceWorld(CallingWorld):
             if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
                 self.heap.definitions.took(space, name, value)
                 return value
+            self.heap.guard("type", self.heap.sources.const(obj, str(space.get("__name__"))), type(obj))
             return self.heap.namespace(space).get(name)
         if type(obj) is types.FunctionType and not is_library(obj.__module__ or ""):
             self._function(obj)
@@ -316,6 +327,7 @@ class TraceWorld(CallingWorld):
             return record.attributes[name]
         space = getattr(record.real, "__dict__", {})
         if name not in space:
+            self.heap.guard("absent", record.source, name)
             return ABSENT
         value = self.heap.shadow(space[name], self.heap.sources.attr(record.source, name), name)
         record.attributes[name] = value
@@ -390,6 +402,10 @@ class TraceWorld(CallingWorld):
                 return record.get_slot(name)
         if name == "__dict__" and issubclass(type(obj), types.ModuleType):
             return self.globals_dict(vars(obj))
+        if name == "__dict__" and isinstance(obj, type) and id(obj) not in self.new_classes:
+            view = type.__getattribute__(obj, "__dict__")
+            self.class_views[id(view)] = (view, obj)
+            return view
         if issubclass(type(obj), torch.Tensor) and name in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
         if name == "__class__":
@@ -477,6 +493,8 @@ class TraceWorld(CallingWorld):
                 return found
         if id(first) in self.module_spaces and name in ("getitem", "setitem", "delitem", "contains"):
             return natives.namespace_operator(self, name, args)
+        if id(first) in self.class_views and name in ("getitem", "contains"):
+            return natives.class_view_operator(self, name, args)
         record = self.heap.by_shadow.get(id(first))
         if name == "getitem" and isinstance(record, ListRecord) and record.shadow is first and type(args[1]) is int:
             item = record.from_end(args[1])

@@ -300,6 +300,8 @@ class Rebuilder:
             return self._function(value)
         if isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
             self.world.heap.refuse("SFX104", "a callback that C code was given leaves the step")
+        if type(value) is types.BuiltinMethodType and self.world.heap.definitions.gave(value):
+            return self.writer.constant(value, value.__name__)
         if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
             owner = value.__self__
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):

@@ -217,20 +217,23 @@ def import_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     if importer is ABSENT:
         raise ImportError("__import__ not found")
     space = frame.globals
-    around = {key: space.get(key) for key in ("__name__", "__package__", "__spec__", "__path__") if key in space}
+    around: dict[str, Any] = {
+        key: space.get(key) for key in ("__name__", "__package__", "__spec__", "__path__") if key in space
+    }
     frame.push(interp.call(importer, (instr.value, around, None, names, level), {}))
+    interp.world.imported(instr.value, around, level)
 
 
 def import_from(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     module, name = frame.stack[-1], instr.value
     value = interp.getattr_or(module, name, ABSENT)
-    frame.push(_submodule(module, name) if value is ABSENT else value)
+    frame.push(_submodule(interp, module, name) if value is ABSENT else value)
 
 
-def _submodule(module: Any, name: str) -> Any:
+def _submodule(interp: Interpreter, module: Any, name: str) -> Any:
     own = getattr(module, "__name__", "<unknown module name>")
-    found = sys.modules.get(f"{own}.{name}")
-    if found is not None:
+    found = interp.world.found_module(f"{own}.{name}")
+    if found is not ABSENT:
         return found
     file = getattr(module, "__file__", None)
     raise ImportError(

@@ -45,7 +45,7 @@ class _QuietShapeEnv(ShapeEnv):
     ``torch.export``."""
 
     def _get_stack_summary(self, *args: Any, **kwargs: Any) -> tuple[SLoc, str]:
-        return SLoc(None, None), ""
+        return SLoc("", None), ""
 
 
 def new_shape_env() -> ShapeEnv:
@@ -57,9 +57,21 @@ def new_fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
     return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
 
 
+class _Tracer(PythonKeyTracer):
+    """Keeps a random generator as an attribute of the graph's module, which torch before 2.12 does not."""
+
+    def create_arg(self, a: Any) -> Any:
+        if not isinstance(a, torch.Generator):
+            return super().create_arg(a)
+        kept = [name for name, value in vars(self.root).items() if value is a]
+        name = kept[0] if kept else f"_generator{len(vars(self.root))}"
+        setattr(self.root, name, a)
+        return self.create_node("get_attr", name, (), {})
+
+
 def new_proxy_tracer() -> PythonKeyTracer:
     """A tracer with an empty graph, ready to be driven by a proxy mode."""
-    tracer = PythonKeyTracer()
+    tracer = _Tracer()
     tracer.root = torch.nn.Module()
     tracer.tensor_attrs = {}
     tracer.graph = fx.Graph(tracer_cls=PythonKeyTracer)

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import calls, formatting, iteration, operators
+from sidefx_train.compile.capture import formatting, iteration, operators
 from sidefx_train.compile.capture.attributes import call_special, is_static, special
 from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.world import ABSENT
@@ -80,18 +80,13 @@ def _iterables_first(fn: Any, count: int | None = None, callables: int = 0) -> N
     TABLE[fn] = substitute
 
 
-_OF_NUMBERS = frozenset({str, repr, ascii, format, hex, oct, bin, chr, int, float, bool, complex, hash, round, divmod})
-"""C callables that make something else of a number, often handed to ``map``."""
-
-
 def _for_call(interp: Interpreter, fn: Any) -> Any:
-    """``fn`` for C code that calls it: classes and callable objects of Python re-enter the interpreter too."""
-    # The world's numbers are not always Python's own: what makes something else of them must ask it.
-    of_numbers = isinstance(fn, (type, types.BuiltinFunctionType)) and fn in _OF_NUMBERS
-    if not of_numbers:
-        of_c = is_static(type(fn)) and not isinstance(fn, type) and type(fn) not in calls.GETTERS
-        if fn is None or of_c or (isinstance(fn, type) and is_static(fn)):
-            return fn
+    """``fn`` for C code that calls it: it re-enters the interpreter, C functions too.
+
+    C code hands items on that the step has not looked into: what reads them must go through the world.
+    """
+    if fn is None:
+        return fn
 
     def reenter(*args: Any, **kwargs: Any) -> Any:
         return interp.call(fn, args, kwargs)

@@ -6,6 +6,7 @@ import _thread
 import collections
 import contextvars
 import functools
+import gc
 import io
 import sys
 import types
@@ -42,6 +43,7 @@ from sidefx_train.compile.heap.records import (
     TensorRecord,
 )
 from sidefx_train.compile.heap.reentry import Reentry, only_looks
+from sidefx_train.compile.heap.walkers import WALKERS
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -148,6 +150,9 @@ class CallingWorld:
                 seen.add(id(value))
                 members = dict.values(value) if isinstance(value, dict) else value
                 todo += [item for item in members if type(item) not in PLAIN_TYPES]
+            elif type(value) in WALKERS and id(value) not in seen:
+                seen.add(id(value))
+                todo += [held for held in gc.get_referents(value) if not callable(held)]
 
     # --- calls ---------------------------------------------------------------------------------------------------
 

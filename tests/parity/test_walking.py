@@ -1,0 +1,74 @@
+"""C code that walks over containers from outside, through iterators and views, and looks into what it finds there."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import heapq
+import itertools
+import operator
+import statistics
+
+import pytest
+
+import sidefx_train
+
+EXPRESSIONS = """
+list(map(list, iter(lists)))
+list(map(dict.fromkeys, reversed(dicts)))
+list(map(list, {"a": lists[0], "b": lists[1]}.values()))
+list(map(list, dicts[1].items()))
+list(map(list.copy, iter(lists)))
+list(map(len, zip(lists, dicts)))
+list(map(operator.add, iter(lists), reversed(lists)))
+list(map(operator.eq, iter(lists), [[3, 1, 2], ["c", "a"], ["k", "v"]]))
+list(map(operator.itemgetter(0), iter(lists)))
+list(map(operator.methodcaller("copy"), iter(lists)))
+list(map(functools.partial(sorted, key=str), iter(lists)))
+list(map(list, itertools.islice(itertools.cycle(iter(lists)), 4)))
+list(map(list, itertools.tee(iter(lists))[1]))
+list(map(tuple, collections.deque(lists)))
+list(itertools.pairwise(map(list, iter(lists))))
+list(itertools.chain.from_iterable(reversed(lists)))
+list(itertools.starmap(operator.mul, iter(pairs)))
+list(itertools.accumulate(iter(lists)))
+list(itertools.accumulate(iter(lists), operator.add))
+[(key, list(found)) for key, found in itertools.groupby(iter(lists), len)]
+list(filter(len, iter(lists)))
+functools.reduce(operator.add, reversed(lists))
+dict(iter(pairs))
+dict(collections.ChainMap(*reversed(dicts)))
+collections.Counter(map(len, iter(lists)))
+collections.Counter(map(tuple, iter(lists)))
+set(map(tuple, reversed(lists)))
+sorted(iter(pairs))
+sorted(reversed(lists), key=len)
+max(iter(pairs))
+sum(reversed(lists), [])
+["k", "v"] in iter(lists)
+any(map(bool, iter(lists)))
+", ".join(map(str, iter(lists)))
+statistics.mean(map(len, iter(lists)))
+heapq.nsmallest(1, iter(pairs))
+list(map(hash, map(tuple, iter(pairs))))
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_items_are_looked_into(expression):
+    """One item of each kind is read before; the rest of them must not seem empty, nor unguarded."""
+    space = {
+        **{module.__name__: module for module in (collections, functools, heapq, itertools, operator, statistics)},
+        "lists": [[3, 1, 2], ["c", "a"], ["k", "v"]],
+        "pairs": [["k", 1], ["q", 2]],
+        "dicts": [{"q": 1}, {"x": 1, "y": 2, "z": 3}],
+    }
+    exec(f"def step():\n    before = dicts[1]['z'] + lists[0][1]\n    return {expression}, before\n", space)
+    step = space["step"]
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    assert compiled() == step()
+    space["lists"][1].append("new")
+    space["pairs"][1][1] = 5
+    space["dicts"][0]["more"] = 7
+    assert compiled() == step()
+    assert compiled.report().replays == 2

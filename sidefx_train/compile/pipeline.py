@@ -241,7 +241,7 @@ def _capture_once(
                 world.heap.guards.setdefault(("separate", id(guard.source), guard.value), guard)
             residual, joint = planned(), None
             if residual.differentiable:
-                recorded = record_backward(world, residual.differentiable, residual.views, in_order)
+                recorded = record_backward(world, residual.differentiable, residual.updates, residual.views, in_order)
                 residual = planned()  # Python that the backward ran may have read more
                 _count_writes(world)
                 joint = cut(world, list(residual.outputs), recorded)

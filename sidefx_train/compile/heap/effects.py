@@ -238,7 +238,7 @@ def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
             if record.taken() != 0 and record.begun is not None:
                 walked.append(Effect("advance", record.source, None, record.taken()))
         elif isinstance(record, TensorRecord):
-            changes += _tensor(record, finished)
+            changes += _tensor(world, record, finished)
         if record.instance is not None:
             changes += _instance(record.instance)
     for cell in heap.cells.values():
@@ -365,6 +365,21 @@ def _history(record: TensorRecord) -> Any:
         return record.heap.refuse("SFX107", reason)
 
 
+def updated(world: TraceWorld, record: TensorRecord) -> bool:
+    """True for a tensor, apart from all other inputs in memory, to which the step gives a value that autograd knows.
+
+    Outside it becomes a result of the captured part, in its own memory.
+    """
+    now = _history(record)
+    if now is None or now is (record.edge.node if record.edge is not None else None):
+        return False
+    if now in world.freed:
+        return False
+    memory = record.shadow.untyped_storage()._cdata
+    others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord) and r is not record]
+    return not record.real._is_view() and all(r.shadow.untyped_storage()._cdata != memory for r in others)
+
+
 def _written_under(record: TensorRecord) -> bool:
     """True for a view from outside whose memory was written through another input: autograd makes its node anew."""
     if not record.real._is_view():
@@ -374,7 +389,7 @@ def _written_under(record: TensorRecord) -> bool:
     return any(r.shadow._version != r.entry_version for r in others if r.shadow.untyped_storage()._cdata == memory)
 
 
-def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:
+def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
     if finished and record.edge is not None:
@@ -382,11 +397,13 @@ def _tensor(record: TensorRecord, finished: bool) -> list[Effect]:
         if not fake.requires_grad or (fake.shape, fake.stride()) != entry:
             reason = f"{record.source.label}, made outside the step with a history, is detached or turned in it"
             record.heap.refuse("SFX107", reason)
-        if _history(record) is not record.edge.node or _written_under(record):
+        if _history(record) is not record.edge.node and not updated(world, record):
             record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
-    if fake.requires_grad != record.requires_grad:
-        if finished and fake.grad_fn is not None:
-            record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
+        if _written_under(record):
+            record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
+    if finished and record.edge is None and fake.grad_fn is not None and not updated(world, record):
+        record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
+    if fake.requires_grad != record.requires_grad and not (finished and fake.grad_fn is not None):
         changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
     watched = fake.is_leaf or record.real.retains_grad
     if watched and record.grad is not UNREAD and fake.grad is not record.grad:

@@ -43,6 +43,31 @@ class _CapturedPart(torch.autograd.Function):
         return (None, None, None, *(_once(grads) if torch.is_grad_enabled() else grads))
 
 
+class _Update(torch.autograd.Function):
+    """Gives a tensor the autograd history of its new value, which is in its memory already."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, *grads
+
+
+class _Before(torch.autograd.Function):
+    """A tensor as autograd knows it before it is updated."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return compat.alias_unseen(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads
+
+
 class _FirstOrderOnly(torch.autograd.Function):
     """Passes gradients on; differentiating them is an error."""
 
@@ -94,9 +119,11 @@ class Joined:
         graph, taken = self.graph, list(args)
         with torch.no_grad():
             results = list(self.forward(args))
+        given = dict(graph.updates)
         for part in self.parts:
             for i in part.stage.results:
-                results[i] = compat.without_view_relation(results[i])
+                of_input = i in given
+                results[i] = taken[given[i]].detach() if of_input else compat.without_view_relation(results[i])
         for i, output in graph.aliases:  # one version counter for what shares memory: in-place changes are noticed
             like = results[i]
             results[i] = results[output].detach().as_strided(like.size(), like.stride(), like.storage_offset())
@@ -117,9 +144,20 @@ class Joined:
                 make_views(number)
                 made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
                 for i, tensor in zip(part.stage.results, made, strict=True):
-                    results[i] = tensor
+                    results[i] = self._updated(tensor, given[i], taken, number) if i in given else tensor
             make_views(len(self.parts))
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
+
+    def _updated(self, value: torch.Tensor, position: int, taken: list[Any], stage: int) -> torch.Tensor:
+        """The input at ``position`` with the history of its new value; what comes later may need the one it had."""
+        tensor = taken[position]
+        later = (part.stage.entrances for part in self.parts[stage + 1 :])
+        if tensor.requires_grad and any(("input", position) in entrances for entrances in later):
+            taken[position] = _Before.apply(tensor)
+        counted = tensor._version
+        _Update.apply(tensor, value)
+        compat.set_version(tensor, counted)  # the write has been counted
+        return tensor  # type: ignore[no-any-return]
 
 
 class _Layout:

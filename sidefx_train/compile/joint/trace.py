@@ -58,6 +58,7 @@ class JointGraph:
         stages: the backward, in the order of the forward.
         outputs: how many results of the forward are the step's.
         aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
+        updates: (result, input) of what is the new value of an input, in its memory.
         views: views that leave and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
     """
@@ -66,6 +67,7 @@ class JointGraph:
     stages: tuple[Stage, ...]
     outputs: int
     aliases: tuple[tuple[int, int], ...]
+    updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
 
@@ -96,21 +98,27 @@ class _RecordedStage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All of the backward, with ``views`` and ``ready`` of the joint graph to be."""
+    """All of the backward, with ``updates``, ``views`` and ``ready`` of the joint graph to be."""
 
     stages: tuple[_RecordedStage, ...]
+    updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
 
 
 def record_backward(
-    world: TraceWorld, differentiable: dict[int, torch.Tensor], views: tuple[LiveView, ...], in_order: bool
+    world: TraceWorld,
+    differentiable: dict[int, torch.Tensor],
+    updates: dict[int, int],
+    views: tuple[LiveView, ...],
+    in_order: bool,
 ) -> Recorded:
     """Runs the backward of some outputs on the fake tensors.
 
     Args:
         world: the capture, still recording.
         differentiable: the outputs that need autograd, by position.
+        updates: those of them that are new values of inputs, and the inputs' positions.
         views: views, made outside, that they were computed from.
         in_order: hand gradients over use by use, so that the engine adds them up in eager's order.
 
@@ -119,9 +127,9 @@ def record_backward(
     """
     tracer = world.tracer
     fakes: dict[Place, torch.Tensor] = {("result", i): fake for i, fake in sorted(differentiable.items())}
-    _check_separate(world, list(fakes.values()))
+    _check_separate(world, [fake for i, fake in differentiable.items() if i not in updates])
     tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
-    inputs = _inputs(world)
+    inputs = _inputs(world, set(updates.values()))
     _check_leaves(world, list(fakes.values()), {edge.node for _, edge in inputs})
     before = observe(world)
     recorded: list[_RecordedStage] = []
@@ -163,7 +171,7 @@ def record_backward(
     }
     edges_of |= {place: edge_of(fake) for place, fake in fakes.items()}
     made = _times(views, edges_of, ready, uses)
-    return Recorded(tuple(recorded), views, made)
+    return Recorded(tuple(recorded), tuple(updates.items()), views, made)
 
 
 def _apart(stage: _RecordedStage, uses: dict[Place, Uses]) -> _RecordedStage:
@@ -196,22 +204,25 @@ def _times(
 
 
 def _unconnected(results: list[tuple[Place, torch.Tensor]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
-    """Results by the autograd graphs they have in common, up to ``ends``, in the order in which they were made."""
-    groups: list[tuple[list[Place], set[Any]]] = []
-    for place, fake in sorted(results, key=lambda pair: pair[1].grad_fn._sequence_nr()):  # type: ignore[union-attr]
-        nodes, waiting = set[Any](), [fake.grad_fn]
+    """Results by the autograd graphs they have in common, up to ``ends``, in the order in which those were begun."""
+    groups: list[tuple[list[Place], set[Any], int]] = []
+    for place, fake in results:
+        nodes, waiting, last = set[Any](), [fake.grad_fn], -1
         while waiting:
             node = waiting.pop()
-            if node is None or node in nodes or hasattr(node, "variable"):
+            if node is None or node in nodes:
                 continue
             nodes.add(node)
-            waiting += [edge[0] for edge in node.next_functions if edge not in ends]
-        places, group = [place], nodes
+            within = [edge for edge in node.next_functions if edge not in ends and not hasattr(edge[0], "variable")]
+            if len(within) < len(node.next_functions):
+                last = max(last, node._sequence_nr())
+            waiting += [following for following, _ in within]
+        places = [place]
         for other in [other for other in groups if other[1] & nodes]:
             groups.remove(other)
-            places, group = other[0] + places, other[1] | group
-        groups.append((places, group))
-    return [tuple(sorted(places)) for places, _ in groups]
+            places, nodes, last = other[0] + places, other[1] | nodes, max(last, other[2])
+        groups.append((places, nodes, last))
+    return [tuple(sorted(places)) for places, _, last in sorted(groups, key=lambda group: group[2])]
 
 
 def _levels(
@@ -305,7 +316,7 @@ def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
         taken.add(storage_of(fake))
 
 
-def _inputs(world: TraceWorld) -> list[tuple[int, Any]]:
+def _inputs(world: TraceWorld, updated: set[int]) -> list[tuple[int, Any]]:
     """(input position, what to differentiate by) of every input that requires gradients."""
     position_of = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
     found: list[tuple[int, Any]] = []
@@ -318,8 +329,6 @@ def _inputs(world: TraceWorld) -> list[tuple[int, Any]]:
             continue
         if record.shadow.shape != world.tracer.inputs[position_of[id(record.real)]].example.shape:
             world.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
-        if record.edge is not None and record.shadow._version != record.entry_version:
-            world.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
         if record.edge is None and not (record.shadow.is_leaf and record.shadow.requires_grad):
             world.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
         edge = record.edge if record.edge is not None else get_gradient_edge(record.shadow)
@@ -360,7 +369,9 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
         if storages[i] in storages[: len(outputs)]
     ]
     traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
-    return JointGraph(traced, tuple(stages), len(outputs), tuple(aliases), recorded.views, recorded.ready)
+    return JointGraph(
+        traced, tuple(stages), len(outputs), tuple(aliases), recorded.updates, recorded.views, recorded.ready
+    )
 
 
 class _Cutter:

@@ -10,9 +10,10 @@ from torch import fx
 from sidefx_train.compile.guards.codegen import write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.program import split
-from sidefx_train.compile.heap.effects import Effect, SideEffects
+from sidefx_train.compile.heap.effects import Effect, SideEffects, updated
 from sidefx_train.compile.heap.iterators import advance
 from sidefx_train.compile.heap.later import TraceKey
+from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
 from sidefx_train.compile.residual.views import Leaving, LiveView
@@ -37,6 +38,7 @@ class Residual:
         names: constants the source refers to.
         outputs: graph nodes the source expects from ``run``, in order.
         differentiable: values of those outputs whose autograd graph is still needed, by position.
+        updates: those of them that are new values of inputs, and the inputs' positions.
         views: views that their backward passes through; the source expects them behind the outputs, last first.
     """
 
@@ -45,6 +47,7 @@ class Residual:
     names: dict[str, Any]
     outputs: tuple[fx.Node, ...]
     differentiable: dict[int, Any]
+    updates: dict[int, int]
     views: tuple[LiveView, ...]
 
 
@@ -102,6 +105,9 @@ def _write(
     tests += write_guards(writer, others)
     inputs = _inputs(world, writer)
     rebuilder = Rebuilder(world, writer, leaving)
+    for record in [each for each in world.heap.by_real.values() if isinstance(each, TensorRecord)]:
+        if updated(world, record):
+            rebuilder.update(record)
     for view in leaving.replayed:  # the engine goes back through views in the opposite order
         rebuilder.expression(view)
     for call in effects.calls:
@@ -123,7 +129,7 @@ def _write(
     guard_source = _render(name, tests, inputs, None)
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
-    residual = Residual(source, guard_source, writer.names, outputs, rebuilder.differentiable, views)
+    residual = Residual(source, guard_source, writer.names, outputs, rebuilder.differentiable, rebuilder.updates, views)
     return residual, rebuilder
 
 

@@ -23,6 +23,7 @@ from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, Tensor
 from sidefx_train.compile.heap.raised import CHAIN, fields_of
 from sidefx_train.compile.heap.records import (
     PLAIN_TYPES,
+    TensorRecord,
     base_container,
     instance_space,
     is_set,
@@ -54,6 +55,7 @@ class Rebuilder:
     Attributes:
         outputs: graph nodes whose values the code needs, in the order of ``o[0]``, ``o[1]``...
         differentiable: outputs whose autograd graph is still needed outside, by position.
+        updates: those that are new values of inputs, and the inputs' positions.
         returned: nodes that the graph returns, by the memory they are in.
         lines: statements that must run before the expressions are used.
         live: views that the backward passes through; ``o[-1]`` is the first of them.
@@ -76,6 +78,7 @@ class Rebuilder:
         self.outputs: list[fx.Node] = []
         self.lines: list[str] = []
         self.differentiable: dict[int, torch.Tensor] = {}
+        self.updates: dict[int, int] = {}
         self._index: dict[fx.Node, int] = {}
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
@@ -178,6 +181,14 @@ class Rebuilder:
                 self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
             return expression
         return self._with_autograd(value, self.output(node))
+
+    def update(self, record: TensorRecord) -> None:
+        """Makes the new value of an input, which autograd knows, a result of the captured part."""
+        node = self.world.tracer.node_of(record.shadow)
+        self.output(node)
+        self.differentiable[self._index[node]] = record.shadow
+        position = next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
+        self.updates[self._index[node]] = position
 
     def learned(self) -> Leaving:
         """What is known of all that leaves, once everything has been written."""

@@ -263,11 +263,8 @@ class Views:
         if base is not None and not (tracer.has_node(base) and self._made(base, up)):
             base = None
         if record is not None and base is None:
-            if record.shadow.requires_grad != record.requires_grad:
+            if record.shadow.requires_grad != record.requires_grad and record.shadow.grad_fn is None:
                 return None, []
-            if value.requires_grad and record.edge is not None and record.shadow._version != record.entry_version:
-                label = record.source.label
-                self.world.heap.refuse("SFX107", f"{label}, made outside the step, is changed in place in it")
             return record.shadow, _below(up, up[-1], record.shadow)
         if base is not None:
             below = _below(up, _first(tracer.node_of(base)), base)

@@ -244,6 +244,22 @@ PROGRAMS = {
         "return x.max(),",
         "attempt('outs[0].add_(1)', 'eval', outs, {}); attempt('y.t_()', 'eval', outs, {'y': y})",
     ),
+    "a view of an output that was resized": (
+        f"x = torch.tensor(1.5); y = {_WHOLE}",
+        "a = y.view_as(y); torch.sin(x, out=a); b = a.expand(2, *a.shape); return b,",
+        "attempt('outs[0].zero_()', 'eval', outs, {})",
+    ),
+    "views made with autograd off of one that was turned": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5",
+        "a = torch.view_as_complex(x.reshape(-1, 2)); a.unsqueeze_(0); torch.set_grad_enabled(False); b = a.reshape(-1); "
+        "torch.set_grad_enabled(True); return b, b.view_as(b).flatten()",
+        "attempt('x.relu_()', 'eval', outs, {'x': x})",
+    ),
+    "results that come to a view in the order in which they were begun": (
+        f"x = {_WHOLE}.cos().requires_grad_()",
+        "a = x.expand(2, *x.shape); b = x + x; return a.relu(), b.view(torch.int32), b",
+        "",
+    ),
 }
 
 

@@ -206,6 +206,8 @@ class Views:
             apart = own and not any(DATA in n.meta for n in below)
         if any(n.meta.get(NO_GRAD) == "inference" for n in below):
             self.world.heap.refuse("SFX111", "a view made in inference mode leaves the step")
+        if any(NO_GRAD in n.meta for n in below) and any(map(_changes_layout, below)):
+            self.world.heap.refuse("SFX107", "a view made with autograd off of one that was turned leaves the step")
         if any(NO_GRAD in n.meta for n in below) and self._written_elsewhere(base):
             self.world.heap.refuse("SFX107", "a view made with autograd off leaves the step; its memory was written")
         grad = value.grad_fn is not None
@@ -318,9 +320,13 @@ class Views:
         numbers = tuple(node.meta["val"] for node in path.numbers)
         base = path.base.meta["val"] if isinstance(path.base, fx.Node) else path.base
         version = base._version
-        with compat.no_recording():
-            made = replay(base, path.ops, path.grad, numbers, path.version, path.apart)
-        compat.set_version(base, version)
+        try:
+            with compat.no_recording():
+                made = replay(base, path.ops, path.grad, numbers, path.version, path.apart)
+        except RuntimeError:  # what was viewed has been resized since
+            return False
+        finally:
+            compat.set_version(base, version)
         if path.grad and base is not value._base and _name(made) != _name(value):
             return False  # memory changed behind autograd's back: it does not take the value for a view of this one
         return _facts(made, new_leaf(value)) == _facts(value)

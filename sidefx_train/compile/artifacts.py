@@ -25,6 +25,9 @@ CALLED = "sidefx_called"
 NO_GRAD = "sidefx_no_grad"
 """In ``meta`` of the node of a view that was made while autograd was off: ``"no_grad"`` or ``"inference"``."""
 
+UNSEEN = "sidefx_unseen"
+"""In ``meta`` of a node that writes while autograd is off: ``"no_grad"`` or ``"inference"``."""
+
 InputKind = Literal["static", "tensor", "scalar"]
 
 

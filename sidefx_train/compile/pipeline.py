@@ -240,8 +240,8 @@ def _capture_once(
             for guard in _separate_objects(world, effects):
                 world.heap.guards.setdefault(("separate", id(guard.source), guard.value), guard)
             residual, joint = planned(), None
-            if residual.differentiable:
-                recorded = record_backward(world, residual.differentiable, residual.updates, residual.views, in_order)
+            if residual.metadata.tangents:
+                recorded = record_backward(world, residual, in_order)
                 residual = planned()  # Python that the backward ran may have read more
                 _count_writes(world)
                 joint = cut(world, list(residual.outputs), recorded)

@@ -251,8 +251,8 @@ PROGRAMS = {
     ),
     "views made with autograd off of one that was turned": (
         f"x = {_WHOLE}.requires_grad_() * 1.5",
-        "a = torch.view_as_complex(x.reshape(-1, 2)); a.unsqueeze_(0); torch.set_grad_enabled(False); b = a.reshape(-1); "
-        "torch.set_grad_enabled(True); return b, b.view_as(b).flatten()",
+        "a = torch.view_as_complex(x.reshape(-1, 2)); a.unsqueeze_(0); torch.set_grad_enabled(False); "
+        "b = a.reshape(-1); torch.set_grad_enabled(True); return b, b.view_as(b).flatten()",
         "attempt('x.relu_()', 'eval', outs, {'x': x})",
     ),
     "results that come to a view in the order in which they were begun": (

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import CALLED, NO_GRAD
+from sidefx_train.compile.artifacts import CALLED, NO_GRAD, UNSEEN
 from sidefx_train.compile.capture.overlap import check_overlap
 from sidefx_train.compile.capture.vectors import mark
 from sidefx_train.errors import Unsupported
@@ -98,8 +98,12 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
                 self._continue_at(kind, self.cursors[kind] + 1)
                 return self._repeat(func, drawn, args, kwargs or {})
         made = super().__torch_dispatch__(func, types, args, kwargs or {})
-        if not torch.is_grad_enabled() and (func.is_view or torch.Tag.inplace_view in func.tags):
-            self._node(func).meta[NO_GRAD] = "inference" if torch.is_inference_mode_enabled() else "no_grad"
+        if not torch.is_grad_enabled():
+            mode = "inference" if torch.is_inference_mode_enabled() else "no_grad"
+            if func.is_view or torch.Tag.inplace_view in func.tags:
+                self._node(func).meta[NO_GRAD] = mode
+            elif func._schema.is_mutable:
+                self._node(func).meta[UNSEEN] = mode
         elif func.is_view:
             self.graph_tracer.keep_views(made)
         if called is not func:

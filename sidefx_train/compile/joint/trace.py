@@ -21,7 +21,9 @@ from sidefx_train.compile.joint.contributions import Uses, contributions, first_
 from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, storage_of
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.functionalize.metadata import InputFacts
     from sidefx_train.compile.heap.world import TraceWorld
+    from sidefx_train.compile.residual.build import Residual
 
 Origin = tuple[Literal["input", "result", "tangent"], int]
 Place = tuple[Literal["input", "result", "view"], int]
@@ -106,30 +108,24 @@ class Recorded:
     ready: tuple[int, ...]
 
 
-def record_backward(
-    world: TraceWorld,
-    differentiable: dict[int, torch.Tensor],
-    updates: dict[int, int],
-    views: tuple[LiveView, ...],
-    in_order: bool,
-) -> Recorded:
+def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Recorded:
     """Runs the backward of some outputs on the fake tensors.
 
     Args:
         world: the capture, still recording.
-        differentiable: the outputs that need autograd, by position.
-        updates: those of them that are new values of inputs, and the inputs' positions.
-        views: views, made outside, that they were computed from.
+        residual: says which outputs, and which views they were computed from.
         in_order: hand gradients over use by use, so that the engine adds them up in eager's order.
 
     Raises:
         Unsupported: the graph cannot be given to autograd outside.
     """
+    metadata, differentiable = residual.metadata, residual.differentiable
+    updates, views = residual.updates, residual.views
     tracer = world.tracer
-    fakes: dict[Place, torch.Tensor] = {("result", i): fake for i, fake in sorted(differentiable.items())}
+    fakes: dict[Place, torch.Tensor] = {("result", i): differentiable[i] for i in metadata.tangents}
     _check_separate(world, [fake for i, fake in differentiable.items() if i not in updates])
     tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
-    inputs = _inputs(world, set(updates.values()))
+    inputs = _inputs(world, metadata.inputs)
     _check_leaves(world, list(fakes.values()), {edge.node for _, edge in inputs})
     before = observe(world)
     recorded: list[_RecordedStage] = []
@@ -316,24 +312,22 @@ def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
         taken.add(storage_of(fake))
 
 
-def _inputs(world: TraceWorld, updated: set[int]) -> list[tuple[int, Any]]:
+def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int, Any]]:
     """(input position, what to differentiate by) of every input that requires gradients."""
-    position_of = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    records = {id(r.real): r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
     found: list[tuple[int, Any]] = []
-    for record in world.heap.by_real.values():
-        if not isinstance(record, TensorRecord):
+    for facts in inputs:
+        if facts.leaf and facts.changes_requires_grad and not facts.requires_grad:
+            world.heap.refuse("SFX107", f"{facts.label} begins to require gradients")
+        if not facts.requires_grad:
             continue
-        if record.shadow.requires_grad and not record.requires_grad and record.shadow.is_leaf:
-            world.heap.refuse("SFX107", f"{record.source.label} begins to require gradients")
-        if not record.requires_grad:
-            continue
-        if record.shadow.shape != world.tracer.inputs[position_of[id(record.real)]].example.shape:
-            world.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
-        if record.edge is None and not (record.shadow.is_leaf and record.shadow.requires_grad):
-            world.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
-        edge = record.edge if record.edge is not None else get_gradient_edge(record.shadow)
-        found.append((position_of[id(record.real)], edge))
-    return sorted(found, key=lambda pair: pair[0])
+        if facts.mutates_metadata:
+            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, changes its shape")
+        if facts.leaf and (facts.changes_requires_grad or facts.updates_history):
+            world.heap.refuse("SFX107", f"{facts.label} joins the step's autograd graph")
+        record = records[id(world.tracer.real_inputs[facts.position])]
+        found.append((facts.position, record.edge if record.edge is not None else get_gradient_edge(record.shadow)))
+    return found
 
 
 def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointGraph:

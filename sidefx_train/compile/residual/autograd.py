@@ -44,3 +44,19 @@ def freed(value: torch.Tensor, name: str) -> torch.Tensor:
     """``value`` as eager would return it after ``backward()``: it requires grad, its graph is freed."""
     with torch.enable_grad():
         return freed_function(name).apply(value, _ANCHOR)
+
+
+class _CustomView(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads
+
+
+def view_of_custom_function(value: torch.Tensor) -> torch.Tensor:
+    """``value`` as autograd takes what a custom function returns as a view: it may not be changed in place."""
+    with torch.enable_grad():
+        return _CustomView.apply(value)  # type: ignore[no-any-return]

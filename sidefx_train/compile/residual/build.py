@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from sidefx_train.compile.functionalize.metadata import StepMetadata
 from sidefx_train.compile.guards.codegen import write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.program import split
@@ -37,6 +38,7 @@ class Residual:
         guard_source: the function ``fetch(args, kwargs)``: guards and prologue only, for measuring.
         names: constants the source refers to.
         outputs: graph nodes the source expects from ``run``, in order.
+        metadata: facts of inputs and outputs.
         differentiable: values of those outputs whose autograd graph is still needed, by position.
         updates: those of them that are new values of inputs, and the inputs' positions.
         views: views that their backward passes through; the source expects them behind the outputs, last first.
@@ -46,6 +48,7 @@ class Residual:
     guard_source: str
     names: dict[str, Any]
     outputs: tuple[fx.Node, ...]
+    metadata: StepMetadata
     differentiable: dict[int, Any]
     updates: dict[int, int]
     views: tuple[LiveView, ...]
@@ -109,7 +112,7 @@ def _write(
         if updated(world, record):
             rebuilder.update(record)
     for view in leaving.replayed:  # the engine goes back through views in the opposite order
-        rebuilder.expression(view)
+        rebuilder.prepared(view)
     for call in effects.calls:
         if call.result is not None:
             rebuilder.deferred(call)
@@ -129,7 +132,8 @@ def _write(
     guard_source = _render(name, tests, inputs, None)
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
-    residual = Residual(source, guard_source, writer.names, outputs, rebuilder.differentiable, rebuilder.updates, views)
+    metadata, values = rebuilder.metadata(), rebuilder.differentiable
+    residual = Residual(source, guard_source, writer.names, outputs, metadata, values, rebuilder.updates, views)
     return residual, rebuilder
 
 

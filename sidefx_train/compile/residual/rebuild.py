@@ -6,17 +6,14 @@ import functools
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 
-from sidefx_train.compile.artifacts import OWN
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.continuations.generators import hand_out, resume
-from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.iterators import REBUILT
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
@@ -31,55 +28,19 @@ from sidefx_train.compile.heap.records import (
     slot_names,
 )
 from sidefx_train.compile.heap.weak import ShadowRef
-from sidefx_train.compile.residual.autograd import freed
-from sidefx_train.compile.residual.views import (
-    Leaving,
-    LiveView,
-    Path,
-    Views,
-    edge_of,
-    edges_behind,
-    new_leaf,
-    replay,
-    storage_of,
-)
+from sidefx_train.compile.residual.tensors import TensorRebuilder
+from sidefx_train.compile.residual.views import Leaving
 from sidefx_train.compile.residual.writer import Writer
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
 
-class Rebuilder:
-    """Expressions for values of the trace.
+class Rebuilder(TensorRebuilder):
+    """Expressions for values of the trace."""
 
-    Attributes:
-        outputs: graph nodes whose values the code needs, in the order of ``o[0]``, ``o[1]``...
-        differentiable: outputs whose autograd graph is still needed outside, by position.
-        updates: those that are new values of inputs, and the inputs' positions.
-        returned: nodes that the graph returns, by the memory they are in.
-        lines: statements that must run before the expressions are used.
-        live: views that the backward passes through; ``o[-1]`` is the first of them.
-    """
-
-    def __init__(
-        self,
-        world: TraceWorld,
-        writer: Writer,
-        leaving: Leaving,
-    ) -> None:
-        self.world = world
-        self.writer = writer
-        self.leaving = leaving
-        self.views = Views(world, leaving)
-        self.live: list[LiveView] = []
-        self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
-        self.returned: dict[int, set[fx.Node]] = {}
-        self._turned: dict[int, int] = {}
-        self.outputs: list[fx.Node] = []
-        self.lines: list[str] = []
-        self.differentiable: dict[int, torch.Tensor] = {}
-        self.updates: dict[int, int] = {}
-        self._index: dict[fx.Node, int] = {}
+    def __init__(self, world: TraceWorld, writer: Writer, leaving: Leaving) -> None:
+        super().__init__(world, writer, leaving)
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
         self._suspended: list[InterpretedGenerator] = []
@@ -88,16 +49,20 @@ class Rebuilder:
         """Code for a value of the trace."""
         if type(value) in PLAIN_TYPES or isinstance(value, (*BY_IDENTITY, *BY_VALUE)):
             return self.writer.constant(value)
+        if isinstance(value, torch.Tensor):
+            self.asked[id(value)] += 1
         made = self._made.get(id(value))
         if made is not None:
             return made
         record = self.world.heap.record_of(value)
         if record is not None:
+            if isinstance(record, TensorRecord):
+                self.given(record)
             return self.writer.value(record.source)
         if isinstance(value, TraceKey):
             return self.expression(value.value)
         if isinstance(value, torch.Tensor):
-            return self._with_gradient(value, self._remember(value, self._tensor(value)))
+            return self._with_gradient(value, self._remember(value, self.tensor(value)))
         if isinstance(value, NUMBERS):
             return self._number(value)
         if isinstance(value, TensorMoment):
@@ -105,22 +70,6 @@ class Rebuilder:
         if isinstance(value, Later):
             return self._remember(value, self._later(value))
         return self._object(value)
-
-    def output(self, node: fx.Node) -> str:
-        """Code for the value of a graph node."""
-        index = self._index.get(node)
-        if index is None:
-            index = self._index[node] = len(self.outputs)
-            self.outputs.append(node)
-        return f"o[{index}]"
-
-    def settle(self) -> None:
-        """Takes out of the versions of bases what replaying their views will add to them."""
-        self.world.replayed = self._turned
-        for storage, count in self._turned.items():
-            for node in self.returned.get(storage, ()):
-                if OWN in node.meta:
-                    node.meta[OWN] -= count
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         parts = [self.expression(value) for value in args]
@@ -150,118 +99,6 @@ class Rebuilder:
             expression = name
         self._made[id(value)] = expression
         self._keep.append(value)
-        return expression
-
-    def _tensor(self, value: torch.Tensor) -> str:
-        tracer = self.world.tracer
-        if not tracer.has_node(value):
-            self.world.heap.refuse("SFX111", "a tensor that no recorded operation made leaves the step")
-        node = tracer.node_of(value)
-        try:
-            value.grad_fn  # noqa: B018
-        except RuntimeError as error:  # autograd forbids some views of several to be looked at
-            self.world.heap.refuse("SFX107", f"a tensor leaves the step of which autograd says: {first_line(error)}")
-        path = self.views.path(value, node)
-        if path is not None:
-            if path.grad:
-                self._replayed.append((node, value))
-            if self.leaving.staged and path.grad:
-                return self._live_view(value, path)
-            return self._view(path) + (".requires_grad_()" if new_leaf(value) else "")
-        if self.views.is_outside(value):
-            self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
-        if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed:
-            self.world.heap.refuse("SFX107", "a view that needs autograd leaves the step, in a way not made again")
-        self.returned.setdefault(storage_of(value), set()).add(node)
-        if not value._is_view() and not value.is_inference():
-            node.meta[OWN] = value._version
-        if value.grad_fn is not None and value.grad_fn not in self.world.freed:
-            expression = self.output(node)
-            if self.differentiable.setdefault(self._index[node], value) is not value:
-                self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
-            return expression
-        return self._with_autograd(value, self.output(node))
-
-    def update(self, record: TensorRecord) -> None:
-        """Makes the new value of an input, which autograd knows, a result of the captured part."""
-        node = self.world.tracer.node_of(record.shadow)
-        self.output(node)
-        self.differentiable[self._index[node]] = record.shadow
-        position = next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
-        self.updates[self._index[node]] = position
-
-    def learned(self) -> Leaving:
-        """What is known of all that leaves, once everything has been written."""
-        sharing = {storage for storage, nodes in self.returned.items() if len(nodes) > 1}
-        edges = {edge_of(value): (node, value) for node, value in self._replayed}
-        leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)]
-        behind = [edges_behind(value) for value in leaving]
-        passed = dict(edges[edge] for found in behind for edge in found if edge in edges)
-        for node, view in self.views.between.items():  # made once, where several are made of it
-            if sum(edge_of(view) in found for found in behind) > 1:
-                passed[node] = view
-        self.views.check_counters()
-        before = self.leaving
-        staged = before.staged or bool(self.differentiable)
-        counters = {**before.counters, **self.views.counters}
-        views = {id(view): view for view in (*before.replayed, *(view for _, view in self._replayed))}
-        replayed = tuple(sorted(views.values(), key=lambda view: view.grad_fn._sequence_nr()))
-        return Leaving(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
-
-    def _base(self, path: Path) -> str:
-        if isinstance(path.base, fx.Node):
-            self.returned.setdefault(storage_of(path.base.meta["val"]), set()).add(path.base)
-            return self.output(path.base)
-        viewed = storage_of(path.base)
-        self._turned[viewed] = self._turned.get(viewed, 0) + sum(op.turns for op in path.ops if path.grad)
-        return self.expression(path.base)
-
-    def _live_view(self, value: torch.Tensor, path: Path) -> str:
-        """A view that is made right after its base, so that what follows in the autograd graph can hang from it."""
-        self._base(path)
-        base = path.base
-        place: tuple[Literal["input", "result", "view"], int]
-        earlier = next((i for i, view in enumerate(self.live) if view.value is base), None)
-        if earlier is not None:
-            place = ("view", earlier)
-        elif isinstance(base, torch.Tensor) and (record := self.world.heap.record_of(base)) is not None:
-            place = ("input", next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real))
-        else:
-            place = ("result", self._index[base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)])
-        for node in path.numbers:
-            self.output(node)
-        self.live.append(LiveView(value, place, path, tuple(self._index[node] for node in path.numbers)))
-        return f"o[{-len(self.live)}]"
-
-    def _view(self, path: Path) -> str:
-        """A view, made from its base as eager makes it."""
-        parts = [self._base(path), self.writer.constant(path.ops, "views"), repr(path.grad)]
-        if path.numbers:
-            parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
-        if path.version is not None:
-            parts.append(f"version={path.version}")
-        if path.apart:
-            parts.append("apart=True")
-        return f"{self.writer.constant(replay)}({', '.join(parts)})"
-
-    def _with_autograd(self, value: torch.Tensor, expression: str) -> str:
-        """A result with what autograd knows of ``value``."""
-        if not value.requires_grad:
-            return expression
-        if value.grad_fn is None:
-            return f"{expression}.requires_grad_()"
-        if value.grad_fn not in self.world.freed:
-            reason = "an earlier value of a tensor leaves the step, and its backward graph is still needed"
-            self.world.heap.refuse("SFX107", reason)
-        name = type(value.grad_fn).__name__
-        return f"{self.writer.constant(freed)}({expression}, {name!r})"
-
-    def _with_gradient(self, value: torch.Tensor, expression: str) -> str:
-        """A tensor with the gradient that the step's backward gave it, or that a later one is to give it."""
-        if value.retains_grad:
-            self.lines.append(f"{expression}.retain_grad()")
-        if (value.retains_grad or value.is_leaf) and value.grad is not None:
-            self.lines.append(f"{expression}.grad = {self.expression(value.grad)}")
         return expression
 
     def _number(self, value: Any) -> str:

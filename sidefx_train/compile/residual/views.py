@@ -69,6 +69,7 @@ class Path:
         grad: whether autograd has recorded the views.
         version: its version, where that does not follow from the base's.
         apart: eager does not take the value for a view, though it is in the base's memory.
+        unsafe: an operation is among them of which autograd does not know that it makes views (``unsafe_split``).
     """
 
     base: torch.Tensor | fx.Node
@@ -77,6 +78,7 @@ class Path:
     grad: bool
     version: int | None = None
     apart: bool = False
+    unsafe: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,8 @@ class Views:
             self.world.heap.refuse("SFX111", reason)  # autograd takes it for another kind of view then
         if grad:
             self.between |= {n: kept for n in below[1:] if (kept := self._kept(n)) is not None}
-        found = Path(base, tuple(ops), tuple(numbers), grad, value._version if own else None, apart)
+        unsafe = any(CALLED in n.meta for n in below)
+        found = Path(base, tuple(ops), tuple(numbers), grad, value._version if own else None, apart, unsafe)
         return found if self._holds(found, value) else None
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:

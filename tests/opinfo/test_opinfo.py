@@ -8,6 +8,7 @@ from tests.opinfo.modules import check_module
 from tests.opinfo.run import MOST, check, entries, known_differences, operators
 
 SAMPLE = (
+    "argwhere", "bincount", "unique",
     "add", "as_strided", "cat", "complex", "cummax", "fft.rfft", "imag", "index_put", "index_select", "linalg.eigvalsh",
     "masked.log_softmax", "max.reduction_with_dim", "nn.functional.dropout", "nn.functional.interpolate.bilinear",
     "nn.functional.layer_norm", "polygamma.polygamma_n_1", "softmax", "split", "squeeze", "t", "unfold",

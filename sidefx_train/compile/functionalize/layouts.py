@@ -93,6 +93,8 @@ def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -
         stride: those it has.
         captured: what the captured graph made.
     """
+    if compat.has_unbacked_sizes(captured):
+        return value  # a comparison of its sizes would be recorded
     if not isinstance(captured, torch.Tensor) or value.shape != captured.shape or stride == tuple(captured.stride()):
         return value
     order = _outermost_first(captured)
@@ -100,6 +102,7 @@ def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -
         return value
     dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)
     made = dense.permute([order.index(d) for d in range(len(order))])
-    if made.stride() == captured.stride() or not all(isinstance(n, int) for n in captured.stride()):
-        return made
+    numbers = (*captured.shape, *captured.stride())
+    if not all(isinstance(n, int) for n in numbers) or made.stride() == captured.stride():
+        return made  # a comparison of symbols would be recorded
     return made.as_strided(captured.shape, captured.stride(), 0)  # dimensions of size 1 may have any stride

@@ -97,4 +97,6 @@ class Unsupported(BaseException):
         self.location = location
         self.defer: str | None = None
         """Name of a class whose calls can be replayed after the graph instead: the capture is worth another try."""
+        self.whole = False
+        """The step as a whole must run eagerly: what hinders cannot be carried into a continuation."""
         super().__init__(f"[{code}] {CODES[code][0]}: {reason}")

@@ -254,7 +254,8 @@ def _capture_once(
             return replace(learned, whole=learned.whole | {stop.defer})
         if stop.code == "SFX106" and learned.passing:
             return replace(learned, passing=frozenset(), reads_texts=True)
-        points = stop_points(stop, stop.code, stop.reason, stop.location) if point is None else ()
+        parts = point is None and not stop.whole
+        points = stop_points(stop, stop.code, stop.reason, stop.location) if parts else ()
         holds = _stop_guard(world, args, kwargs)
         raise CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points) from stop
     except Exception as error:

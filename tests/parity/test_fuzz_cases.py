@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import gc
 import weakref
@@ -509,3 +510,43 @@ def test_draws_go_along_the_memory(backend):
         for a, b in zip(want, have, strict=True):
             assert torch.equal(a, b) and a.stride() == b.stride()
     assert compiled.report().replays == 2
+
+
+def test_a_dict_that_loses_keys_while_a_loop_walks_through_it():
+    """Whether Python notices depends on the gaps in the dict, which its stand-in does not have."""
+
+    def make() -> Program:
+        owner = Plain()
+        owner.table = {"a": 1, "b": 2, "c": 3}
+
+        def step(x):
+            for _, value in owner.table.items():
+                x = x + value
+                owner.table["b"] = owner.table.pop("b")
+            return x
+
+        return Program(step, lambda index: (torch.ones(2),), (owner,))
+
+    parity(make, steps=4, captures=None, whole=False)
+
+
+def test_a_stored_method_of_a_list_runs_once():
+    """A bound method of an object of C, held by the program, ran on the object itself while the step was captured."""
+
+    def make() -> Program:
+        owner = Plain()
+        owner.rows = [[1], [2]]
+        owner.add, owner.has = owner.rows[0].append, owner.rows[1].__contains__
+        owner.later = functools.partial(owner.rows[1].append, 7)
+
+        def step(x):
+            with contextlib.ExitStack() as stack:
+                stack.callback(owner.rows[0].append, sum(map(lambda v: v * 2, owner.rows[0])))
+                owner.add(len(owner.rows[0]))
+                owner.later()
+                owner.seen = x.detach().numpy().copy().tolist()
+            return x + owner.has(7) + len(owner.rows[0])
+
+        return Program(step, lambda index: (torch.ones(2),), (owner,))
+
+    parity(make, steps=4, captures=None, whole=False)

@@ -273,6 +273,8 @@ class CallingWorld:
                 args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
             elif isinstance(owner, dict):
                 args = tuple(natives.concrete(value) for value in args)
+            if isinstance(record, DictRecord) and fn.__name__ in _TAKING_METHODS:
+                natives.not_walked(self, owner)
             if type(owner) in CONTAINERS or record is not None:
                 self.touch(owner, deep=fn.__name__ in _DEEP_METHODS, order=fn.__name__ not in _WITHOUT_ORDER)
                 if record is not None and isinstance(owner, (dict, set)):
@@ -499,6 +501,7 @@ _HASHING = (hash, set, frozenset)
 _BUFFERS = (io.StringIO, io.BytesIO)
 _HOLDERS = (list, tuple, set, dict, collections.deque)
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
+_TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
 _READS_TYPE = (isinstance, issubclass, type, id, callable)
 """C functions that look at the class or the identity of what they are given."""
 _PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)

@@ -253,7 +253,7 @@ class Heap:
             self.iterators.append(source)
             made = iterators.shadow_iterator(self, real, source)
             return self._register(iterators.IteratorRecord(self, real, made, source))
-        if cls is types.BuiltinMethodType and source.from_arguments and _has_owner(real):
+        if cls in (types.BuiltinMethodType, types.MethodWrapperType) and _has_owner(real):
             return self._builtin_method(real, source)
         if type(real) is functools.partial:
             return self._partial(real, source)
@@ -530,11 +530,18 @@ class Heap:
         return shadow
 
     def _builtin_method(self, real: types.BuiltinMethodType, source: Source) -> Any:
-        """A bound method of an object of C: made anew for every call, so it is known by owner and name."""
-        self.guard("type", source, types.BuiltinMethodType)
-        self.guard("equal", self.sources.slot(source, "__name__"), real.__name__)
+        """A bound method of an object of C, bound to the shadow of that.
+
+        Among arguments it is made anew for every call, so there it is known by owner and name.
+        """
+        if not source.from_arguments:
+            self.guard("is", source, real)
+            source = self.sources.const(real, source.label)
+        else:
+            self.guard("type", source, type(real))
+            self.guard("equal", self.sources.slot(source, "__name__"), real.__name__)
         owner = self.shadow(real.__self__, self.sources.slot(source, "__self__"))
-        shadow = getattr(owner, real.__name__)
+        shadow = real if owner is real.__self__ else getattr(owner, real.__name__)
         return self._register(Record(self, real, shadow, source, source))
 
     def _method(self, real: types.MethodType, source: Source) -> Any:

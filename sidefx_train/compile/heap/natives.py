@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import gc
 import math
 import operator
 from collections import OrderedDict, defaultdict
@@ -17,6 +18,7 @@ from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.counters import number_in
 from sidefx_train.compile.heap.later import NUMBERS
 from sidefx_train.compile.heap.records import DictRecord, ListRecord, SetRecord, is_plain, slot_names
+from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
@@ -112,6 +114,7 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
             shadow[key] = args[2]
             return None
         if name == "delitem":
+            not_walked(world, shadow)
             record.fill()
             world.guarded(dict.__delitem__ if type(shadow) is not OrderedDict else operator.delitem, (shadow, key), {})
             return None
@@ -127,6 +130,24 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
     for value in args:
         world.touch(value, deep=name not in ("iter", "next"))
     return ABSENT
+
+
+_DICT_ITERATORS: tuple[type, ...] = (type(iter({})), type(iter({}.values())), type(iter({}.items())))
+
+
+def not_walked(world: CallingWorld, shadow: Any) -> None:
+    """Refuses to take a key out of a dict from outside that a loop walks through.
+
+    What Python does then depends on the gaps that earlier deletions have left in it, of which there is no knowing.
+    """
+    frame = world.interp.current_frame
+    while frame is not None:
+        for value in frame.stack:
+            if type(value) in _DICT_ITERATORS and any(held is shadow for held in gc.get_referents(value)):
+                stop = Unsupported("SFX111", "takes a key out of a dict that it walks through", world.locate())
+                stop.whole = True  # no iterator made anew is where this one is
+                raise stop
+        frame = frame.back
 
 
 def namespace_operator(world: TraceWorld, name: str, args: tuple[Any, ...]) -> Any:

@@ -358,3 +358,24 @@ def test_an_error_of_the_step_itself_is_not_called_internal():
         assert wanted.__name__ in report.fallbacks[0].reason and not report.breaks
         assert torch.equal(compiled(torch.ones(2), "fine"), torch.full((2,), 2.0))
         assert compiled.report().calls == 2 == compiled.report().replays + compiled.report().fallback_count
+
+
+def test_an_error_of_torch_that_the_step_catches_is_eagers():
+    """Torch's rules for fake tensors raise ``ValueError`` where its kernels raise ``RuntimeError``, in other words."""
+
+    def make() -> Program:
+        said: list[str] = []
+
+        def step(x):
+            try:
+                said.append("before")
+                x = torch.nn.functional.pad(x, (1, 1))[:, 1:-1].view(3, 4)
+            except ValueError as error:
+                said.append(f"wrong: {error}")
+            except RuntimeError as error:
+                said.append(str(error))
+            return x + 1
+
+        return Program(step, lambda index: (torch.ones(4, 3),), (said,))
+
+    parity(make, steps=3, captures=None, whole=False)

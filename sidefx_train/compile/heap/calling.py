@@ -8,6 +8,7 @@ import contextvars
 import functools
 import gc
 import io
+import os
 import sys
 import types
 import warnings
@@ -410,8 +411,20 @@ class CallingWorld:
             if any(_known_late(value, error) for value in _inside((args, kwargs))):
                 reason = f"{policy.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 raise Unsupported("SFX106", reason, self.locate()) from error
+            if _told_by_a_fake(error) and self._is_handled():
+                reason = f"{policy.describe(fn)} raises what eager says in other words: {first_line(error)}"
+                raise Unsupported("SFX102", reason, self.locate()) from error
             self.last_error = (error, fn, self.locate())
             raise
+
+    def _is_handled(self) -> bool:
+        """True if the program may catch what is raised now."""
+        frame = self.interp.current_frame
+        while frame is not None:
+            if frame.instructions[frame.pc - 1].handler is not None:
+                return True
+            frame = frame.back
+        return False
 
     def refusal(self, error: BaseException) -> Unsupported | None:
         if isinstance(error, compat.data_dependent_errors()):
@@ -457,6 +470,19 @@ class CallingWorld:
     def freeze(self, value: Any) -> Any:
         """A value that text is made of, as it is at this moment."""
         return Freezer(self, shown=True).value(value)
+
+
+def _told_by_a_fake(error: Exception) -> bool:
+    """True if an error comes from torch's Python rules for fake tensors, not from the checks that eager makes."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file = "" if trace is None else trace.tb_frame.f_code.co_filename
+    return file.startswith(tuple(os.path.join(_TORCH_DIR, part) for part in _RULES))
+
+
+_RULES = ("_refs", "_prims", "_decomp", "_meta_registrations", "_subclasses")
+"""Where in torch these rules are."""
 
 
 def compares_in_python(cls: type) -> bool:

@@ -304,7 +304,7 @@ def _count_writes(world: TraceWorld) -> None:
     counted: list[TensorRecord] = []
     for record in world.heap.by_real.values():
         if isinstance(record, TensorRecord) and not record.shadow.is_inference():
-            writes = record.shadow._version - record.entry_version
+            writes = record.version - record.entry_version
             first = next((other for other in counted if _one_counter(record, other)), None) if writes else None
             if writes and first is None:
                 counted.append(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 import traceback
@@ -681,3 +682,60 @@ def test_a_comparison_of_a_moving_number_leaves_the_step_as_bool():
         return Program(step, batches((5, 6), classes=3), (state,))
 
     parity(make, captures=None)
+
+
+def natively(value):
+    os.getpid()
+    return value
+
+
+def test_a_break_inside_a_generator_that_another_delegates_to():
+    def inner(log):
+        try:
+            log.append((yield 1))
+            log.append(natively(2))
+            return (yield 3)
+        finally:
+            log.append("left")
+
+    def outer(log):
+        log.append((yield from inner(log)))
+        yield 9
+
+    def make() -> Program:
+        log: list[object] = []
+
+        def step(x):
+            held = outer(log)
+            next(held)
+            x = x * held.send(4)
+            natively(1)
+            for value in held:
+                x = x + value
+                natively(value)
+            return x
+
+        return Program(step, lambda index: (torch.ones(2),), (log,))
+
+    report = parity(make, steps=3, captures=None, whole=False)
+    assert report.replays == report.calls and not report.fallbacks, report
+
+
+def test_a_tensor_of_inference_mode_comes_from_outside():
+    class Owner:
+        pass
+
+    def make() -> Program:
+        owner = Owner()
+        owner.weight = torch.ones(3)
+
+        def step(x):
+            with torch.inference_mode():
+                owner.made = owner.weight * 2
+            vars(owner).update(count=natively(1))
+            return x + 1
+
+        return Program(step, lambda index: (torch.ones(2),), (owner.weight,))
+
+    report = parity(make, steps=3, captures=None, whole=False)
+    assert not [item for item in report.fallbacks if item.code == "SFX204"], report

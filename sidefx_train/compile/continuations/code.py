@@ -287,12 +287,13 @@ def continuation(layout: Layout) -> types.CodeType:
     return made
 
 
-def generator(layout: Layout, started: bool) -> types.CodeType:
+def generator(layout: Layout, started: bool, delegates: bool) -> types.CodeType:
     """A generator function that takes ``(cells, values)`` and goes on at ``layout.index``.
 
     Args:
         layout: the frame of a suspended generator; the last value of its stack is the one to be sent.
         started: it is suspended at a ``yield``: the new generator suspends there too when it is first resumed.
+        delegates: that is a ``yield from``, which is entered itself: CPython reads the code around it.
 
     Raises:
         Unsupported: the generator cannot be entered there.
@@ -304,11 +305,12 @@ def generator(layout: Layout, started: bool) -> types.CodeType:
     items: list[Any] = [bc.Instr("RETURN_GENERATOR", location=location), bc.Instr("POP_TOP", location=location)]
     items += _prelude(layout, location, keep_cells=False)
     items.append(bc.Instr("LOAD_CONST", None, location=location))  # type: ignore[arg-type]
-    if started:
+    if started and not delegates:
         items += body.suspension(layout.index - 1)
     items.append(bc.Instr("JUMP_FORWARD", here, location=location))
+    entry = body.groups[layout.index - 1 if delegates else layout.index][0]
     for item in body.items:
-        if item is body.groups[layout.index][0]:
+        if item is entry:
             items.append(here)
         items.append(item)
     return _assemble(layout, body, items, [_STATE])

@@ -15,16 +15,14 @@ def hand_out(value: InterpretedGenerator) -> tuple[types.CodeType, State]:
     """The code of a generator function that goes on where ``value`` is suspended, and its argument.
 
     Raises:
-        Unsupported: it has come to its end, is running, or is in the middle of a ``yield from``.
+        Unsupported: it has come to its end, or is running.
     """
     frame = value.frame
     name = value.__qualname__
     if value.running or frame.done:
         raise Unsupported("SFX104", f"the generator {name} leaves the step {'at its end' if frame.done else 'running'}")
-    if value.delegate is not None:
-        raise Unsupported("SFX104", f"the generator {name} leaves the step inside a yield from")
     layout, _, state, _ = describe(frame, frame.pc, False, value.handled.value, given=1)
-    return generator(layout, value.started), state
+    return generator(layout, value.started, value.delegate is not None), state
 
 
 def resume(

@@ -386,7 +386,7 @@ def _written_under(record: TensorRecord) -> bool:
         return False
     memory = record.shadow.untyped_storage()._cdata
     others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord)]
-    return any(r.shadow._version != r.entry_version for r in others if r.shadow.untyped_storage()._cdata == memory)
+    return any(r.version != r.entry_version for r in others if r.shadow.untyped_storage()._cdata == memory)
 
 
 def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Effect]:

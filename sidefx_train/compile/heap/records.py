@@ -94,9 +94,14 @@ class TensorRecord(Record):
         self.attributes: dict[str, Any] = {}
         self.hooks: Any = None
         self.requires_grad = real.requires_grad
-        self.entry_version = shadow._version
+        self.entry_version = self.version
         self.entry_layout = (shadow.shape, shadow.stride())
         self.edge: Any = None if shadow.grad_fn is None else torch.autograd.graph.get_gradient_edge(shadow)
+
+    @property
+    def version(self) -> int:
+        """The version of the shadow; tensors made in inference mode have none."""
+        return 0 if self.shadow.is_inference() else int(self.shadow._version)
 
     def reset(self) -> None:
         if self.shadow.is_leaf:

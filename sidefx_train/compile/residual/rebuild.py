@@ -133,6 +133,8 @@ class Rebuilder(TensorRebuilder):
         if cls in (set, frozenset):
             items = [self.expression(item) for item in value]
             return self._remember(value, f"{cls.__name__}(({', '.join(items)}{',' if items else ''}))")
+        if type(value) is types.MethodType and type(value.__self__) is InterpretedGenerator:
+            return self._remember(value, f"{self.expression(value.__self__)}.{value.__name__}")
         if isinstance(value, types.MethodType):
             maker = self.writer.constant(types.MethodType, "Method")
             return self._remember(

@@ -310,7 +310,7 @@ class Views:
         if isinstance(base, fx.Node) or not base.requires_grad:
             return False
         records = [r for r in self._records.values() if storage_of(r.shadow) == storage_of(base)]
-        return any(r.shadow._version != r.entry_version and not _one_counter(r.shadow, base) for r in records)
+        return any(r.version != r.entry_version and not _one_counter(r.shadow, base) for r in records)
 
     def _made(self, base: torch.Tensor, up: list[fx.Node]) -> bool:
         """True for a base that the step made itself."""

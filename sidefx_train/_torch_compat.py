@@ -57,24 +57,24 @@ def new_fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
     return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
 
 
-class _Tracer(PythonKeyTracer):
-    """Keeps a random generator as an attribute of the graph's module, which torch before 2.12 does not."""
-
-    def create_arg(self, a: Any) -> Any:
-        if not isinstance(a, torch.Generator):
-            return super().create_arg(a)
-        kept = [name for name, value in vars(self.root).items() if value is a]
-        name = kept[0] if kept else f"_generator{len(vars(self.root))}"
-        setattr(self.root, name, a)
-        return self.create_node("get_attr", name, (), {})
-
-
 def new_proxy_tracer() -> PythonKeyTracer:
     """A tracer with an empty graph, ready to be driven by a proxy mode."""
-    tracer = _Tracer()
+    tracer = PythonKeyTracer()  # no class of its own: operators over functions ask for this very one
     tracer.root = torch.nn.Module()
     tracer.tensor_attrs = {}
     tracer.graph = fx.Graph(tracer_cls=PythonKeyTracer)
+    plain = tracer.create_arg
+
+    def create_arg(a: Any) -> Any:
+        """Keeps a random generator as an attribute of the graph's module, which torch before 2.12 does not."""
+        if not isinstance(a, torch.Generator):
+            return plain(a)
+        kept = [name for name, value in vars(tracer.root).items() if value is a]
+        name = kept[0] if kept else f"_generator{len(vars(tracer.root))}"
+        setattr(tracer.root, name, a)
+        return tracer.create_node("get_attr", name, (), {})
+
+    tracer.create_arg = create_arg  # type: ignore[method-assign]
     return tracer
 
 

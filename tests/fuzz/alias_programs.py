@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from tests.fuzz.alias_run import Flat, Same
+
 _HEADER = """import torch
-from tests.fuzz.alias_run import attempt
+from tests.fuzz.alias_run import Flat, Same, attempt
 """
 
 INPUTS = (
@@ -33,6 +35,9 @@ DERIVED = (
     "{0}.t()",
     "{0}.unsqueeze(0)",
     "{0}.reshape(-1)[2:7]",
+    "{0}.reshape(-1)[1:6]",
+    "{0}.unsafe_split(2)[0]",
+    "{0}.data",
 )
 """Arguments that share memory with another one."""
 
@@ -45,6 +50,9 @@ VIEWS = (
     "{0}.as_strided((2,), (1,))", "{0}.view_as({0})", "{0}.movedim(0, -1)", "{0}.data", "{0}.T", "{0}.contiguous()",
     "{0}.view(torch.int32)", "torch.view_as_complex({0}.reshape(-1, 2))", "{0}.conj()", "{0}.real", "{0}.imag",
     "torch.view_as_real({0})", "{0}[::2]", "{0}.unsafe_split(2)[0]", "{0}.permute(*reversed(range({0}.dim())))",
+    "Flat.apply({0})", "Same.apply({0})", "torch.view_as_complex({0}.reshape(-1, 2)).conj()", "torch._neg_view({0})",
+    "{0}.resolve_conj()", "{0}.resolve_neg()", "{0}.view(torch.uint8)", "{0}.swapaxes(0, -1)",
+    "{0}.unflatten(0, (1, -1))",
 )  # fmt: skip
 
 VALUES = (
@@ -58,6 +66,7 @@ WRITES = (
     "{0}.neg_()",
     "{0}[..., 0] += 1", "{0}.fill_(0.5)", "torch.sin({1}, out={0})", "{0}.mul_({1})", "{0}.relu_()",
     "{0}.detach().add_(1)",
+    "{0}.data.mul_(2)", "{0}.lerp_({1}, 0.5)",
     "{0}.exp_()", "{0}.index_fill_(0, torch.tensor([0]), 2.0)", "{0}.masked_fill_({0} > 0, -1.0)",
 )  # fmt: skip
 
@@ -69,6 +78,8 @@ RARE = (
     "{0}.resize_(5, 4).fill_(1.5)",
     "{0}.set_({1})",
     "{0}.data = {1}",
+    "{0}.data = {1}.clone()",
+    "{0}.set_({1}.clone())",
 )
 
 
@@ -77,7 +88,7 @@ def generate(draw: Callable[[int], int]) -> str:
 
     The program is run while it is written: a statement that raises is kept once in a while, and is the last one then.
     """
-    tensors: dict[str, Any] = {"torch": torch}
+    tensors: dict[str, Any] = {"torch": torch, "Flat": Flat, "Same": Same}
     lines = [_HEADER, "def build():"]
     names: list[str] = []
     while not names or draw(3):

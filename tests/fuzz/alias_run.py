@@ -21,6 +21,31 @@ _NODE = re.compile(r",? ?(which is )?output \d+ of \w+,?|\w*Backward\w*|CopySlic
 SAID: list[Any] = []
 
 
+class Flat(torch.autograd.Function):
+    """A view made by a custom function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.shape = x.shape
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.reshape(ctx.shape) * 2
+
+
+class Same(torch.autograd.Function):
+    """Its own argument, handed on by a custom function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 3
+
+
 def attempt(line: str, kind: str, outs: Any, names: dict[str, Any]) -> None:
     """One later operation; what it raises is compared too."""
     try:

@@ -260,6 +260,11 @@ PROGRAMS = {
         "a = x.expand(2, *x.shape); b = x + x; return a.relu(), b.view(torch.int32), b",
         "",
     ),
+    "a write to one copy of an expanded view": (
+        f"x = {_WHOLE}",
+        "a = x.expand(2, *x.shape)[1:]; a.masked_fill_(a > 0, -1.0); return x,",
+        "",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import GraphInput, TracedGraph
+from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
 
 
@@ -25,6 +26,20 @@ def refuse_unsupported(traced: TracedGraph) -> None:
                 raise BackendError("SFX201", f"{name} replaces or resizes the storage of a tensor")
             if torch.Tag.inplace_view not in node.target.tags and _resizes(node):
                 raise BackendError("SFX201", f"{name} resizes the tensor that it writes to")
+            if any(_shows_elements_twice(written) for written in written_args(node)):
+                raise BackendError("SFX201", f"{name} writes to a part of an expanded view")
+
+
+def _shows_elements_twice(node: fx.Node) -> bool:
+    """True for a view of an expanded one: a write to it would be added up over the copies."""
+    while node.op == "call_function" and isinstance(node.target, compat.OpOverload):
+        if node.target is torch.ops.aten.expand.default and 0 in node.meta["val"].stride():
+            return True
+        shares = any(each.alias_info is not None for each in node.target._schema.returns)
+        if not shares or not node.args or not isinstance(node.args[0], fx.Node):
+            return False
+        node = node.args[0]
+    return False
 
 
 def _resizes(node: fx.Node) -> bool:

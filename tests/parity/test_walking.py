@@ -1,13 +1,16 @@
-"""C code that walks over containers from outside, through iterators and views, and looks into what it finds there."""
+"""C code that reads containers and objects from outside, through iterators and views, and all that it finds there."""
 
 from __future__ import annotations
 
 import collections
+import copy
+import dataclasses
 import functools
 import heapq
 import itertools
 import operator
 import statistics
+import types
 
 import pytest
 
@@ -72,3 +75,69 @@ def test_items_are_looked_into(expression):
     space["dicts"][0]["more"] = 7
     assert compiled() == step()
     assert compiled.report().replays == 2
+
+
+@dataclasses.dataclass
+class Pair:
+    first: int
+    second: list
+
+
+class Shown:
+    def __init__(self, held):
+        self.held = held
+
+    def __repr__(self):
+        return f"Shown({self.held})"
+
+
+OF_OBJECTS = """
+repr(pair)
+repr([pair])
+str([pair])
+f"{nested} {shown}"
+repr(Shown(shown.held))
+str([Shown(shown.held)])
+repr(vars(shown))
+repr(dataclasses.replace(pair, first=7))
+repr(copy.deepcopy(pair))
+repr(copy.copy(shown))
+copy.deepcopy([pair]) == [pair]
+{1: pair} == {1: Pair(1, [Pair(2, [3])])}
+[Pair(1, pair.second)] == [Pair(1, [Pair(2, [3])])]
+Pair(2, [3]) in pair.second
+pair.second.count(Pair(2, [3]))
+repr(space)
+space == types.SimpleNamespace(a=[1, [2]])
+repr(types.SimpleNamespace(b=space.a))
+repr(proxy)
+repr(functools.partial(sorted, nested["deep"]))
+repr(ValueError(nested["deep"]))
+repr(nested)
+str(nested["deep"])
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("expression", OF_OBJECTS)
+def test_objects_are_looked_into(expression):
+    space = {
+        **{module.__name__: module for module in (copy, dataclasses, functools, types)},
+        "Pair": Pair,
+        "Shown": Shown,
+        "pair": Pair(1, [Pair(2, [3])]),
+        "shown": Shown([Shown([1, {"x": [9]}])]),
+        "space": types.SimpleNamespace(a=[1, [2]]),
+        "proxy": types.MappingProxyType({"a": [1, [2]]}),
+        "nested": {"deep": [1, {"list": [5, 6]}], "other": (7, [8])},
+    }
+    exec(f"def step():\n    return {expression}, pair.first\n", space)
+    step = space["step"]
+    compiled = sidefx_train.compile(step, backend="eager")
+    assert compiled() == step()
+    space["pair"].second[0].second.append(4)
+    space["shown"].held[0].held[1]["x"].append(5)
+    space["space"].a[1].append(6)
+    space["proxy"]["a"][1].append(7)
+    for number in (50, 51, 52):  # one that changes becomes a symbol, with a name that nobody must see
+        space["nested"]["deep"][1]["list"][0] = number
+        assert compiled() == step()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import _thread
-import collections
 import contextvars
 import functools
-import gc
 import io
 import os
 import sys
@@ -44,7 +42,8 @@ from sidefx_train.compile.heap.records import (
     TensorRecord,
 )
 from sidefx_train.compile.heap.reentry import Reentry, only_looks
-from sidefx_train.compile.heap.walkers import WALKERS
+from sidefx_train.compile.heap.spaces import SpaceRecord
+from sidefx_train.compile.heap.walkers import READ_BY_C, attributes_of, held_by
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -143,17 +142,17 @@ class CallingWorld:
                     record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
                     if isinstance(record, InstanceRecord):
                         self._compares_by(type(value))
-                elif not isinstance(value, tuple):
+                elif isinstance(record, SpaceRecord) or type(value) in READ_BY_C:
+                    record.fill()
+                elif not isinstance(value, (tuple, types.MappingProxyType)):
                     continue
             if not deep:
                 return
-            if isinstance(value, _HOLDERS) and id(value) not in seen:
+            if id(value) not in seen:
                 seen.add(id(value))
-                members = dict.values(value) if isinstance(value, dict) else value
-                todo += [item for item in members if type(item) not in PLAIN_TYPES]
-            elif type(value) in WALKERS and id(value) not in seen:
-                seen.add(id(value))
-                todo += [held for held in gc.get_referents(value) if not callable(held)]
+                todo += [item for item in held_by(value) if type(item) not in PLAIN_TYPES]
+                if compares_in_python(type(value)):
+                    todo += [item for item in attributes_of(value) if type(item) not in PLAIN_TYPES]
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -319,7 +318,7 @@ class CallingWorld:
             for value in args:
                 if isinstance(value, Later):
                     self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
-        if not torch_call and not keeps_callables(fn):
+        if not torch_call and (fn is repr or fn is str or not keeps_callables(fn)):
             objects = self.reentry.objects(fn, (getattr(fn, "__self__", None), *args, *kwargs.values()))
             if objects:
                 with self.reentry.around(objects):
@@ -525,7 +524,6 @@ def first_line(error: BaseException) -> str:
 
 _HASHING = (hash, set, frozenset)
 _BUFFERS = (io.StringIO, io.BytesIO)
-_HOLDERS = (list, tuple, set, dict, collections.deque)
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 _TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
 _READS_TYPE = (isinstance, issubclass, type, id, callable)

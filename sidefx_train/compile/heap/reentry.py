@@ -45,7 +45,17 @@ _NATIVE_KINDS = (
     types.MethodWrapperType,
     type,
 )
+_TELLS_CLASS = frozenset({"__reduce_ex__", "__reduce__", "__getstate__"})
+"""Methods of ``object`` that give an instance's class away, for copying and pickling."""
 _LEFT_ALONE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, enum.Enum, type, BaseException)
+_COPYING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def _reduces_itself(cls: type) -> bool:
+    """True if a class says in Python how it is copied."""
+    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in _COPYING)
+
+
 _set_class: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
 
 
@@ -65,6 +75,9 @@ class Reentry:
         """The objects among ``values``, and in plain containers among them, whose methods a call of ``fn`` may run."""
         if type(fn) is types.FunctionType or not (isinstance(fn, _NATIVE_KINDS) or is_static(type(fn))):
             return []
+        values = list(values)
+        if getattr(fn, "__name__", "") in _TELLS_CLASS and not any(_reduces_itself(type(value)) for value in values):
+            return []  # it would tell the class that stands in
         found: dict[int, Any] = {}
         for value in values:
             if type(value) not in PLAIN_TYPES:

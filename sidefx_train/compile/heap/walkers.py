@@ -1,18 +1,64 @@
-"""Views and iterators that C implements: what they hold is what they walk over."""
+"""What C code finds in a value that it reads: items of containers, and what views and iterators walk over."""
 
 from __future__ import annotations
 
 import collections
+import functools
+import gc
 import itertools
+import types
+from collections.abc import Iterable
 from typing import Any
 
+from sidefx_train.compile.heap.later import NUMBERS, Later
+from sidefx_train.compile.heap.records import is_set, slot_names
+
+_PLAIN = frozenset({list, tuple, set, dict})
 _DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
 _VIEWS: tuple[Any, ...] = tuple(view for empty in _DICTS for view in (empty.keys(), empty.values(), empty.items()))
 _SEQUENCES: tuple[Any, ...] = ([], (), collections.deque())
 
-WALKERS = frozenset(
+_WALKERS = frozenset(
     {type(view) for view in _VIEWS}
     | {type(iter(empty)) for empty in (*_VIEWS, *_SEQUENCES, set())}
     | {type(reversed(empty)) for empty in (*_VIEWS, *_SEQUENCES)}
     | {enumerate, zip, map, filter, *(made for made in vars(itertools).values() if isinstance(made, type))}
+    | {types.MappingProxyType, functools.partial}
 )
+READ_BY_C = frozenset({types.SimpleNamespace})
+"""Classes of C whose instances are compared and printed by what stands in their ``__dict__``."""
+
+
+def held_by(value: Any) -> Iterable[Any]:
+    """What C code that reads ``value`` may look into, one level down."""
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        return list(value)
+    cls = type(value)
+    if cls in _WALKERS:
+        return [held for held in gc.get_referents(value) if not callable(held)]
+    if cls in READ_BY_C:
+        return list(vars(value).values())
+    return value.args if isinstance(value, BaseException) else ()
+
+
+def hides_later(value: Any) -> bool:
+    """True if C code that shows ``value`` would come upon what is only known after the step, in no plain container."""
+    todo, seen = [(value, False)], set()
+    while todo:
+        value, hidden = todo.pop()
+        if hidden and isinstance(value, (Later, *NUMBERS)):
+            return True
+        if id(value) not in seen:
+            seen.add(id(value))
+            hidden = hidden or type(value) not in _PLAIN
+            todo += [(item, hidden) for item in held_by(value)]
+    return False
+
+
+def attributes_of(value: Any) -> list[Any]:
+    """The attributes that an object of a class written in Python has, in its ``__dict__`` and its slots."""
+    space = object.__getattribute__(value, "__dict__") if is_set(value, "__dict__") else {}
+    slots = [name for name in slot_names(type(value)) if is_set(value, name)]
+    return [*space.values(), *(object.__getattribute__(value, name) for name in slots)]

@@ -48,6 +48,7 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.compile.heap.reentry import Reentry
 from sidefx_train.compile.heap.spaces import space_of
+from sidefx_train.compile.heap.walkers import hides_later
 from sidefx_train.errors import Location
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -533,11 +534,15 @@ class TraceWorld(CallingWorld):
                 self.heap.refuse("SFX106", "indexes a tensor by a number that exists only when the graph runs")
 
     def _text(self, name: str, args: tuple[Any, ...]) -> Any:
+        for value in args:
+            self.touch(value)  # numbers that change are only then to be seen
         if not any(contains_later(value) for value in args) and not (
             name == "build_string" and any(contains_later(part) for part in args[0])
         ):
-            for value in args:
-                self.touch(value)
+            if any(hides_later(value) for value in args):
+                self.heap.refuse(
+                    "SFX106", f"{name} of a value that is known only after the step, within an object of C"
+                )
             return ABSENT
         if name == "build_string":
             return Later(join_text, (self.freeze(tuple(args[0])),))

@@ -122,12 +122,17 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
         mutation_in_inference="inference" in unseen,
         updates_history=history,
         changes_requires_grad=shadow.requires_grad != record.requires_grad and not history,
-        resizes_storage=shadow.untyped_storage().nbytes() != example.untyped_storage().nbytes(),
+        resizes_storage=_memory(shadow) != _memory(example),
     )
 
 
 def _layout(value: torch.Tensor) -> tuple[object, ...]:
-    return tuple(value.shape), tuple(value.stride()), value.storage_offset()
+    """Sizes as text: to compare symbols is to record an operation, and to rely on what comes out."""
+    return tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.storage_offset())
+
+
+def _memory(value: torch.Tensor) -> str:
+    return str(value.untyped_storage().nbytes())
 
 
 def dynamic_dims(value: torch.Tensor) -> frozenset[int]:

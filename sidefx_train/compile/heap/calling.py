@@ -121,7 +121,7 @@ class CallingWorld:
             deep: nested ones too.
             order: the order of a set makes a difference.
         """
-        todo, seen = [value], set()
+        given, todo, seen = value, [value], set()
         while todo:
             value = todo.pop()
             if id(value) in self.module_spaces and not self.heap.trusts(value):
@@ -151,7 +151,9 @@ class CallingWorld:
             if id(value) not in seen:
                 seen.add(id(value))
                 todo += [item for item in held_by(value) if type(item) not in PLAIN_TYPES]
-                if compares_in_python(type(value)):
+                if value is not given and compares_in_python(
+                    type(value)
+                ):  # the methods of the object itself are led back
                     todo += [item for item in attributes_of(value) if type(item) not in PLAIN_TYPES]
 
     # --- calls ---------------------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import math
 import os
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -48,8 +50,17 @@ class _QuietShapeEnv(ShapeEnv):
         return SLoc("", None), ""
 
 
+@cache
+def _load_apart(name: str) -> None:
+    """Imports a module on a thread of its own: it keeps frames of its import, and with them those of all callers."""
+    loading = threading.Thread(target=importlib.import_module, args=(name,), daemon=True)
+    loading.start()
+    loading.join()
+
+
 def new_shape_env() -> ShapeEnv:
     """Symbol table of one capture; a tensor's ``item()`` may become a symbol."""
+    _load_apart("torch._dynamo")  # which the first table imports
     return _QuietShapeEnv(allow_scalar_outputs=True)
 
 
@@ -150,6 +161,25 @@ def fake_of(mode: FakeTensorMode, real: torch.Tensor, dynamic: frozenset[int], n
     return mode.from_tensor(real, source=_NamedSource(name), symbolic_context=context)
 
 
+def fake_twin(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
+    """A stand-in of a tensor that shares the version counter of another, whose stand-in is ``fake``.
+
+    That of a later tensor of which ``real`` is the base is made from it. There is none of a type that makes it a view.
+    """
+    version = fake._version
+    with torch.no_grad():
+        twin = fake.detach()
+        if twin.dtype != real.dtype:
+            twin = twin.as_strided_((fake.untyped_storage().nbytes() // fake.itemsize,), (1,), 0).view(real.dtype)
+        twin.as_strided_(real.size(), real.stride(), real.storage_offset())
+    set_version(fake, version)
+    if twin._is_view():
+        return None
+    twin.requires_grad_(real.requires_grad)
+    mode.fake_tensor_converter.set_tensor_memo(real, twin)
+    return twin
+
+
 def symbol_of(number: Any) -> Any:
     """The sympy expression of a symbolic number."""
     return number.node.expr
@@ -181,9 +211,22 @@ def without_view_relation(tensor: torch.Tensor) -> torch.Tensor:
 
 def alias_unseen(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, with no autograd history and a version counter of its own."""
+    with below_autograd():
+        return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Operations inside are unknown to autograd, and to version counters."""
     views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(views):
-        return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
+        yield
+
+
+def set_strides(fake: torch.Tensor, strides: tuple[int, ...]) -> None:
+    """Gives a new stand-in other strides; nobody has seen it."""
+    with below_autograd(), no_recording():
+        torch.ops.aten.as_strided_.default(fake, fake.shape, strides)
 
 
 def data_dependent_errors() -> tuple[type[BaseException], ...]:
@@ -276,6 +319,17 @@ def _default_devices() -> tuple[Any, ...]:
 def default_device_cpu() -> Any:
     """A context in which new tensors are on the CPU; nothing at all, which is faster, where they are anyway."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+@contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keeps torch from printing a traceback for every error of a fake tensor: eager shows those of the step."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextmanager
@@ -582,6 +636,32 @@ increment_version = torch._C._increment_version
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Sets a tensor's version counter, which its views share."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def running_node() -> str:
+    """The name of the node of the autograd graph whose derivative is being computed."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else node.name()
+
+
+def creation_of(tensor: torch.Tensor) -> Any:
+    """How a view came to be, by which autograd decides what it says of an in-place change; ``None`` for others."""
+    return torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
+
+
+def set_creation(view: torch.Tensor, creation: Any) -> None:
+    torch._C._autograd._set_creation_meta(view, creation)
+
+
+def one_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if two tensors share their version counter: it is moved for a moment."""
+    if a.is_inference() or b.is_inference() or a._version != b._version:
+        return False
+    before = a._version
+    set_version(a, before + 1)
+    shared = b._version != before
+    set_version(a, before)
+    return bool(shared)
 
 
 def tensor_data_ptr_address() -> int | None:

@@ -23,7 +23,7 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX110": ("random state changed inside the step", "Seed outside the step."),
     "SFX111": ("unsupported construct", "Rewrite the construct; the message says which one."),
     "SFX112": ("backward through a graph from outside", "Nothing need be done: it runs natively, between two parts."),
-    "SFX113": ("loop that goes on behind a break", "Nothing need be done: its next item is taken natively."),
+    "SFX113": ("loop that goes on behind a break", "Nothing need be done: it goes on, and ends, natively."),
     "SFX114": ("list that keeps growing", "Keep a running total, or read the list outside the step."),
     # compilation and running
     "SFX201": ("the backend raised", "See the chained exception; backend='aot_eager' separates capture from lowering."),

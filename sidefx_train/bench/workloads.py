@@ -222,13 +222,13 @@ MEMORY: dict[str, Callable[[], Workload]] = {
 SUITES: dict[str, dict[str, Callable[[], Workload]]] = {"core": CORE, "memory": MEMORY}
 
 GOALS = {
-    "mlp_tiny": 2.5,
-    "mlp_big": 1.35,
-    "gpt_tiny": 1.7,
-    "gpt_small": 1.0,
-    "cnn_small": 1.4,
-    "lstm": 1.0,
-    "hf_gpt2_tiny": 1.5,
+    "mlp_tiny": 5.0,
+    "mlp_big": 2.4,
+    "gpt_tiny": 2.2,
+    "gpt_small": 1.5,
+    "cnn_small": 1.7,
+    "lstm": 1.1,
+    "hf_gpt2_tiny": 2.0,
 }
 """Speed-ups over eager that a captured step is held to."""
 

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.strides import lay_out
 from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
 
@@ -69,6 +70,7 @@ class _Check:
     def __init__(self, stage: str, module: fx.GraphModule, fake_mode: Any) -> None:
         self.stage, self.module, self.fake_mode = stage, module, fake_mode
         self.nodes = list(module.graph.nodes)
+        self.functional = False
 
     def fail(self, node: fx.Node, reason: str) -> None:
         text = f"after {self.stage}: {node.name} {reason}\n{around(self.nodes, self.nodes.index(node))}"
@@ -79,6 +81,7 @@ class _Check:
         if names is not None and [str(node.target) for node in placeholders] != list(names):
             raise BackendError("SFX204", f"after {self.stage}: placeholders {placeholders}, expected {list(names)}")
         self._order(placeholders)
+        self.functional = functional
         if functional:
             self._writes()
         if entry is not None and len(entry) != len(placeholders):
@@ -149,6 +152,8 @@ class _Check:
         args = fx.map_arg(node.args, lambda used: values[used])
         kwargs = fx.map_arg(dict(node.kwargs), lambda used: values[used])
         made = node.target(*args, **kwargs)  # type: ignore[operator]
+        if not self.functional and isinstance(node.target, compat.OpOverload):
+            lay_out(node.target, args, kwargs, made)
         self._compare(node, known, made)
         return made
 

@@ -45,6 +45,16 @@ def generators(module: fx.GraphModule) -> list[torch.Generator]:
     return [constant for constant in held if isinstance(constant, torch.Generator)]
 
 
+def for_any_layout(module: fx.GraphModule) -> fx.GraphModule:
+    """The same graph for inputs of other strides: what was a view is a copy where it has to be, as in eager."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+            node.target = torch.ops.aten.reshape.default
+    return fx.GraphModule(module, graph)
+
+
 def written_args(node: fx.Node) -> list[fx.Node]:
     """Tensor arguments the node writes in place."""
     if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):

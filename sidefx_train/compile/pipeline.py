@@ -29,9 +29,10 @@ from sidefx_train.compile.capture.interpreter import Suspended
 from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.continuations.code import is_continuation
-from sidefx_train.compile.continuations.drive import Frames, Parts
+from sidefx_train.compile.continuations.drive import Frames, Parts, driven
 from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
 from sidefx_train.compile.entry import Entry, first_failure
+from sidefx_train.compile.functionalize.metadata import input_facts
 from sidefx_train.compile.graph_checks import check_graph
 from sidefx_train.compile.guards.codegen import (
     number_conditions,
@@ -44,6 +45,7 @@ from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
+from sidefx_train.compile.heap.iterators import given_state
 from sidefx_train.compile.heap.opaque import check_nothing_left
 from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, SetRecord, TensorRecord
 from sidefx_train.compile.heap.source import Source
@@ -182,14 +184,17 @@ def capture(
     except CaptureFailed as error:
         stop = error
     # Not in the handler: what the step sees as being handled is its callers'.
-    if in_parts and not stop.raised:
-        for point in stop.points[:_MAX_DEPTHS]:
-            try:
-                return attempt(point)
-            except CaptureFailed as again:
-                if again.code == "SFX107":  # autograd cannot be cut there, nor further out
-                    break
-    raise stop
+    try:
+        if in_parts and not stop.raised:
+            for point in stop.points[:_MAX_DEPTHS]:
+                try:
+                    return attempt(point)
+                except CaptureFailed as again:
+                    if again.code == "SFX107":  # autograd cannot be cut there, nor further out
+                        break
+        raise stop
+    finally:
+        del stop  # its traceback holds this frame, and what all callers hold
 
 
 def _capture_once(
@@ -214,7 +219,7 @@ def _capture_once(
             heap.growing, heap.passing = learned.growing, learned.passing
             grad_mode = torch.is_grad_enabled()
             target = heap.shadow(fn, heap.sources.const(fn, name))
-            shadows = tuple(heap.shadow(value, heap.sources.arg(i)) for i, value in enumerate(args))
+            shadows = given_state(heap, *args) if heap.in_part else heap.shadows(args)
             named = {key: heap.shadow(value, heap.sources.kwarg(key), key) for key, value in kwargs.items()}
             world.interp.stop_at = point.count if point is not None else 0
             try:
@@ -244,7 +249,7 @@ def _capture_once(
                 recorded = record_backward(world, residual, in_order)
                 residual = planned()  # Python that the backward ran may have read more
                 _count_writes(world)
-                joint = cut(world, list(residual.outputs), recorded)
+                joint = cut(world, residual, recorded)
             guards = _all_guards(world)
             if joint is None:
                 _count_writes(world)
@@ -305,7 +310,7 @@ def _count_writes(world: TraceWorld) -> None:
     for record in world.heap.by_real.values():
         if isinstance(record, TensorRecord) and not record.shadow.is_inference():
             writes = record.version - record.entry_version
-            first = next((other for other in counted if _one_counter(record, other)), None) if writes else None
+            first = _same_counter(record, counted) if writes else None
             if writes and first is None:
                 counted.append(record)
                 writes -= world.replayed.get(fake_storage(record.shadow), 0)
@@ -314,15 +319,10 @@ def _count_writes(world: TraceWorld) -> None:
             inputs[i] = replace(inputs[i], writes=writes, counter=counter)
 
 
-def _one_counter(record: TensorRecord, other: TensorRecord) -> bool:
-    """True if two inputs share a version counter: one is a view of the other, or both of a third."""
-    if storage_of(record.real) != storage_of(other.real):
-        return False
-    before, there = record.shadow._version, other.shadow._version
-    compat.set_version(record.shadow, before + 1)
-    shared = bool(other.shadow._version != there)
-    compat.set_version(record.shadow, before)
-    return shared
+def _same_counter(record: TensorRecord, others: list[TensorRecord]) -> TensorRecord | None:
+    """Which of the others has the version counter of ``record``: one is a view of the other, or both of a third."""
+    alike = [other for other in others if storage_of(record.real) == storage_of(other.real)]
+    return next((other for other in alike if compat.one_counter(record.shadow, other.shadow)), None)
 
 
 def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:
@@ -420,9 +420,11 @@ def bind(
     if captured.suspension is not None:
         assert parts is not None, "a suspended step goes on with its parts"
         frames = Frames(captured.suspension, parts)
-        bindings["proceed"] = frames.again if is_part else frames.drive
+        bindings["proceed"] = frames.suspended
     late = _late_guards(captured, executable)
     replay = _behind(late, link(captured.residual, captured.name, bindings))
+    if captured.suspension is not None and not is_part:
+        replay = driven(replay)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
     return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)
 
@@ -465,14 +467,16 @@ def _all_guards(world: TraceWorld) -> list[Guard]:
         world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
     guards = list(world.heap.guards.values())
     guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
-    return [*guards, *_separate_tensors(world), *world.heap.definitions.guards()]
+    return [*guards, *world.heap.separate_keys(), *_separate_tensors(world), *world.heap.definitions.guards()]
 
 
 def _separate_tensors(world: TraceWorld) -> list[Guard]:
     """Tensors fetched at every call must not come to share memory with one that the step writes, nor written ones
     with any that the entry holds."""
     fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
-    written = [record for record in fetched if world.writes.to(record.shadow)]
+    changing = {facts.position for facts in input_facts(world) if facts.mutates_data or facts.mutates_metadata}
+    reals = {id(world.tracer.real_inputs[position]) for position in changing}
+    written = [record for record in fetched if id(record.real) in reals]
     guards: list[Guard] = []
     for record in written:
         for other in fetched:
@@ -483,7 +487,7 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
             else:
                 guards.append(_placed(record, other))
     held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
-    changed = [record.real for record in held if world.writes.to(record.shadow)]
+    changed = [record.real for record in held if id(record.real) in reals]
     memory = HeldMemory((record.real for record in held), changed)
     if len(held) > 1 and changed:
         guards.append(Guard("memory", Source("const", None, memory, "held tensors"), memory))
@@ -498,11 +502,25 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
         if apart:
             guards.append(Guard("apart", record.source, apart))
         for other in held:
-            if storage_of(other.real) == storage_of(record.real) and (
-                record in written or world.writes.to(other.shadow)
-            ):
+            if storage_of(other.real) == storage_of(record.real) and (record in written or id(other.real) in reals):
                 guards.append(_placed(record, other))
-    return guards + _offsets(world, fetched)
+    return [*guards, *_counters_shared(fetched, held), *_offsets(world, fetched)]
+
+
+def _counters_shared(fetched: list[TensorRecord], held: list[TensorRecord]) -> list[Guard]:
+    """Tensors in one memory must go on sharing version counters, or not: a backward raises by them."""
+    found: list[Guard] = []
+    known: dict[int, list[TensorRecord]] = {}
+    for record in held:
+        known.setdefault(storage_of(record.real), []).append(record)
+    for record in fetched:
+        others = known.setdefault(storage_of(record.real), [])
+        if not record.real.is_inference():
+            for other in others:
+                shared = compat.one_counter(record.real, other.real)
+                found.append(Guard("counted", record.source, (other.source, shared)))
+        others.append(record)
+    return found
 
 
 def _placed(record: TensorRecord, other: TensorRecord) -> Guard:
@@ -576,7 +594,7 @@ def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
 
 def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
     """Generated code that is true while a capture would stop at the same place."""
-    guards = [*world.heap.guards.values(), *world.heap.definitions.guards()]
+    guards = [*world.heap.guards.values(), *world.heap.separate_keys(), *world.heap.definitions.guards()]
     if first_failure(tuple(guards), args, kwargs) is not None:
         return None
     writer = Writer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import statistics
 import sys
@@ -21,8 +22,10 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import background, pipeline
 from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.background import Job
+from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.continuations.drive import Parts
 from sidefx_train.compile.entry import Entry
+from sidefx_train.compile.functionalize.metadata import in_words
 from sidefx_train.compile.guards.guard import shown
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.native import native_module, native_ready
@@ -197,6 +200,7 @@ class CompiledStep:
             entry = self._make_entry(args, kwargs)
         except CaptureFailed as stop:
             refused = stop
+        self._let_go(refused, args)
         if refused is not None:  # not in the handler: the step's own exceptions have no context of ours
             self._stopped.append(refused)
             return self._eager(refused, args, kwargs)
@@ -212,6 +216,19 @@ class CompiledStep:
             unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
             return self._eager(unstable, args, kwargs)
         return result
+
+    def _let_go(self, refused: CaptureFailed | None, args: tuple[Any, ...]) -> None:
+        """Frees what a capture that is over refers to: the step's objects are to die where eager drops them."""
+        if refused is not None and not self._strict:
+            for error in (refused, refused.__cause__):
+                if error is not None:
+                    error.__traceback__ = None
+        if self._is_part and any(cleans_up(value) for part in args[0] for value in part):
+            gc.collect()
+
+    @property
+    def _strict(self) -> bool:
+        return self.config.fullgraph or self.config.on_failure == "raise"
 
     def _first_replay(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an entry for the first time; :data:`MISS` if its guards do not hold."""
@@ -279,7 +296,7 @@ class CompiledStep:
     @property
     def _in_parts(self) -> bool:
         """A step that cannot be captured whole is captured in parts, and runs eagerly where that fails."""
-        return not self.config.fullgraph and self.config.on_failure != "raise"
+        return not self._strict
 
     @contextmanager
     def _as_failed_capture(self, learned: Learned) -> Iterator[None]:
@@ -339,6 +356,7 @@ class CompiledStep:
             entry = self._begin_job(missed, args, kwargs)
         except CaptureFailed as stop:
             refused = stop
+        self._let_go(refused, args)
         if refused is not None:
             self._stopped.append(refused)
             return self._eager(refused, args, kwargs)
@@ -446,6 +464,7 @@ class CompiledStep:
             effects=captured.effects.describe(),
             guards=[GuardRecord(g.source.label, g.kind, g.location) for g in captured.guards],
             sources={
+                "facts": in_words(captured.residual.metadata),
                 "residual": captured.residual.source,
                 "graph": captured.traced.module.print_readable(print_output=False),
                 **executable.sources,
@@ -507,7 +526,7 @@ class CompiledStep:
         key: tuple[str, str] | None = None,
     ) -> Any:
         """Runs the step itself; says why, once per reason."""
-        strict = self.config.fullgraph or self.config.on_failure == "raise"
+        strict = self._strict
         if stop.raised:
             return self._eager_after_error(stop, args, kwargs, strict)
         if stop.code not in ("SFX203", "SFX202"):
@@ -552,6 +571,8 @@ class CompiledStep:
         """The captured graph raised and changed nothing: the step itself says what eager says."""
         if isinstance(error, VerificationError):
             raise error
+        if not self._strict:
+            error.__traceback__ = None  # its frames hold what the step, run now, may drop
         for entry in [entry for entry in self._entries if entry.fresh]:
             entry.fresh = False
             for _, undo in entry.captured.commits:

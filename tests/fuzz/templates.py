@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import math
 import os
 import sys
@@ -218,6 +219,24 @@ sys.modules["fuzz_imported"].n = 1
 G_N = 0
 G_LIST = [3, 1]
 G_TABLE = {"a": 1}
+
+
+def echo():
+    told = 0
+    while told is not None:
+        try:
+            told = yield told
+        except KeyError as error:
+            told = str(error)
+        finally:
+            Box.total += 1
+    return 7
+
+
+def delegates(where):
+    got = yield from echo()
+    where.append(got)
+    yield got
 
 
 def count_to(n):
@@ -784,6 +803,16 @@ STATEMENTS = [
     "try:\n    raise KeyError({K})\nexcept KeyError:\n    natively(1)\n    {BODY}\n    box.n += natively(2)",
     "try:\n    natively({I})\n    raise ValueError({I})\nexcept ValueError as error:\n    box.n += natively(len(error.args))\nfinally:\n    natively(0)\n    {BODY}",
     "def {+F}():\n    DECLARE\n    got = yield natively({N})\n    {BODY}\n    yield from (natively(v) for v in {L})\nfor {+I} in {+F}():\n    {BODY}",
+    "q_gen = echo()\nnext(q_gen)\nbox.told = [q_gen.send({I}), q_gen.send({N})]\nq_gen.close()",
+    "q_gen = echo()\nnext(q_gen)\nbox.told = q_gen.throw(KeyError({K}))\n{BODY}\nbox.n += len(str(q_gen.send({I})))",
+    "q_gen = delegates({C})\nnext(q_gen)\nbox.told = [q_gen.send({I}), q_gen.send(None)]",
+    "q_gen = delegates({C})\nnext(q_gen)\nnatively({I})\nq_gen = None\n{BODY}",
+    "for {+I} in echo():\n    natively(1)\n    {BODY}\n    break\nbox.n += Box.total",
+    "def {+F}():\n    DECLARE\n    try:\n        yield {I}\n        yield {N}\n    finally:\n        {BODY}\nfor q_index, {+I} in enumerate({+F}()):\n    natively({N})\n    {BODY}\n    if {B}:\n        break",
+    "for {+I} in map(lambda v: v + {I}, {L}):\n    natively({I})\n    {BODY}\n    break",
+    "for {+I} in itertools.islice(itertools.chain({L}, {L}), {N}):\n    {BODY}\n    natively(1)",
+    "for q_one, {+I} in itertools.zip_longest(filter(None, {L}), {L}, fillvalue=0):\n    natively(1)\n    {BODY}\n    break",
+    "box.walked = itertools.accumulate(list({L}))\nnatively({N})\n{BODY}\nbox.walked = list(box.walked)",
     "box.kind = Kind.two if {B} else Kind.one",
     "box.kind.seen = {I}",
     "match {O}:\n    case Box(n=0):\n        {BODY}\n    case Box(n=q_n, bag=[]) if q_n > 0:\n        box.n -= 1\n    case Box(bag=[*_]):\n        {BODY}",

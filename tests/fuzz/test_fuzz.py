@@ -20,8 +20,6 @@ from tests.fuzz.shrink import shrink
 from tests.fuzz.templates import BREAKS
 
 FIXED = 60
-KNOWN = {11: "tests/parity/test_breaks.py::test_a_generator_whose_loop_raises_behind_a_break"}
-"""Fixed programs that differ, each with the test that waits for it to be mended."""
 MANY = int(os.environ.get("FUZZ_N", "5000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))
@@ -80,8 +78,7 @@ def _differs(source: str, backend: str) -> str:
 def test_fixed_programs() -> None:
     tally = Tally()
     for number in range(FIXED):
-        if number not in KNOWN:
-            run(from_seed(number), tally)
+        run(from_seed(number), tally)
     assert tally.captured > 0.9 * tally.whole, f"too few are captured: {tally}"
 
 

@@ -265,6 +265,126 @@ PROGRAMS = {
         "a = x.expand(2, *x.shape)[1:]; a.masked_fill_(a > 0, -1.0); return x,",
         "",
     ),
+    "saved, and changed through a detached twin from outside": (
+        f"x = torch.arange(4.0).cos(); y = {_WHOLE}.requires_grad_() * 1.5; z = x.detach()",
+        "a = y * x; z.sin_(); return a, z",
+        "attempt('z.mul_(y)', 'eval', outs, {'y': y, 'z': z})",
+    ),
+    "saved, and turned through a view of a detached twin": (
+        f"x = {_WHOLE}; y = x.detach(); z = {_WHOLE}.requires_grad_()",
+        "a = x.expand(2, 3, 4); b = y.detach() * z; a.unsqueeze_(0); return b,",
+        "",
+    ),
+    "one of several views, and a twin of another type turned": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.detach().view(torch.uint8)",
+        "a = x.chunk(2, -1)[1]; b = y.narrow(0, 0, 1); b.t_(); return a, x.squeeze()",
+        "attempt('outs[0].transpose_(0, -1)', 'eval', outs, {})",
+    ),
+    "a twin and then what it is a twin of": (
+        f"x = {_WHOLE}; y = x.detach(); z = {_WHOLE}.requires_grad_()",
+        "a = y[0]; b = x * z; a.add_(1); return b, a",
+        "",
+    ),
+    "the data of an argument, saved": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.squeeze(); b = x.data * a; return a.view(torch.int32), b, x",
+        "attempt('outs[0].transpose_(0, -1)', 'eval', outs, {})",
+    ),
+    "the data of a result, saved": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = torch.zeros(3, 4) + 2; b = a.data * x; return a, b",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "the data of an argument, saved and handed out": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.data; return a, a * x",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "a view that was given other memory": (
+        "x = torch.arange(12.0).reshape(3, 4).sin().t(); y = torch.tensor(1.5)",
+        "x.data = y; x.mul_(2); x.mul_(y); a = x.view(-1); return x, a + x",
+        "attempt('outs[0].detach().add_(1)', 'eval', outs, {})",
+    ),
+    "a view of a custom function with autograd off": (
+        "x = torch.tensor(1.5); y = torch.arange(3.0).requires_grad_()",
+        "torch.set_grad_enabled(False); a = Flat.apply(x); torch.set_grad_enabled(True); return a, a.squeeze(), y * 2",
+        "attempt('outs[0].mul_(outs[2])', 'eval', outs, {})\nattempt('outs[1].mul_(outs[2].sum())', 'eval', outs, {})",
+    ),
+    "a view of a custom function that is changed": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = torch.where(x > 0, x, x * 2); return Flat.apply(a),",
+        "attempt('outs[0].unsqueeze_(0)', 'eval', outs, {})",
+    ),
+    "a written part of nothing, which grows": (
+        "x = torch.arange(4.0).cos()",
+        "x.unsqueeze_(0); a = x.clone(); b = a[1:]; torch.sin(a, out=b); return b[0].reshape(-1, 2), x * 2",
+        "",
+    ),
+    "the greatest element, changed behind autograd's back": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.chunk(2, -1)[1]; b = a.relu(); c = a.max(); a.unsafe_split(2)[0].add_(c); return c, b",
+        "attempt('x.mul_(outs[1])', 'eval', outs, {'x': x})",
+    ),
+    "a result saved, and shown as another type": (
+        f"x = {_WHOLE}; y = {_WHOLE}.requires_grad_()",
+        "a = x.clone(); return a * y, a.view(torch.uint8)",
+        "",
+    ),
+    "a leaf turned with autograd off": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.chunk(2, -1)[1]; torch.set_grad_enabled(False); x.t_(); torch.set_grad_enabled(True); return x[1:],",
+        "",
+    ),
+    "a view of a leaf that is turned then": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.view(-1); torch.set_grad_enabled(False); x.t_(); torch.set_grad_enabled(True); return a,",
+        "",
+    ),
+    "a view made in the step is given other memory": (
+        f"x = {_WHOLE}.requires_grad_(); y = {_WHOLE}.t()",
+        "a = x.swapaxes(0, -1); b = a.sin(); c = a.unsqueeze(0); a.data = y.clone(); return c, b, a.expand(2, 4, 3)",
+        "",
+    ),
+    "strides of a dimension of size 1": (
+        f"x = {_WHOLE}.t()",
+        "a = x.chunk(2, -1)[1] * 2; b = a.unsqueeze(0); b.masked_fill_(b > 0, -1.0); return b,",
+        "",
+    ),
+    "strides of an unfolded part": (
+        "x = torch.arange(4.0).cos()[:2]",
+        "a = x.unfold(0, 2, 1); b = a * 2; b.add_(b); return b, a.swapaxes(0, -1)",
+        "",
+    ),
+    "a gradient added up in the order of its own memory": (
+        f"x = {_WHOLE}.cos().requires_grad_(); y = {_WHOLE}.t()",
+        "a = x.as_strided((2,), (1,)); return (y + y).unfold(0, 2, 1) + a,",
+        "",
+    ),
+    "parts of an argument that autograd does not take for views": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.unsafe_split(2); return a[0], a[1], a[0] * 2",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})\nattempt('outs[1].mul_(outs[1])', 'eval', outs, {})",
+    ),
+    "such parts of a non-leaf, and a view of one": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5",
+        "a = x.unsafe_chunk(2)[0]; return a, a[0], x * 2",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "an argument resized within its memory": (
+        f"x = {_WHOLE}",
+        "x.resize_(2, 3); return x * 2, x.view(-1)",
+        "attempt('outs[1].add_(1)', 'eval', outs, {})",
+    ),
+    "a result resized to that of another": (
+        f"x = {_WHOLE}; y = torch.zeros(2, 2)",
+        "a = x * 2; b = a[1:]; b.resize_as_(y); b.add_(1); return a, b",
+        "attempt('outs[1].add_(1)', 'eval', outs, {})",
+    ),
+    "what no kernel knows, and nothing reads": (
+        f"x = {_WHOLE}",
+        "a = x[::2]; b = torch.view_as_complex(a.reshape(-1, 2)); a.zero_(); b.relu(); return a, b",
+        "",
+    ),
 }
 
 
@@ -273,7 +393,7 @@ def source_of(name: str) -> str:
     names = ", ".join(part.split("=")[0].strip() for part in arguments.split("; "))
     lines = [
         "import torch",
-        "from tests.fuzz.alias_run import attempt",
+        "from tests.fuzz.alias_run import Flat, attempt",
         "def build():",
         *(f"    {part}" for part in arguments.split("; ")),
         f"    return {names},",

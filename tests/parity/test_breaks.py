@@ -739,33 +739,3 @@ def test_a_tensor_of_inference_mode_comes_from_outside():
 
     report = parity(make, steps=3, captures=None, whole=False)
     assert not [item for item in report.fallbacks if item.code == "SFX204"], report
-
-
-@pytest.mark.xfail(strict=True, reason="the generator is closed on what stands in for the step's objects")
-def test_a_generator_whose_loop_raises_behind_a_break():
-    """Eager runs its ``finally`` when the error leaves the loop."""
-
-    class Counts:
-        closed = 0
-
-    def broken():
-        time.time()
-        raise RuntimeError("in the loop")
-
-    def step(counts):
-        def numbers():
-            try:
-                yield 1
-            finally:
-                counts.closed += 1
-
-        for _ in numbers():
-            broken()
-
-    for run in (step, sidefx_train.compile(step, backend="eager")):
-        counts = Counts()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with pytest.raises(RuntimeError, match="in the loop"):
-                run(counts)
-        assert counts.closed == 1

@@ -34,6 +34,8 @@ CAPTURED = {
     "unique": lambda x, y: torch.unique(y, return_counts=True),
     "bincount": lambda x, y: torch.bincount(y, minlength=3),
     "repeat_interleave": lambda x, y: torch.repeat_interleave(x[:, 0], y),
+    "equal": lambda x, y: (torch.equal(x, x + 0), x.equal(x.abs())),
+    "allclose": lambda x, y: (torch.allclose(x, x + 1, atol=2.0), x.allclose(-x)),
     "rows": lambda x, y: [row.sum() for row in x],
 }
 
@@ -273,7 +275,7 @@ REFUSED = [
     (branch_on_nan, "SFX101", VALUE),
     (finite_or_raise, "SFX101", f"math.isfinite {LATER}"),
     (any_positive, "SFX101", VALUE),
-    (compare_tensors, "SFX101", f"torch._VariableFunctionsClass.equal {LATER}"),
+    (compare_tensors, "SFX101", VALUE),
     (look_inside, "SFX101", f"_operator.contains {LATER}"),
     (count_from_data, "SFX101", f"range {LATER}"),
     (index_from_data, "SFX106", "indexes a tensor by a number that exists only when the graph runs"),

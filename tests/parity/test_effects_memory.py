@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -104,3 +106,47 @@ def test_a_step_over_module_hooks_is_freed_with_its_model():
     reference = run()
     gc.collect()
     assert reference() is None
+
+
+_DELETERS = """
+import abc, gc
+import torch, sidefx_train
+
+class Plain:
+    def __init__(self): self.opened = True
+    def __del__(self): died.append(self.opened)
+
+class Abstract(abc.ABC):
+    def __init__(self): self.opened = True
+    def __del__(self): died.append(self.opened)
+
+class Slots:
+    __slots__ = ("opened", "name")
+    def __init__(self): self.opened, self.name = True, "slots"
+    def __del__(self): died.append(self.opened)
+
+died = []
+owned = [Plain(), Abstract(), Slots()]
+names = ["plain", "abstract", "slots"]
+
+def step(x):
+    for one, name in zip(owned, names):
+        if not isinstance(one, Slots):
+            one.name = name
+        x = x * len(one.name)
+    return x
+
+compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+for _ in range(2):
+    compiled(torch.ones(2))
+assert died == [], died
+del owned[:], compiled  # an entry keeps what it has read
+gc.collect()
+assert died == [True] * 3, died
+"""
+
+
+def test_stand_ins_of_objects_with_del_end_quietly():
+    """Also when the process ends."""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", _DELETERS], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 import warnings
 
 import pytest
@@ -379,3 +380,37 @@ def test_an_error_of_torch_that_the_step_catches_is_eagers():
         return Program(step, lambda index: (torch.ones(4, 3),), (said,))
 
     parity(make, steps=3, captures=None, whole=False)
+
+
+_UNREAD = {
+    "a number that is a truth value": lambda x, y: x - y.flag,
+    "reversed": lambda x, y: y.flag - x,
+    "in place": lambda x, y: x.clone().sub_(y.flag),
+    "two masks": lambda x, y: (x > 0) - (x > 1),
+    "a mask and a number": lambda x, y: (x > 0).sub(1),
+    "a negated mask": lambda x, y: -(x > 0),
+    "a comparison of complex numbers": lambda x, y: torch.complex(x, x) > 0,
+    "what works": lambda x, y: (x > 0) * y.flag + x.masked_fill(x > 0, y.flag),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", _UNREAD)
+def test_operations_that_nothing_reads_raise_as_in_eager(name, backend, capfd):
+    """They are left out of the graph, and what stands in for tensors takes more than the kernels do."""
+    owner = types.SimpleNamespace()
+
+    def step(x):
+        _UNREAD[name](x, owner)
+        return x * 2
+
+    compiled = sidefx_train.compile(step, backend=backend)
+    for owner.flag in (1, True, True):
+        found = []
+        for run in (step, compiled):
+            try:
+                found.append(("returned", run(torch.ones(2)).tolist()))
+            except (RuntimeError, NotImplementedError) as error:
+                found.append((type(error).__name__, str(error)))
+        assert found[1] == found[0]
+    assert "Traceback" not in capfd.readouterr().err

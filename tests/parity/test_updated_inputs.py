@@ -87,6 +87,10 @@ def outcome(call, kind, prepare=None):
 
 
 def same(want, have, exact):
+    """Compares; not ``exact`` where a value that stays in the step is used by two nodes of autograd outside.
+
+    Its gradient is then computed for each of the two, and the two are added: eager adds first.
+    """
     assert type(want) is type(have)
     if isinstance(want, torch.Tensor):
         assert torch.equal(want, have) if exact else torch.allclose(want, have, atol=1e-5)

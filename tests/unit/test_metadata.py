@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import sidefx_train
 from sidefx_train.compile import pipeline
+from sidefx_train.compile.functionalize.metadata import in_words
 
 
 def facts_of(step, *args):
@@ -92,6 +94,14 @@ def turn(x):
     x.t_()
 
 
+def grow(x):
+    x.resize_(4, 3)
+
+
+def shrink(x):
+    x.resize_(3)
+
+
 def ask(x):
     x.requires_grad_()
 
@@ -109,6 +119,8 @@ def begin(x):
         (hidden, leaf, {"leaf", "requires_grad", "mutates_data", "mutation_hidden"}),
         (in_inference, lambda: torch.ones(2, 3), {"leaf", "mutates_data", "mutation_hidden", "mutation_in_inference"}),
         (turn, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata"}),
+        (grow, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata", "resizes_storage"}),
+        (shrink, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata"}),
         (ask, lambda: torch.ones(2, 3), {"leaf", "changes_requires_grad"}),
         (write, lambda: leaf() * 2, {"requires_grad", "mutates_data", "updates_history"}),
     ],
@@ -125,3 +137,10 @@ def test_symbolic_sizes_are_named():
     captured = pipeline.capture(lambda x: x * 2, (x,), {}, "step", learned, in_parts=False)
     (made,) = captured.residual.metadata.outputs
     assert made.dynamic_dims == {0}
+    assert "dynamic dimensions [0]" in in_words(captured.residual.metadata)
+
+
+def test_the_report_shows_them():
+    step = sidefx_train.compile(write, backend="eager")
+    step(torch.ones(2, 3))
+    assert "args[0]: leaf, mutates_data" in step.report().sources()["facts"].splitlines()

@@ -12,7 +12,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import OWN, Executable, TracedGraph
 from sidefx_train.compile.backend.runner import tuple_text
 from sidefx_train.compile.functionalize.aliases import Aliases
-from sidefx_train.compile.graphs import generators
+from sidefx_train.compile.graphs import for_any_layout, generators
 
 
 def build_eager(traced: TracedGraph) -> Executable:
@@ -23,7 +23,7 @@ def build_eager(traced: TracedGraph) -> Executable:
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
     positions = tuple(i for i, n in enumerate(placeholders) if n in written)
-    module = traced.module
+    module = for_any_layout(traced.module) if traced.gradients else traced.module
     returned = next(iter(reversed(graph.nodes))).args[0]
     versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
     drawn_from = [torch.default_generator, *generators(module)] if traced.uses_rng else []

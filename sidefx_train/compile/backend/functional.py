@@ -12,7 +12,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.functionalize import functionalize
-from sidefx_train.compile.graphs import generators
+from sidefx_train.compile.graphs import for_any_layout, generators
 
 
 def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = None) -> Executable:
@@ -22,7 +22,10 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
     functional = time.perf_counter()
     module = graph.module
     readable = module.print_readable(print_output=False)
-    function = module.forward if compiler is None else compiler(module, example_inputs(graph))
+    if compiler is None:
+        function = for_any_layout(module) if traced.gradients else module.forward
+    else:
+        function = compiler(module, example_inputs(graph))
 
     own = [int(out.value.text[1:]) for out in graph.outputs if out.version is not None and compiler is None]
 

@@ -171,9 +171,19 @@ def _suspended() -> Generator[None, None, None]:
     yield
 
 
+def _holding(variables: list[Any]) -> Generator[None, None, None]:
+    yield
+
+
 def stand_in(frame: Frame) -> types.FrameType:
-    """A real frame object with the file, line, name and globals of an interpreted frame, but no locals."""
-    made = types.FunctionType(_stub(frame, _suspended, frame.program.stubs), frame.globals)()
+    """A real frame object with the file, line, name and globals of an interpreted frame, but no locals.
+
+    Variables with a ``__del__`` live as long as it: a traceback keeps them.
+    """
+    if any(hasattr(type(value), "__del__") for value in frame.locals):
+        made = types.FunctionType(_stub(frame, _holding, {}), frame.globals)(frame.locals)
+    else:
+        made = types.FunctionType(_stub(frame, _suspended, frame.program.stubs), frame.globals)()
     return made.gi_frame  # the frame of a generator has no caller that it could keep alive
 
 

@@ -171,7 +171,13 @@ class InterpretedGenerator:
         frame = self.frame
         suspended = self.started and not self.running and not frame.done
         if suspended and not self.interp.stopped and frame.instructions[frame.pc - 1].handler is not None:
-            self.close()
+            try:
+                self.close()
+            except BaseException as error:
+                if self.interp.world.unheard(error):
+                    raise
+                self.interp.stopped = None
+                self.interp.note_dropped(f"the generator {self.__qualname__}")
 
     @property
     def gi_frame(self) -> Any:

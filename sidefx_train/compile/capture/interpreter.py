@@ -58,6 +58,7 @@ class Interpreter:
             ``finally`` or ``__exit__`` of the program is run any more.
         begun: how many instructions have been begun.
         stop_at: number of the instruction in front of which to raise :class:`Suspended`; 0 for none.
+        dropping: why what the instruction has dropped cannot be cleaned up here, if anything.
     """
 
     def __init__(self, world: World, policy: Policy | None = None) -> None:
@@ -72,6 +73,7 @@ class Interpreter:
         self.depth = 0
         self.begun = 0
         self.stop_at = 0
+        self.dropping: Unsupported | None = None
         self.max_depth = sys.getrecursionlimit()
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -210,6 +212,8 @@ class Interpreter:
                             self.suspend()
                         frame.pc += 1
                         signal = instr.run(self, frame, instr)
+                        if self.dropping is not None:
+                            raise self.taken_dropping()
                         if signal is not None:
                             return signal
                 except Unsupported as stop:
@@ -226,10 +230,22 @@ class Interpreter:
                         raise refusal from caught
                     if self.stopped is not None or not exceptions.unwind(self, frame, caught):
                         raise
+                    pending = self.dropping and self.taken_dropping()
         finally:
             self.current_frame = frame.back
             frame.back = None
             self.depth -= 1
+
+    def note_dropped(self, what: str) -> None:
+        """Told by what dies with its last reference in the program: it is to die outside, at this instruction."""
+        if self.stopped is None:
+            self.dropping = Unsupported("SFX113", f"drops {what}, which cleans up")
+
+    def taken_dropping(self) -> Unsupported:
+        """:attr:`dropping`, once."""
+        refusal, self.dropping = self.dropping, None
+        assert refusal is not None, "something was dropped"
+        return refusal
 
     def suspend(self) -> NoReturn:
         """Leaves all frames as they are, none of their handlers run."""

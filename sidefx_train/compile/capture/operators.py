@@ -155,10 +155,8 @@ def compare(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
         answer = _half_compare(interp, SWAPPED[name], backward, right, left)
         if answer is not NotImplemented:
             return answer
-    if name == "eq":
-        return left is right
-    if name == "ne":
-        return left is not right
+    if name in ("eq", "ne"):
+        return identical(interp, left, right) is (name == "eq")
     raise TypeError(
         f"{SYMBOLS[name]!r} not supported between instances of {kind.__name__!r} and {other.__name__!r}"
     )  # fmt: skip
@@ -180,7 +178,7 @@ def _half_compare(interp: Interpreter, name: str, method: Any, left: Any, right:
     if name == "ne" and own is object.__ne__:
         return object_ne(interp, left, right)
     if own is object.__eq__:
-        return True if left is right else NotImplemented
+        return True if identical(interp, left, right) else NotImplemented
     return _in_c(interp, own, left, right)
 
 
@@ -207,7 +205,7 @@ def _not_equal(interp: Interpreter, left: Any, right: Any) -> Any:
         answer = _half_compare(interp, "ne", ABSENT, a, b)
         if answer is not NotImplemented:
             return answer
-    return left is not right
+    return not identical(interp, left, right)
 
 
 def _plain_items(items: Any) -> bool:
@@ -349,6 +347,8 @@ def _class_getitem(interp: Interpreter, cls: type, key: Any) -> Any:
 def setitem(interp: Interpreter, obj: Any, key: Any, value: Any) -> None:
     """``obj[key] = value``."""
     key = _position(interp, obj, key)
+    if type(obj) is dict:
+        key = interp.world.as_key(key)
     if interp.world.override_operator("setitem", (obj, key, value)) is not ABSENT:
         return
     method = special(interp, obj, "__setitem__")
@@ -357,8 +357,6 @@ def setitem(interp: Interpreter, obj: Any, key: Any, value: Any) -> None:
     else:
         if isinstance(obj, list) and isinstance(key, slice) and special(interp, value, "__iter__") is not ABSENT:
             value = to_list(interp, value)
-        if type(obj) is dict:
-            key = interp.world.as_key(key)
         interp.world.native_call(operator.setitem, (obj, key, value), {})
 
 

@@ -29,6 +29,8 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     read: list[torch.Tensor] = []
     for argument, value in _passed(func._schema, args, kwargs):
         writes = argument.alias_info is not None and argument.alias_info.is_write
+        if argument.is_out and _is_part_of_nothing(value):
+            raise Unsupported("SFX108", f"{func} resizes an empty part of a tensor, and so the tensor's memory")
         (written if writes else read).extend(_tensors(value))
     elementwise = torch.Tag.pointwise in func.tags or func.name().startswith(_ELEMENTWISE)
     for i, target in enumerate(written):
@@ -75,6 +77,14 @@ def _passed(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
 def _tensors(value: Any) -> list[torch.Tensor]:
     items = value if isinstance(value, (list, tuple)) else (value,)
     return [t for t in items if isinstance(t, torch.Tensor) and t.layout is torch.strided and not _is_empty(t)]
+
+
+def _is_part_of_nothing(value: Any) -> bool:
+    """True for a tensor without elements whose memory has some."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not _is_empty(value):
+        return False
+    size = value.untyped_storage().nbytes()
+    return not isinstance(size, int) or size > 0
 
 
 def _is_empty(t: torch.Tensor) -> bool:

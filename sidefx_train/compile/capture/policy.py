@@ -71,19 +71,18 @@ PURE_MODULES = frozenset(
     {
         "builtins", "_operator", "operator", "math", "cmath", "itertools", "functools", "_functools", "collections",
         "_collections", "re", "_sre", "copy", "_struct", "struct", "types", "_abc", "_weakref", "weakref", "enum",
-        "_bisect", "_heapq", "_statistics", "statistics", "string", "_string", "array", "fractions", "decimal",
+        "_bisect", "_heapq", "_statistics", "statistics", "string", "_string", "array", "fractions",
         "numbers", "dataclasses", "typing", "_typing", "inspect", "_json", "json", "importlib", "_frozen_importlib",
         "importlib._bootstrap", "_warnings", "contextlib", "abc", "datetime", "_datetime", "numpy", "_contextvars",
     }
 )  # fmt: skip
-"""Modules whose C functions depend on and change nothing but their arguments."""
+"""Modules whose C functions depend on and change nothing but their arguments (not ``decimal``: it has a context)."""
 
 IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "breakpoint"})
 
 PURE_FUNCTIONS: frozenset[Any] = frozenset(
     {
         sys.intern,
-        sys.getrecursionlimit,
         sys.is_finalizing,
         _thread.RLock,
         _thread.allocate_lock,

@@ -14,8 +14,13 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import CALLED, NO_GRAD, UNSEEN
+from sidefx_train.compile.capture.derivatives import fill_picked, multiplies_picked
+from sidefx_train.compile.capture.kernels import check_kernel
 from sidefx_train.compile.capture.overlap import check_overlap
+from sidefx_train.compile.capture.resizing import resized, turn
+from sidefx_train.compile.capture.strides import lay_out
 from sidefx_train.compile.capture.vectors import mark
+from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -32,6 +37,10 @@ _SHARING = {
 """Operators whose schemas hide from autograd that results share memory, which the graph must know."""
 
 _MAKES = frozenset({"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"})
+
+
+_ASKS = frozenset({aten._local_scalar_dense.default, aten.equal.default})
+"""Operators whose result is a Python number, which code decides on."""
 
 
 class RandomState:
@@ -89,6 +98,18 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             return compat.record_higher_order(self, func, args, kwargs or {})
         if not torch.is_grad_enabled():
             self.grad_switched = True
+        if multiplies_picked(func, args):
+            with self:
+                return fill_picked(*args)
+        layout = resized(func, args, kwargs or {})
+        if layout is not None:
+            with self:
+                return turn(args[0], *layout)
+        if func in _ASKS:  # by C++ code: Python's questions are answered before
+            known = [constant_value(self.graph_tracer, value) for value in args]
+            if all(value is not None for value in known):
+                with compat.real_world():
+                    return func(*known)
         called, func = func, _SHARING.get(func, func)
         check_overlap(func, args, kwargs or {})
         if self.cursors and _is_draw(func, args, kwargs or {}):
@@ -97,7 +118,9 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
                 drawn = self.draws(kind)[self.cursors[kind]]
                 self._continue_at(kind, self.cursors[kind] + 1)
                 return self._repeat(func, drawn, args, kwargs or {})
+        check_kernel(func, args, kwargs or {})
         made = super().__torch_dispatch__(func, types, args, kwargs or {})
+        self._lay_out(func, args, kwargs or {}, made)
         if not torch.is_grad_enabled():
             mode = "inference" if torch.is_inference_mode_enabled() else "no_grad"
             if func.is_view or torch.Tag.inplace_view in func.tags:
@@ -110,6 +133,12 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             self._node(func).meta[CALLED] = called
         mark(func, args, self.graph_tracer.graph)
         return made
+
+    def _lay_out(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+        before = made.stride() if isinstance(made, torch.Tensor) and made.layout is torch.strided else ()
+        lay_out(func, args, kwargs, made)
+        if before and made.stride() != before:
+            compat.set_strides(self._node(func).meta["val"], made.stride())
 
     def _node(self, func: Any) -> fx.Node:
         """The node of the call of ``func`` that was recorded last."""

@@ -40,6 +40,7 @@ class GraphTracer:
         self.real_inputs: list[Any] = []
         self.placeholders: list[fx.Node] = []
         self.views: dict[fx.Node, torch.Tensor] = {}
+        self._twins: list[torch.Tensor | None] = []
         self._names: set[str] = set()
         self._last_placeholder: fx.Node | None = None
 
@@ -47,17 +48,26 @@ class GraphTracer:
     def active(self) -> Iterator[None]:
         """Records every tensor operation of this thread until left."""
         subgraphs = compat.tracing_subgraphs(self.fake_mode, self.tracer)
-        with torch.autograd.set_multithreading_enabled(False), subgraphs, self.fake_mode, self.proxy_mode:
-            yield
+        with torch.autograd.set_multithreading_enabled(False), compat.quiet_fakes(), subgraphs:
+            with self.fake_mode, self.proxy_mode:
+                yield
 
     def add_tensor(
-        self, real: torch.Tensor, kind: InputKind, source: str, dynamic: frozenset[int] = frozenset()
+        self,
+        real: torch.Tensor,
+        kind: InputKind,
+        source: str,
+        dynamic: frozenset[int] = frozenset(),
+        twin: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Makes ``real`` an input of the graph and returns its fake stand-in (same storage for aliases).
 
-        Sizes of the dimensions in ``dynamic`` are symbolic.
+        Sizes of the dimensions in ``dynamic`` are symbolic. ``twin`` is ``real``, or its base, and the stand-in of
+        another tensor that has its version counter.
         """
         with compat.no_recording():
+            if twin is not None:
+                self._twins.append(compat.fake_twin(self.fake_mode, *twin))  # nothing else need hold that of a base
             fake = compat.fake_of(self.fake_mode, real, dynamic, source)
             fake.grad = None
             example = compat.fake_snapshot(fake)

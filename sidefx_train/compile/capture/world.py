@@ -113,6 +113,9 @@ class World(Protocol):
     def refusal(self, error: BaseException) -> Unsupported | None:
         """Asked about every exception in a frame: what it stands for if it is not one of the program's own."""
 
+    def unheard(self, error: BaseException) -> bool:
+        """True if an exception may end where nobody catches it, in the clean-up of what dies."""
+
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
         """A Python callable about to be handed to C code; ``reenter(*args, **kwargs)`` interprets it. Returns what to
         hand over (usually ``reenter``)."""
@@ -180,6 +183,9 @@ class DirectWorld:
 
     def refusal(self, error: BaseException) -> Unsupported | None:
         return None
+
+    def unheard(self, error: BaseException) -> bool:
+        return not isinstance(error, Unsupported)
 
     def type_of(self, obj: Any) -> type:
         return type(obj)

@@ -1,7 +1,8 @@
 """Code objects that enter a function in the middle.
 
 Both kinds hold the whole original code, so that its exception handlers, loops and line numbers are its own, behind a
-prelude that restores variables and stack. The one argument is ``(cells, values)``.
+prelude that restores variables and stack. The one argument is the list ``[cells, values]``, which the prelude empties:
+a value that the function drops is dropped by all.
 
 - A *continuation* jumps to the instruction and runs on. It is what gets captured next.
 - A *bridge* runs one instruction natively, under the handlers that cover it, and returns a :class:`Landing` with the
@@ -222,9 +223,11 @@ def _prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
             made += [bc.Instr("PUSH_EXC_INFO", location=location), bc.Instr("POP_TOP", location=location)]
     if keep_cells:
         item(0)
-        made.append(bc.Instr("STORE_FAST", _STATE, location=location))
-    else:
-        made.append(bc.Instr("DELETE_FAST", _STATE, location=location))
+    for position in (1, 0):
+        made.append(bc.Instr("LOAD_FAST", _STATE, location=location))
+        made.append(bc.Instr("LOAD_CONST", position, location=location))
+        made.append(bc.Instr("DELETE_SUBSCR", location=location))
+    made.append(bc.Instr("STORE_FAST" if keep_cells else "DELETE_FAST", _STATE, location=location))
     return made
 
 
@@ -269,7 +272,7 @@ def _remember(made: types.CodeType, layout: Layout, items: list[Any], body: _Bod
 
 
 def continuation(layout: Layout) -> types.CodeType:
-    """The function from ``layout.index`` on; takes ``(cells, values)``.
+    """The function from ``layout.index`` on; takes ``[cells, values]``.
 
     Raises:
         Unsupported: the function cannot be entered there.
@@ -288,7 +291,7 @@ def continuation(layout: Layout) -> types.CodeType:
 
 
 def generator(layout: Layout, started: bool, delegates: bool) -> types.CodeType:
-    """A generator function that takes ``(cells, values)`` and goes on at ``layout.index``.
+    """A generator function that takes ``[cells, values]`` and goes on at ``layout.index``.
 
     Args:
         layout: the frame of a suspended generator; the last value of its stack is the one to be sent.

@@ -8,13 +8,11 @@ from typing import Any
 
 from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.continuations.code import Landing, Layout, continuation
-from sidefx_train.compile.continuations.suspension import Suspension
-
-State = tuple[tuple[Any, ...], tuple[Any, ...]]
+from sidefx_train.compile.continuations.suspension import State, Suspension
 
 
 class Again:
-    """What a part returns that was itself suspended: its outermost frame goes on under the same driver."""
+    """What a suspended part returns: its outermost frame goes on under the driver."""
 
     __slots__ = ("frames", "states")
 
@@ -72,8 +70,8 @@ class Frames:
         """Runs the frames to the end of the outermost and returns its value."""
         return self._frame(0, states)
 
-    def again(self, states: tuple[State, ...]) -> Again:
-        """Leaves the outermost frame to the driver that is running already."""
+    def suspended(self, states: tuple[State, ...]) -> Again:
+        """The frames, left to what drives them once the captured part has returned."""
         return Again(self, states)
 
     def _frame(self, position: int, states: tuple[State, ...]) -> Any:
@@ -82,8 +80,13 @@ class Frames:
             out = frames._cross(position, states)
             if type(out) is not tuple or len(out) != 3 or type(out[0]) is not Landing:
                 return out  # a handler of the function's own brought it to its end
-            landing, cells, values = out
-            out = frames._parts.after(landing.layout, frames._spaces[position])((cells, values))
+            landing, *state = out
+            part = frames._parts.after(landing.layout, frames._spaces[position])
+            del out  # what the part drops is to be dropped
+            try:
+                out = part(state)
+            finally:
+                state.clear()
             if type(out) is not Again:
                 return out
             frames, states, position = out.frames, out.states, 0
@@ -95,3 +98,13 @@ class Frames:
             return self._frame(position + 1, states)
 
         return self._bridges[position](states[position], inner)
+
+
+def driven(replay: Callable[..., Any]) -> Callable[..., Any]:
+    """A replay that goes on where its part of the step is suspended, when nothing of the part is left."""
+
+    def drive(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = replay(args, kwargs)
+        return out.frames.drive(out.states) if type(out) is Again else out
+
+    return drive

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidefx_train.compile.capture import calls
+from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.capture.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.opcodes import calling
@@ -31,8 +32,8 @@ _TRANSPARENT = frozenset(
 )
 """What may stand between two frames if the inner one's result is to be that of the outer one's call."""
 
-State = tuple[tuple[Any, ...], tuple[Any, ...]]
-"""``(cells, values)`` of a frame."""
+State = list[tuple[Any, ...]]
+"""``[cells, values]`` of a frame: its code takes them out."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Suspension:
         point: why it stopped.
         bridges: how each frame goes on.
         spaces: the globals of each.
-        states: values of the trace: for each frame ``(cells, values)``.
+        states: values of the trace: for each frame ``[cells, values]``.
     """
 
     point: StopPoint
@@ -138,7 +139,7 @@ def describe(
         given: how many values will be on the stack besides.
 
     Returns:
-        The layout; what is needed in front of another instruction; ``(cells, values)``; what is handled outside.
+        The layout; what is needed in front of another instruction; ``[cells, values]``; what is handled outside.
 
     Raises:
         Unsupported: the frame cannot be entered there.
@@ -156,8 +157,11 @@ def describe(
         stored, unbound = unbound, stored
     bound_after = {*bound, *(own.slots[i] for i in stored)} - {own.slots[i] for i in unbound}
 
+    # What cleans up when it dies lives as long as its variable, needed or not.
+    kept = {i for i, name in enumerate(own.slots) if name in bound and cleans_up(bound[name])}
+
     def needed(position: int, known: Any = bound_after) -> tuple[str, ...]:
-        live = live_slots(own, position)
+        live = live_slots(own, position) | kept
         return tuple(own.slots[i] for i in sorted(live) if i not in cell_slots and own.slots[i] in known)
 
     cells = tuple(own.slots[i] for i in sorted(cell_slots))
@@ -173,7 +177,7 @@ def describe(
         if layout.stack[position] is Slot.HANDLED:  # keeps what was handled outside; the part is told what inside
             stack[position], handled = handled, stack[position]
     values = tuple(bound[name] for name in layout.names) + tuple(v for v in stack if v is not NULL)
-    return layout, needed, (tuple(bound[name] for name in cells), values), handled
+    return layout, needed, [tuple(bound[name] for name in cells), values], handled
 
 
 def _values(frame: Frame, names: tuple[str, ...]) -> list[tuple[int, Any]]:

@@ -6,7 +6,7 @@ values get tangents, and what is refused is decided by these facts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -96,6 +96,23 @@ class StepMetadata:
     tangents: tuple[int, ...]
 
 
+def in_words(metadata: StepMetadata) -> str:
+    """The facts of a step, a line for each tensor; what does not hold is left out."""
+    lines = [f"{facts.label}: {_held(facts, ('position', 'label'))}" for facts in metadata.inputs]
+    for number, made in enumerate(metadata.outputs):
+        dims = f", dynamic dimensions {sorted(made.dynamic_dims)}" if made.dynamic_dims else ""
+        needs = ", requires_grad" if made.requires_grad else ""
+        lines.append(f"output {number}: {made.kind} {made.base}{needs}{dims}")
+    lines.append(f"results that leave only through views: {list(metadata.intermediate_bases)}")
+    lines.append(f"results that get gradients from outside: {list(metadata.tangents)}")
+    return "\n".join(lines)
+
+
+def _held(facts: InputFacts, apart: tuple[str, ...]) -> str:
+    names = [each.name for each in fields(facts) if each.name not in apart]
+    return ", ".join(name for name in names if getattr(facts, name)) or "read"
+
+
 def input_facts(world: TraceWorld) -> tuple[InputFacts, ...]:
     """The facts of every tensor from outside that the step has used."""
     position_of = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
@@ -122,17 +139,13 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
         mutation_in_inference="inference" in unseen,
         updates_history=history,
         changes_requires_grad=shadow.requires_grad != record.requires_grad and not history,
-        resizes_storage=_memory(shadow) != _memory(example),
+        resizes_storage=str(shadow.untyped_storage().nbytes()) != record.entry_memory,
     )
 
 
 def _layout(value: torch.Tensor) -> tuple[object, ...]:
     """Sizes as text: to compare symbols is to record an operation, and to rely on what comes out."""
     return tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.storage_offset())
-
-
-def _memory(value: torch.Tensor) -> str:
-    return str(value.untyped_storage().nbytes())
 
 
 def dynamic_dims(value: torch.Tensor) -> frozenset[int]:

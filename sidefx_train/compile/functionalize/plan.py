@@ -48,14 +48,20 @@ def _resizes(node: fx.Node) -> bool:
     after = made if isinstance(made, (list, tuple)) else (made,)
     arguments = [a.name for a in node.target._schema.arguments if a.is_out]  # type: ignore[union-attr]
     given = [node.kwargs.get(name) for name in arguments]
-    before = [(each.op, each.meta.get("val")) for each in given if isinstance(each, fx.Node)]
+    before = [(_is_known(each), each.meta.get("val")) for each in given if isinstance(each, fx.Node)]
     return any(
         isinstance(old, torch.Tensor)
         and isinstance(new, torch.Tensor)
         and old.shape != new.shape
-        and (op == "placeholder" or old.numel())
-        for (op, old), new in zip(before, after, strict=False)
+        and (known or old.numel())
+        for (known, old), new in zip(before, after, strict=False)
     )
+
+
+def _is_known(node: fx.Node) -> bool:
+    """True for a tensor in memory from outside, or in that of another."""
+    returns = node.target._schema.returns if isinstance(node.target, compat.OpOverload) else ()
+    return node.op == "placeholder" or any(each.alias_info is not None for each in returns)
 
 
 def _keeps_size(node: fx.Node) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts, same_value
 from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.heap.records import is_plain, is_set
-from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.heap.source import Source, stored_keys, stored_length
 from sidefx_train.compile.residual.writer import Writer
 
 
@@ -30,7 +31,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
     for guard in guards:
         if guard.kind == "tensor":
             tensors.append(guard)
-        elif guard.kind in ("number", "distinct", "placed", "apart", "separate"):
+        elif guard.kind in ("number", "distinct", "placed", "apart", "counted", "separate"):
             conditions.append(guard)
         elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
             continue  # an empty container is only ever tested for emptiness
@@ -85,7 +86,8 @@ def _equal(writer: Writer, guard: Guard) -> str:
     expected = writer.constant(guard.value, guard.source.label)
     if type(guard.value) in (tuple, frozenset, float, complex) and not _is_simple(guard.value):
         return f"not {writer.constant(same_value)}({value}, {expected})"
-    return f"{value} != {expected} or type({value}) is not {writer.constant(type(guard.value))}"
+    # The class first: what is there now may be a tensor, or compare itself in Python.
+    return f"type({value}) is not {writer.constant(type(guard.value))} or {value} != {expected}"
 
 
 def _is_simple(value: Any) -> bool:
@@ -101,11 +103,15 @@ def _type(writer: Writer, guard: Guard) -> str:
 
 def _length(writer: Writer, guard: Guard) -> str:
     target = _target(writer, guard)
+    if guard.source.hooked:
+        return f"{writer.constant(stored_length, 'stored_length')}({target}) != {guard.value}"
     return target if guard.value == 0 else f"len({target}) != {guard.value}"
 
 
 def _keys(writer: Writer, guard: Guard) -> str:
     value = writer.value(guard.source)
+    if guard.source.hooked:
+        value = f"{writer.constant(stored_keys, 'stored_keys')}({value})"
     keys = writer.constant(guard.value, "keys")
     if _is_simple(guard.value):
         return f"tuple({value}) != {keys}"
@@ -144,7 +150,10 @@ def _absent(writer: Writer, guard: Guard) -> str:
 
 
 def _no_item(writer: Writer, guard: Guard) -> str:
-    return f"{writer.constant(guard.value)} in {writer.value(guard.source)}"
+    value = writer.value(guard.source)
+    if guard.source.hooked:
+        value = f"{writer.constant(stored_keys, 'stored_keys')}({value})"
+    return f"{writer.constant(guard.value)} in {value}"
 
 
 def _same(writer: Writer, guard: Guard) -> str:
@@ -171,6 +180,12 @@ def _memory(writer: Writer, guard: Guard) -> str:
 def _placed(writer: Writer, guard: Guard) -> str:
     other, distance = guard.value
     return f"{writer.value(other)}.data_ptr() - {writer.value(guard.source)}.data_ptr() != {distance}"
+
+
+def _counted(writer: Writer, guard: Guard) -> str:
+    other, shared = guard.value
+    asked = f"{writer.constant(compat.one_counter, 'one_counter')}({writer.value(guard.source)}, {writer.value(other)})"
+    return f"not {asked}" if shared else asked
 
 
 def _apart(writer: Writer, guard: Guard) -> str:
@@ -204,6 +219,10 @@ def _holds(writer: Writer, guard: Guard) -> str:
     return f"not {writer.constant(guard.value.holds, guard.kind)}({writer.value(guard.source)})"
 
 
+def _cleans_up(writer: Writer, guard: Guard) -> str:
+    return f"{writer.constant(cleans_up)}({writer.value(guard.source)}) is not {guard.value}"
+
+
 _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "is": _is,
     "equal": _equal,
@@ -217,6 +236,7 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "same": _same,
     "empty_cell": _empty_cell,
     "unset_slot": _unset_slot,
+    "cleans_up": _cleans_up,
     "taken": _holds,
     "body": _holds,
     "memory": _memory,
@@ -233,6 +253,7 @@ _CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {
     "distinct": _distinct,
     "placed": _placed,
     "apart": _apart,
+    "counted": _counted,
     "separate": _separate,
 }
 
@@ -303,16 +324,17 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if guard.kind == "type":
         return type(value) is not guard.value, type(value)
     if guard.kind == "length":
-        return len(value) != guard.value, len(value)
+        return stored_length(value) != guard.value, stored_length(value)
     if guard.kind == "keys":
         same = same_value if is_plain(guard.value) else operator.is_
-        return len(value) != len(guard.value) or not all(map(same, value, guard.value)), tuple(value)
+        keys = stored_keys(value)
+        return len(keys) != len(guard.value) or not all(map(same, keys, guard.value)), keys
     if guard.kind == "members":
         return typed(value) != _all_typed(guard.value), value
     if guard.kind == "order":
         return not same_order(value, guard.value), value
     if guard.kind == "no_item":
-        return guard.value in value, f"{guard.value!r}"
+        return guard.value in stored_keys(value), f"{guard.value!r}"
     if guard.kind == "same":
         return value is not guard.value.fetch(args, kwargs), value
     if guard.kind == "tensor":
@@ -323,6 +345,8 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if guard.kind in ("taken", "body"):
         changed = guard.value.changed(value)
         return bool(changed), changed
+    if guard.kind == "cleans_up":
+        return cleans_up(value) is not guard.value, "suspended elsewhere"
     if guard.kind == "memory":
         return not guard.value.holds(), "shared otherwise"
     if guard.kind == "empty_cell":
@@ -337,6 +361,9 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         other, distance = guard.value
         found = other.fetch(args, kwargs).data_ptr() - value.data_ptr()
         return found != distance, f"{found} bytes"
+    if guard.kind == "counted":
+        other, shared = guard.value
+        return compat.one_counter(value, other.fetch(args, kwargs)) != shared, "shared" if not shared else "not shared"
     if guard.kind == "distinct":
         return storage_of(value) == storage_of(guard.value.fetch(args, kwargs)), value
     condition: NumberCondition = guard.value

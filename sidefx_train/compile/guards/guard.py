@@ -28,10 +28,12 @@ GuardKind = Literal[
     "separate",  # objects that must not be one another
     "distinct",  # tensors that must not share storage
     "placed",  # tensors in one memory, so many bytes apart
+    "counted",  # tensors in one memory that share their version counter, or do not
     "unset_slot",  # no value in the slot `value` of an object
     "empty_cell",  # a closure cell without contents
     "taken",  # names of a module or class that gave what they gave (a `Taken`)
     "body",  # code and defaults of a function (a `Body`)
+    "cleans_up",  # whether code of the program runs when an iterator dies where it is
     "number",  # a condition on symbolic numbers
 ]
 
@@ -88,6 +90,10 @@ class Guard:
             return f"{label} has the body it had"
         if self.kind == "placed":
             return f"{self.value[0].label} begins {self.value[1]} bytes after {label}"
+        if self.kind == "cleans_up":
+            return f"{label} {'cleans' if self.value else 'does not clean'} up when it dies"
+        if self.kind == "counted":
+            return f"{label} and {self.value[0].label} {'share' if self.value[1] else 'do not share'} a version counter"
         if self.kind == "empty_cell":
             return f"{label} is unbound"
         return f"{self.value}"

@@ -2,19 +2,26 @@
 
 A cache made in the step is C code around a function that re-enters the interpreter. A cache from outside cannot be
 looked into: its function is interpreted at the first call with the same arguments in a step. That gives the cached
-value, as long as the function does nothing else, which is checked.
+value, as long as the function does nothing else and its value follows from the arguments, which is checked; others are
+called natively, between two parts of the step.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from sidefx_train.compile.guards.codegen import cell_is_set
 from sidefx_train.compile.heap import effects
+from sidefx_train.compile.heap.definitions import chains_of
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import is_plain
+from sidefx_train.compile.heap.records import is_definition, is_plain
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.guards.guard import Guard
     from sidefx_train.compile.heap.calling import CallingWorld
 
 
@@ -43,14 +50,51 @@ def call(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, 
     key = (id(fn), args, tuple(kwargs.items())) if is_plain(args) and is_plain(tuple(kwargs.values())) else None
     if key is not None and key in world.caches.found:
         return world.caches.found[key]
-    trusted = is_library(fn.__module__)
-    before = None if trusted else _traces(world)
-    value = world.interp.call(fn.__wrapped__, args, kwargs)
-    if not trusted and _traces(world) != before:
-        world.heap.refuse("SFX111", f"calls {fn.__qualname__}, a cached function that does more than give a value")
+    if is_library(fn.__module__):
+        value = world.interp.call(fn.__wrapped__, args, kwargs)
+    else:
+        if not _follows(fn.__wrapped__):
+            reason = f"calls {fn.__qualname__}, a cached function whose value depends on more than its arguments"
+            world.heap.refuse("SFX111", reason)
+        before, known = _traces(world), set(world.heap.guards)
+        value = world.interp.call(fn.__wrapped__, args, kwargs)
+        read = [guard for key, guard in world.heap.guards.items() if key not in known]
+        if _traces(world) != before or not all(map(_finds_definition, read)):
+            world.heap.refuse("SFX111", f"calls {fn.__qualname__}, a cached function that does more than give a value")
+        if not is_plain(value) and not isinstance(value, torch.Tensor):
+            reason = f"calls {fn.__qualname__}, a cached function that gives the same {type(value).__qualname__} again"
+            world.heap.refuse("SFX111", reason)
     if key is not None:
         world.caches.found[key] = value
     return value
+
+
+def _follows(fn: Any) -> bool:
+    """True if what a function gives follows from its arguments: all else that it names are definitions."""
+    todo, seen = [fn], set()
+    while todo:
+        fn = todo.pop()
+        fn = fn.__wrapped__ if type(fn) is functools._lru_cache_wrapper else fn
+        if type(fn) is not types.FunctionType or fn.__code__ in seen:
+            continue
+        seen.add(fn.__code__)
+        cells = [cell.cell_contents for cell in fn.__closure__ or () if cell_is_set(cell)]
+        names = {chain[0] for chain in chains_of(fn.__code__)}
+        for value in (*cells, *(fn.__globals__[name] for name in names if name in fn.__globals__)):
+            if not _is_fixed(value):
+                return False
+            if not is_library(str(getattr(value, "__module__", ""))):
+                todo.append(value)
+    return True
+
+
+def _is_fixed(value: Any) -> bool:
+    return is_definition(value) or type(value) is functools._lru_cache_wrapper
+
+
+def _finds_definition(guard: Guard) -> bool:
+    """True for a guard that a function is where it was, or that a name is not there."""
+    return guard.kind in ("absent", "no_item") or (guard.kind == "is" and _is_fixed(guard.value))
 
 
 def check_method(world: CallingWorld, fn: Any, name: str) -> None:

@@ -6,6 +6,8 @@ import _thread
 import contextvars
 import functools
 import io
+import itertools
+import operator
 import os
 import sys
 import types
@@ -168,6 +170,12 @@ class CallingWorld:
                 answer = handler(self, args, kwargs)
                 if answer is not ABSENT:
                     return answer
+        if cls is types.BuiltinMethodType and type(fn.__self__) is compat.FakeTensor:
+            handler = registry.INTERCEPTORS.get(getattr(torch.Tensor, fn.__name__, None))
+            if handler is not None:
+                answer = handler(self, (fn.__self__, *args), kwargs)
+                if answer is not ABSENT:
+                    return answer
         if cls is types.FunctionType:
             handlers = self._methods.get(fn.__name__)
             if handlers and args:
@@ -185,6 +193,8 @@ class CallingWorld:
                     return self.interp.call(inner, args, kwargs)
         if fn is int or fn is float or fn is bool:
             return natives.convert_number(self, fn, args)
+        if _joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
+            return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
         if isinstance(getattr(fn, "__self__", None), str) and contains_later([*args, *kwargs.values()]):
             return Later(
                 fn, tuple(map(self.freeze, args)), {name: self.freeze(value) for name, value in kwargs.items()}
@@ -198,6 +208,12 @@ class CallingWorld:
             self.defer(fn, args, kwargs)
             return None
         frame = self.interp.current_frame
+        if fn is id and len(args) == 1 and not kwargs:
+            return self._address(args[0], known=frame is not None and self.heap.trusts(frame.globals))
+        if fn is sys.getrecursionlimit and not args and not kwargs:  # a capture sets one of its own
+            source = self.heap.sources.call(self.heap.sources.const(fn, "sys.getrecursionlimit"))
+            self.heap.guard("equal", source, self.interp.max_depth)
+            return self.interp.max_depth
         if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
             return fn()  # a library tells threads apart: a step runs in one
         if isinstance(fn, weakref.ReferenceType):
@@ -269,9 +285,13 @@ class CallingWorld:
             if type(owner) not in CONTAINERS or fn.__name__ not in _STORING_METHODS:
                 self._refuse_unshadowed(fn, args)
             record = self.heap.record_of(owner)
+            if fn is operator.contains and isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
+                self.own_key(args[1])
             if isinstance(owner, (set, frozenset)) or any(fn is known for known in _HASHING) or _is_fromkeys(fn):
                 for value in args:
                     self.touch(value, deep=False)
+                    for key in held_by(value) or (value,):
+                        self.heap.note_hashed(key)
                 args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
             elif isinstance(owner, dict):
                 args = tuple(natives.concrete(value) for value in args)
@@ -310,6 +330,8 @@ class CallingWorld:
             return self.guarded(fn, args, kwargs)
         if not any(fn is known for known in _READS_TYPE):
             name = getattr(fn, "__name__", "")
+            if name in _TELLS_APART:
+                self._tell_apart([getattr(fn, "__self__", None), *args])
             deep = not any(fn is known for known in _PASSES_ITEMS) and name != "extend"
             for value in (*args, *kwargs.values()):
                 self.touch(value, deep, order=name not in _WITHOUT_ORDER)
@@ -320,14 +342,14 @@ class CallingWorld:
             for value in args:
                 if isinstance(value, Later):
                     self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
-        if not torch_call and (fn is repr or fn is str or not keeps_callables(fn)):
+        if not torch_call and (fn is repr or fn is str or not keeps_callables(fn) or _asks_missing(fn, args)):
             objects = self.reentry.objects(fn, (getattr(fn, "__self__", None), *args, *kwargs.values()))
             if objects:
                 with self.reentry.around(objects):
                     return self.guarded(fn, args, kwargs)
         into = kwargs.get("out") if torch_call else None
         before = into._version if isinstance(into, torch.Tensor) else 0
-        made = self.guarded(fn, args, kwargs)
+        made = self.guarded(fn, args, kwargs) if torch_call else self._run(fn, args, kwargs)
         if isinstance(into, torch.Tensor) and into._version == before:
             # Some of torch's composite operators forget to write where tensors are not plain ones.
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
@@ -336,6 +358,33 @@ class CallingWorld:
         elif not torch_call and type(fn) in _HASHABLE:
             self.heap.definitions.asked(fn, args, made, self.new_classes.keys())
         return made
+
+    def _tell_apart(self, values: list[Any]) -> None:
+        """C code is about to compare objects, those of most classes by what they are."""
+        found, todo, seen = [], values, set()
+        while todo:
+            value = todo.pop()
+            if type(value) in PLAIN_TYPES or id(value) in seen:
+                continue
+            seen.add(id(value))
+            todo += held_by(value)
+            if type(value) is types.MethodType:
+                todo.append(value.__self__)
+            elif isinstance(value, weakref.ReferenceType):
+                todo.append(value())
+            if isinstance(self.heap.record_of(value), InstanceRecord):
+                found.append(value)
+        for one, other in itertools.combinations(found, 2):
+            self.heap.tell_apart(one, other)
+
+    def _address(self, value: Any, known: bool) -> int:
+        """``id(value)``: that of the object outside, unless a library (``copy``, say) only tells objects apart."""
+        record = self.heap.record_of(value)
+        if known or record is None:
+            self.heap.note_hashed(value)
+            return id(value)
+        self.heap.guard("is", record.base, record.real)
+        return id(record.real)
 
     def _read_setting(self, fn: Any) -> None:
         """Guards a global setting of torch that no context of the step's changes, as it was at entry."""
@@ -352,17 +401,29 @@ class CallingWorld:
             self.heap.refuse("SFX111", "registers a hook in an autograd graph that was made before")
 
     def as_key(self, key: Any) -> Any:
+        if type(key) not in PLAIN_TYPES:
+            self.heap.note_hashed(key)
         return natives.concrete(key)
 
-    def own_key(self, key: Any) -> Any:
-        """A key for an outside dict or set, which the heap hashes and compares on its own account."""
+    def own_key(self, key: Any, pin: bool = True) -> Any:
+        """A key for an outside dict or set, which the heap hashes and compares on its own account.
+
+        Args:
+            key: the key.
+            pin: the step sees whether it is there, so that another object would be another step.
+        """
         key = natives.concrete(key)
         cls = type(key)
         if cls in PLAIN_TYPES:
             return key
         if cls is tuple:
-            return tuple(self.own_key(item) for item in key)
-        if not compares_in_python(cls):
+            return tuple(self.own_key(item, pin) for item in key)
+        self.heap.note_hashed(key)
+        if pin:
+            self.heap.pin_key(key)
+        if isinstance(key, weakref.ReferenceType):
+            self.own_key(key(), pin)  # its hash and equality are those of what it refers to
+        if not compares_in_python(cls) or issubclass(cls, torch.Tensor):
             return key
         self._compares_by(cls)
         if not only_looks(cls):
@@ -396,6 +457,21 @@ class CallingWorld:
                 kind = type(value).__qualname__
                 self.heap.refuse("SFX104", f"{policy.describe(fn)} gets {record.source.label}, a {kind}")
 
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs C code, which sees the values of numbers that change where it takes Python's own only."""
+        if _wants_values(fn):
+            return self.guarded(fn, *natives.concrete_within((args, kwargs)))
+        try:
+            return self.guarded(fn, args, kwargs)
+        except TypeError as error:
+            trace = error.__traceback__
+            deeper = trace is not None and trace.tb_next is not None and trace.tb_next.tb_next is not None
+            given = list(_inside((args, kwargs)))
+            if deeper or any(map(callable, given)) or not any(isinstance(value, natives.NUMBERS) for value in given):
+                raise
+        self.last_error = None
+        return self.guarded(fn, *natives.concrete_within((args, kwargs)))
+
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; torch's complaints about values it cannot know stop the capture."""
         try:
@@ -409,7 +485,8 @@ class CallingWorld:
             if isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
                 reason = "hashes a number that may change from call to call"
                 raise Unsupported("SFX111", reason, self.locate()) from error
-            if any(_known_late(value, error) for value in _inside((args, kwargs))):
+            told = isinstance(error, TypeError) and _STAND_IN in str(error)  # made by a callback
+            if told or any(_known_late(value, error) for value in _inside((args, kwargs))):
                 reason = f"{policy.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 raise Unsupported("SFX106", reason, self.locate()) from error
             if _told_by_a_fake(error) and self._is_handled():
@@ -432,6 +509,9 @@ class CallingWorld:
             return Unsupported("SFX101", "asks for a value that exists only when the graph runs", None)
         return None
 
+    def unheard(self, error: BaseException) -> bool:
+        return False  # it is reported: an effect
+
     def _refuse_call(self, fn: Any) -> None:
         owner = getattr(fn, "__self__", None)
         if isinstance(owner, torch.Generator):
@@ -453,6 +533,7 @@ class CallingWorld:
             return alive.reentry.outside(lambda: call(*args, **kwargs))
 
         NATIVE_CODE.add(id(led_back.__code__))
+        vars(led_back)["leads_to"] = fn
         return led_back
 
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -493,6 +574,24 @@ def compares_in_python(cls: type) -> bool:
     return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__hash__", "__eq__", "__lt__"))
 
 
+def _wants_values(fn: Any) -> bool:
+    """True for C code that takes a number of another class for an object."""
+    module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None)
+    return type(fn).__module__ == "_json" or (isinstance(module, str) and module.split(".")[0] == "numpy")
+
+
+def _joins(fn: Any) -> bool:
+    """True for ``str.join`` of a text."""
+    return type(fn) is types.BuiltinMethodType and fn.__name__ == "join" and type(fn.__self__) is str
+
+
+def _asks_missing(fn: Any, args: tuple[Any, ...]) -> bool:
+    """True for ``dict.__getitem__`` of a dict whose class says in Python what it gives for a missing key."""
+    owner = getattr(fn, "__self__", args[0] if args else None)
+    missing = getattr(type(owner), "__missing__", None) if issubclass(type(owner), dict) else None
+    return getattr(fn, "__name__", "") == "__getitem__" and isinstance(missing, types.FunctionType)
+
+
 def _is_fromkeys(fn: Any) -> bool:
     return type(fn) is types.BuiltinFunctionType and fn.__name__ == "fromkeys"
 
@@ -524,6 +623,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+_STAND_IN = f"{Later.__name__} found"
 _HASHING = (hash, set, frozenset)
 _BUFFERS = (io.StringIO, io.BytesIO)
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
@@ -541,6 +641,10 @@ _WITHOUT_ORDER = frozenset(
     }
 )  # fmt: skip
 """Names of functions and methods to which the order of a set makes no difference."""
+_TELLS_APART = frozenset(
+    {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
+)
+"""Names of functions and methods that ask whether two objects are one, or equal."""
 _READS_NOTHING = frozenset(
     {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
 )

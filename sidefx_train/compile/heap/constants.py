@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.graphs import written_args
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.tracer import GraphTracer
 
 _MOST_NODES = 64
 _MOST_ELEMENTS = 1 << 20

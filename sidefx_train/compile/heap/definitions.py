@@ -139,7 +139,7 @@ class Definitions:
         self._native[id(fn)] = True  # while functions call one another
         self.runs(fn)
         own = not self.replaced.intersection(_names(fn.__code__))
-        for chain in _chains(fn.__code__):
+        for chain in chains_of(fn.__code__):
             for value in self._follow(fn.__globals__, chain):
                 if _is_foreign(value):
                     own = False
@@ -248,7 +248,7 @@ def _names(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+def chains_of(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """What code reads of its globals, each with the attributes read from there on."""
     found: dict[tuple[str, ...], None] = {}
     chain: tuple[str, ...] = ()
@@ -266,5 +266,5 @@ def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
         found[chain] = None
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            found.update(dict.fromkeys(_chains(const)))
+            found.update(dict.fromkeys(chains_of(const)))
     return tuple(found)

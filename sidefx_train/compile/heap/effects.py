@@ -6,6 +6,7 @@ Effects name their target by source and their values as values of the trace; the
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ import torch
 from sidefx_train._torch_compat import hook_numbers
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap import weak
 from sidefx_train.compile.heap.checkpoint import Checkpoint
 from sidefx_train.compile.heap.difference import Comparison
 from sidefx_train.compile.heap.iterators import IteratorRecord
@@ -29,6 +31,7 @@ from sidefx_train.compile.heap.records import (
     TensorRecord,
     is_set,
     slot_names,
+    stored_entries,
 )
 from sidefx_train.compile.heap.source import Source
 
@@ -308,7 +311,8 @@ def _whole_dict(record: InstanceRecord) -> list[Effect]:
 
 
 def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
-    now: dict[Any, Any] = record.shadow
+    now = stored_entries(record.shadow)
+    weak.check_keys(world.heap, record.base, now)
     if record.filled and record.same_entries() and list(now) == list(record.snapshot):
         return []
     keys = {key: world.heap.real_key(key) for key in now}
@@ -332,14 +336,16 @@ def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
 
 
 def _key(world: TraceWorld, keys: dict[Any, Any], key: Any) -> Any:
-    made = isinstance(key, weakref.ReferenceType) and world.heap.record_of(key) is None
+    record = world.heap.record_of(key)
+    made = isinstance(key, weakref.ReferenceType) if record is None else record.base.kind != "const"
     return TraceKey(key) if made or keys[key] is ABSENT else keys[key]
 
 
 def _list(record: ListRecord) -> list[Effect]:
     if not record.filled:
         return [Effect("extend", record.base, None, record.appended, record.through)] if record.appended else []
-    now, before = list(record.shadow), record.snapshot
+    base: Any = list if isinstance(record.shadow, list) else deque
+    now, before = list(base.__iter__(record.shadow)), record.snapshot
     if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
         return []
     if len(now) > len(before) and all(a is b for a, b in zip(now, before, strict=False)):
@@ -348,11 +354,12 @@ def _list(record: ListRecord) -> list[Effect]:
 
 
 def _set(record: SetRecord) -> list[Effect]:
+    now = dict.fromkeys(set.__iter__(record.shadow))
     if not record.filled:
-        return [Effect("add", record.base, None, list(record.shadow), record.through)] if record.shadow else []
+        return [Effect("add", record.base, None, list(now), record.through)] if now else []
     # Only what changed: the order in which a set shows its members depends on how it came to have them.
-    gone = [member for member in record.snapshot if member not in record.shadow]
-    new = [member for member in record.shadow if member not in record.snapshot]
+    gone = [member for member in record.snapshot if member not in now]
+    new = [member for member in now if member not in record.snapshot]
     changes = [Effect("remove", record.base, None, gone, record.through)] if gone else []
     return [*changes, Effect("add", record.base, None, new, record.through)] if new else changes
 
@@ -392,9 +399,11 @@ def _written_under(record: TensorRecord) -> bool:
 def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
+    turned = (fake.shape, fake.stride()) != record.entry_layout
+    if finished and record.edge is None and record.requires_grad and turned:
+        record.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
     if finished and record.edge is not None:
-        entry = record.entry_layout
-        if not fake.requires_grad or (fake.shape, fake.stride()) != entry:
+        if not fake.requires_grad or turned:
             reason = f"{record.source.label}, made outside the step with a history, is detached or turned in it"
             record.heap.refuse("SFX107", reason)
         if _history(record) is not record.edge.node and not updated(world, record):

@@ -7,6 +7,8 @@ with shadow contents for everything else.
 
 from __future__ import annotations
 
+import abc
+import ctypes
 import datetime
 import enum
 import functools
@@ -29,6 +31,7 @@ from sidefx_train.compile.artifacts import InputKind
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
+from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.heap import iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.definitions import Definitions
@@ -55,6 +58,7 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.compile.heap.source import Source, SourceTable
 from sidefx_train.compile.heap.spaces import SpaceRecord, note_space
+from sidefx_train.compile.heap.walkers import attributes_of
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -112,10 +116,22 @@ class Retired:
     """What a shadow of a class with ``__del__`` becomes when its capture is over."""
 
 
+class RetiredAbstract(abc.ABC):  # noqa: B024 - for the layout in memory, which is another one below ``ABC``
+    """Likewise, for classes below ``abc.ABC``."""
+
+
+def _retire(shadow: Any) -> None:
+    for cls in (Retired, RetiredAbstract):
+        try:
+            object.__dict__["__class__"].__set__(shadow, cls)
+        except TypeError:  # another layout in memory
+            continue
+        return
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(shadow))  # it never dies, not even when the process ends
+
+
 _NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
 """Containers that can be looked into without running code or making anything."""
-
-_NEVER_DELETED: list[Any] = []
 
 
 class Heap:
@@ -137,7 +153,10 @@ class Heap:
         passing: labels of texts among the arguments that are other ones with every call.
         growing: labels of lists that have been seen to grow with every call.
         iterators: where those are whose place is guarded.
+        dropped: told when the program drops an iterator that cleans up.
+        hashed: objects that served as keys.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
+        own_key: makes a stand-in ready to be hashed and compared by the heap's own bookkeeping.
         definitions: what was taken from modules and classes.
         new_spaces: ``__dict__`` of instances made in the step that was looked at, with its instance.
     """
@@ -159,16 +178,20 @@ class Heap:
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.by_real: dict[int, Record] = {}
         self.by_shadow: dict[int, Record] = {}
+        self._in_memory: dict[int, list[TensorRecord]] = {}
         self.cells: dict[int, CellRecord] = {}
         self.namespaces: dict[int, NamespaceRecord] = {}
         self.new_spaces: dict[int, tuple[dict[str, Any], Any]] = {}
         self.numbers: list[tuple[Any, Source, int | float]] = []
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
+        self.dropped: Callable[[str], None] = _not_callable_yet
+        self.own_key: Callable[[Any], Any] = _not_callable_yet
         self.in_part = False
         self.walked: frozenset[str] = frozenset()
         self.growing: frozenset[str] = frozenset()
         self.passing: frozenset[str] = frozenset()
+        self.hashed: dict[int, Record] = {}
         self._texts: dict[int, Later] = {}
         self.iterators: list[Source] = []
         self.dynamic: frozenset[tuple[str, int]] = frozenset()
@@ -229,7 +252,7 @@ class Heap:
         if cls is np.float64 and self._below(source, self._symbolic_roots):
             return self._number(real, source, name)
         if cls is np.ndarray and not real.dtype.hasobject:
-            return self._register(array_shadow(self, real, source))
+            return self.register(array_shadow(self, real, source))
         if issubclass(cls, BY_VALUE) or cls is frozenset:
             if cls is frozenset and not all(is_plain(item) or isinstance(item, DEFINITIONS) for item in real):
                 self.refuse("SFX104", f"{source.label} is a frozenset of objects that are not plain values")
@@ -246,13 +269,13 @@ class Heap:
         if cls is types.CellType:
             return self._cell(real, source)
         if cls in iterators.OPAQUE and source.from_arguments:
-            return self._register(iterators.outside_iterator(self, real, source))
+            return self.register(iterators.outside_iterator(self, real, source))
         if cls in iterators.TYPES and source.from_arguments:
             if source.label in self.walked:
-                return self._register(iterators.outside_iterator(self, real, source))
+                return self.register(iterators.outside_iterator(self, real, source))
             self.iterators.append(source)
             made = iterators.shadow_iterator(self, real, source)
-            return self._register(iterators.IteratorRecord(self, real, made, source))
+            return self.register(iterators.IteratorRecord(self, real, made, source))
         if cls in (types.BuiltinMethodType, types.MethodWrapperType) and _has_owner(real):
             return self._builtin_method(real, source)
         if type(real) is functools.partial:
@@ -266,6 +289,10 @@ class Heap:
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return self._opaque(real, source)
         return self._instance(real, source)
+
+    def shadows(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The stand-ins of the step's positional arguments."""
+        return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
 
     def _passed(self, real: str, source: Source) -> Later:
         """A text that is only handed on: stored, formatted or shown, never decided on."""
@@ -299,10 +326,7 @@ class Heap:
         """The stand-in of a dict's key; keys are covered by the dict's ``keys`` guard."""
         if is_plain(real_key) or isinstance(real_key, (*BY_IDENTITY, *BY_VALUE, *PASSED_THROUGH)):
             return real_key
-        record = self.by_real.get(id(real_key))
-        if record is not None:
-            return record.shadow
-        return self.shadow(real_key, self.sources.const(real_key, f"key {position} of {base.label}"))
+        return self.own_key(self.shadow(real_key, self.sources.const(real_key, f"key {position} of {base.label}")))
 
     def cell(self, cell: types.CellType, label: str) -> CellRecord:
         record = self.cells.get(id(cell))
@@ -328,7 +352,8 @@ class Heap:
             record = self.namespaces[id(space)] = NamespaceRecord(self, space, self.sources.const(space, label))
         return record
 
-    def _register(self, record: Record) -> Any:
+    def register(self, record: Record) -> Any:
+        """Enters an object that is met for the first time; its shadow."""
         self.by_real[id(record.real)] = record
         self.by_shadow[id(record.shadow)] = record
         return record.shadow
@@ -339,6 +364,54 @@ class Heap:
             self.guard("is", source, record.real)
         else:
             self.guard("same", source, record.source)
+
+    def tell_apart(self, one: Any, other: Any) -> None:
+        """The step goes by two objects from outside not being one: they must not come to be."""
+        first, second = self.record_of(one), self.record_of(other)
+        if first is None or second is None or first is second or type(first.real) is not type(second.real):
+            return
+        bases = (first.base, second.base)
+        if first.real is not second.real and any(base.kind != "const" for base in bases):
+            key = ("separate", *sorted(map(id, bases)))
+            if key not in self.guards:
+                self.guards[key] = Guard("separate", bases[0], bases, self.locate())
+
+    def note_hashed(self, key: Any) -> None:
+        """A key is about to be told from other keys, in a container of the step's own maybe."""
+        todo = [key]
+        while todo:
+            key = todo.pop()
+            record = self.record_of(key)
+            parts = _key_parts(key)
+            if parts is not None:
+                todo += parts
+            elif isinstance(record, (InstanceRecord, TensorRecord)):
+                self.hashed.setdefault(id(record), record)
+
+    def separate_keys(self) -> list[Guard]:
+        """Keys that were told apart must not come to be one object."""
+        kinds: dict[type, list[Source]] = {}
+        for record in self.hashed.values():
+            kinds.setdefault(type(record.real), []).append(record.base)
+        moving = [bases for bases in kinds.values() if any(base.kind != "const" for base in bases)]
+        return [Guard("separate", bases[0], tuple(bases), None) for bases in moving if len(bases) > 1]
+
+    def pin_key(self, key: Any) -> None:
+        """The step sees what a dict or set has under a key: where that depends on which object it is, so it stays."""
+        todo = [key]
+        while todo:
+            key = todo.pop()
+            record = self.record_of(key)
+            parts = _key_parts(key)
+            if parts is not None:
+                todo += parts
+            elif record is None or record.base.kind in ("const", "call"):  # a weak reference gives but one object
+                continue
+            elif isinstance(record, TensorRecord) or vars(object)["__hash__"] is type(key).__hash__:
+                self.guard("is", record.base, record.real)
+            elif isinstance(record, InstanceRecord):
+                record.fill()
+                todo += attributes_of(key)
 
     def _bind(self, real: Any, source: Source) -> Source:
         """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
@@ -409,6 +482,8 @@ class Heap:
             self.refuse("SFX109", f"{source.label} is quantized ({real.dtype})")
         if real.layout is not torch.strided:
             self.refuse("SFX109", f"{source.label} has layout {real.layout}")
+        if real._base is not None and storage_of(real._base) != storage_of(real):
+            self.refuse("SFX109", f"{source.label} is a view that was given other memory (.data)")
         static = (
             real.grad_fn is None
             and source.label not in self.moving
@@ -422,14 +497,16 @@ class Heap:
         if real.requires_grad and not static and real.is_leaf:
             self.guard("is", self.sources.slot(place, "grad_fn"), None)
         kind: InputKind = "static" if static else "tensor"
+        twin = self._twin(real if real._base is None else real._base) if not dynamic else None
         try:
-            fake = self.tracer.add_tensor(real, kind, source.label, dynamic)
+            fake = self.tracer.add_tensor(real, kind, source.label, dynamic, twin)
         except (RuntimeError, AssertionError) as error:  # a view of another type than its base, or of a leaf that
             # began to require gradients after its first stand-in was made: torch can make no fake of it
             self.refuse("SFX109", f"{source.label} has no stand-in: {error}")
         self.guard("tensor", place, self._facts(real, fake, place))
         record = TensorRecord(self, real, fake, place, kind)
-        self._register(record)
+        self.register(record)
+        self._in_memory.setdefault(storage_of(real), []).append(record)
         if not real.is_leaf:
             self.guard("equal", self.sources.slot(place, "retains_grad"), real.retains_grad)
             if real.retains_grad:
@@ -440,6 +517,17 @@ class Heap:
             self._tensor_hooks(real, fake, record.source)
             record.hooks = compat.hook_numbers(fake)
         return fake
+
+    def _twin(self, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A detached tensor and the stand-in of another whose version counter it shares, if there is one."""
+        if id(real) in self.by_real or type(real) is not torch.Tensor or not real.is_leaf or real._is_view():
+            return None
+        for other in self._in_memory.get(storage_of(real), ()):
+            plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))
+            fixed = all(isinstance(size, int) for size in other.shadow.shape)
+            if plain and fixed and compat.one_counter(other.real, real):
+                return real, other.shadow
+        return None
 
     def _dynamic(self, real: torch.Tensor, source: Source) -> frozenset[int]:
         """Dimensions whose size is symbolic; sizes 0 and 1 never are."""
@@ -503,7 +591,7 @@ class Heap:
         self.guard("length", source, len(real))
         items = [self.shadow(item, self.sources.item(source, index)) for index, item in enumerate(real)]
         shadow = make_tuple(type(real), items)
-        return self._register(Record(self, real, shadow, source))
+        return self.register(Record(self, real, shadow, source))
 
     def _container(self, real: Any, source: Source) -> Any:
         cls = type(real)
@@ -521,7 +609,7 @@ class Heap:
         if kind is None:
             kind = DictRecord if isinstance(real, dict) else SetRecord if isinstance(real, set) else ListRecord
         record = kind(self, real, shadow, source, source)  # type: ignore[call-arg]
-        self._register(record)
+        self.register(record)
         if not record.plain:
             record.fill()
             if hasattr(real, "__dict__"):
@@ -542,13 +630,13 @@ class Heap:
             self.guard("equal", self.sources.slot(source, "__name__"), real.__name__)
         owner = self.shadow(real.__self__, self.sources.slot(source, "__self__"))
         shadow = real if owner is real.__self__ else getattr(owner, real.__name__)
-        return self._register(Record(self, real, shadow, source, source))
+        return self.register(Record(self, real, shadow, source, source))
 
     def _method(self, real: types.MethodType, source: Source) -> Any:
         self.guard("type", source, types.MethodType)
         self.guard("is", self.sources.slot(source, "__func__"), real.__func__)
         owner = self.shadow(real.__self__, self.sources.slot(source, "__self__"))
-        return self._register(Record(self, real, types.MethodType(real.__func__, owner), source))
+        return self.register(Record(self, real, types.MethodType(real.__func__, owner), source))
 
     def _partial(self, real: Any, source: Source) -> Any:
         self.guard("is", source, real)
@@ -557,7 +645,7 @@ class Heap:
         spots, names = self.sources.slot(base, "args"), self.sources.slot(base, "keywords")
         args = [self.shadow(value, self.sources.item(spots, i)) for i, value in enumerate(real.args)]
         keywords = {k: self.shadow(v, self.sources.item(names, k), k) for k, v in real.keywords.items()}
-        return self._register(Record(self, real, functools.partial(func, *args, **keywords), base, base))
+        return self.register(Record(self, real, functools.partial(func, *args, **keywords), base, base))
 
     def _opaque(self, real: Any, source: Source) -> Any:
         self.guard("is", source, real)
@@ -565,14 +653,14 @@ class Heap:
         record = Record(self, real, real, base, base)
         if type(real) is types.FunctionType:
             record.instance = InstanceRecord(self, real, Attributes(), base, base)
-        return self._register(record)
+        return self.register(record)
 
     def _member(self, real: enum.Enum, source: Source) -> enum.Enum:
         """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
         base = self.sources.const(real, source.label)
         record = Record(self, real, real, base, base)
         record.instance = InstanceRecord(self, real, Attributes(), base, base)
-        self._register(record)
+        self.register(record)
         return real
 
     def _proxy(self, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
@@ -585,12 +673,12 @@ class Heap:
         shown = self.shadow(mapping, self.sources.const(mapping, f"the dict of {base.label}"))
         self.by_real[id(mapping)].fill()
         shadow = types.MappingProxyType(shown)
-        return self._register(Record(self, real, shadow, base, base))
+        return self.register(Record(self, real, shadow, base, base))
 
     def _weak(self, real: Any, source: Source) -> Any:
         self.guard("is", source, real)
         base = self.sources.const(real, source.label)
-        return self._register(Record(self, real, weak.shadow_of(self, real, base), base, base))
+        return self.register(Record(self, real, weak.shadow_of(self, real, base), base, base))
 
     def _instance(self, real: Any, source: Source) -> Any:
         cls = type(real)
@@ -606,17 +694,20 @@ class Heap:
         record = InstanceRecord(self, real, shadow, source if base is source else base, base)
         if record.has_dict:
             note_space(self, record)
-        return self._register(record)
+        return self.register(record)
 
     def retire(self) -> None:
-        """Ends the shadows' lives quietly: a ``__del__`` is for the real object to run."""
+        """Ends the shadows' lives quietly: a ``__del__`` is for the real object to run.
+
+        What remains of the capture may live on for a while, which real objects must not because of it.
+        """
         for record in self.by_real.values():
             shadow = record.shadow
             if isinstance(record, InstanceRecord) and shadow is not record.real and deletes(type(shadow)):
-                try:
-                    object.__dict__["__class__"].__set__(shadow, Retired)
-                except TypeError:  # slots: another layout in memory
-                    _NEVER_DELETED.append(shadow)
+                _retire(shadow)
+            record.real = None
+        for table in (self.by_real, self.by_shadow, self.cells):
+            table.clear()
 
     # --- attributes with a special nature -------------------------------------------------------------------------
 
@@ -653,6 +744,15 @@ class Heap:
     def dict_record(self, shadow: Any) -> DictRecord | None:
         record = self.record_of(shadow)
         return record if isinstance(record, DictRecord) else None
+
+
+def _key_parts(key: Any) -> tuple[Any, ...] | None:
+    """What decides which key a composite one is; ``None`` for others."""
+    if isinstance(key, tuple):
+        return key
+    if type(key) is types.MethodType:
+        return (key.__self__,)
+    return (key(),) if isinstance(key, weakref.ReferenceType) else None
 
 
 def _not_callable_yet(fn: Any) -> Any:

@@ -9,13 +9,16 @@ an :class:`OutsideIterator`: the loop is advanced natively, between two parts th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from sidefx_train.compile.capture.cleanup import HOLDERS, ClosingStandIn, cleans_up
 from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.heap.records import Record
 from sidefx_train.compile.heap.source import Source
@@ -37,14 +40,38 @@ REBUILT: frozenset[type] = TYPES | {
 }
 """Classes whose instances, made in the step, can be made again outside; those over dicts and sets walk over a copy."""
 
-
-OPAQUE: tuple[type, ...] = (
-    types.GeneratorType,
-    map,
-    filter,
-    *(REBUILT - TYPES),
-    *(cls for cls in vars(itertools).values() if isinstance(cls, type)),
+HANDED_ON: frozenset[type] = frozenset(
+    {
+        map,
+        filter,
+        itertools.accumulate,
+        itertools.chain,
+        itertools.combinations,
+        itertools.combinations_with_replacement,
+        itertools.compress,
+        itertools.count,
+        itertools.cycle,
+        itertools.dropwhile,
+        itertools.filterfalse,
+        itertools.groupby,
+        itertools.islice,
+        itertools.permutations,
+        itertools.product,
+        itertools.repeat,
+        itertools.starmap,
+        itertools.takewhile,
+        itertools.zip_longest,
+        type(next(itertools.groupby("a"))[1]),
+        type(iter(int, 1)),
+        type(reversed({})),
+        type(reversed({}.values())),
+        type(reversed({}.items())),
+    }
 )
+"""Further such classes: they call functions, or walk over other iterators; outside, nobody looks into them."""
+
+
+OPAQUE: frozenset[type] = (HOLDERS | REBUILT | HANDED_ON) - TYPES
 """Classes of iterators that do not tell where they are."""
 
 
@@ -77,8 +104,28 @@ def _call_outside(iterator: OutsideIterator, *args: Any, **kwargs: Any) -> NoRet
     iterator.refuse()
 
 
+class ClosingIterator(OutsideIterator, ClosingStandIn):
+    """Stands for an outside iterator that runs code of the program when it dies; the program alone refers to it.
+
+    Args:
+        cls: its class.
+        refuse: stops the capture.
+        dropped: called when the program has no reference to it any more.
+    """
+
+    __slots__ = ("dropped",)
+
+    def __init__(self, cls: type, refuse: Callable[[], NoReturn], dropped: Callable[[], None]) -> None:
+        super().__init__(cls, refuse)
+        self.dropped = dropped
+
+    def __del__(self) -> None:
+        self.dropped()
+
+
 NATIVE_CODE.add(id(_call_outside.__code__))
-NATIVE_CODE.update(id(fn.__code__) for fn in vars(OutsideIterator).values() if isinstance(fn, types.FunctionType))
+for _cls in (OutsideIterator, ClosingIterator):
+    NATIVE_CODE.update(id(fn.__code__) for fn in vars(_cls).values() if isinstance(fn, types.FunctionType))
 
 
 class IteratorRecord(Record):
@@ -92,6 +139,26 @@ class IteratorRecord(Record):
         """How many items the step has taken; ``None`` if it came to the end."""
         now = position(self.shadow)
         return None if now is None else now - (self.begun or 0)
+
+
+class ClosingRecord(Record):
+    """An iterator of which only the program holds the stand-in."""
+
+    _held: weakref.ref[OutsideIterator]
+
+    @property
+    def shadow(self) -> OutsideIterator:  # type: ignore[override]
+        held: OutsideIterator | None = self._held()
+        if held is None:  # it is also found elsewhere, and lives
+            held = self._kept = OutsideIterator(type(self.real), self._refuse)
+            self._held = weakref.ref(held)
+            self.heap.by_shadow[id(held)] = self
+        return held
+
+    @shadow.setter
+    def shadow(self, made: OutsideIterator) -> None:
+        self._refuse = made.refuse
+        self._held = weakref.ref(made)
 
 
 def position(iterator: Any) -> int | None:
@@ -122,12 +189,39 @@ def advance(iterator: Iterator[Any], count: int | None) -> None:
 def outside_iterator(heap: Heap, real: Any, source: Source) -> Record:
     """The record of an iterator that the capture does not look into."""
     heap.guard("type", source, type(real))
+    return Record(heap, real, OutsideIterator(type(real), _refusal(heap, source)), source)
 
+
+def _refusal(heap: Heap, source: Source) -> Callable[[], NoReturn]:
     def refuse() -> NoReturn:
         code, why = ("SFX113", "goes on with a loop") if heap.in_part else ("SFX103", "advances the outside iterator")
         heap.refuse(code, f"{why} {source.label}")
 
-    return Record(heap, real, OutsideIterator(type(real), refuse), source)
+    return refuse
+
+
+def given_state(heap: Heap, state: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Stand-ins of what the rest of a step is given, ``[cells, values]``; its code takes them out and keeps none."""
+    place = heap.sources.arg(0)
+    return ([tuple(_given(heap, place, i, part)) for i, part in enumerate(state)],)
+
+
+def _given(heap: Heap, place: Source, index: int, part: tuple[Any, ...]) -> Iterator[Any]:
+    inside = heap.sources.item(place, index)
+    for i, real in enumerate(part):
+        source = heap.sources.item(inside, i)
+        if type(real) not in HOLDERS:
+            yield heap.shadow(real, source)
+            continue
+        closing = cleans_up(real)
+        heap.guard("cleans_up", source, closing)
+        if not closing or id(real) in heap.by_real:
+            yield heap.shadow(real, source)
+            continue
+        heap.guard("type", source, type(real))
+        made = ClosingIterator(type(real), _refusal(heap, source), functools.partial(heap.dropped, source.label))
+        yield heap.register(ClosingRecord(heap, real, made, source))
+        del made
 
 
 def shadow_iterator(heap: Heap, real: Any, source: Source) -> Any:

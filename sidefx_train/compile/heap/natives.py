@@ -106,7 +106,7 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
         key = world.own_key(args[1])
         return record.bring(key) if _hashable(key) else ABSENT
     if name in ("getitem", "setitem", "delitem"):
-        key = world.own_key(args[1])
+        key = world.own_key(args[1], pin=name != "setitem" or record.filled)
         world.touch(key, deep=False)
         if not _hashable(key):
             return ABSENT
@@ -194,6 +194,17 @@ def concrete(value: Any) -> Any:
     return value
 
 
+def concrete_within(value: Any) -> Any:
+    """A value with :func:`concrete` numbers, also in plain containers, of which new ones are made where needed."""
+    if type(value) in (list, tuple):
+        items = [concrete_within(item) for item in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if type(value) is dict:
+        entries = {key: concrete_within(item) for key, item in value.items()}
+        return value if all(map(operator.is_, entries.values(), value.values())) else entries
+    return concrete(value)
+
+
 def settle(obj: Any) -> None:
     """Gives the symbolic numbers among an object's attributes their values: C code is about to hash the object."""
     try:
@@ -258,11 +269,11 @@ def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs
         return ABSENT
     if isinstance(record, SetRecord):
         if name == "add" and not record.filled:
-            fn(world.own_key(args[0]))
+            fn(world.own_key(args[0], pin=False))
             return None
         return ABSENT
     if isinstance(record, DictRecord) and args:
-        args = (world.own_key(args[0]), *args[1:])
+        args = (world.own_key(args[0], pin=name != "__setitem__"), *args[1:])
     if isinstance(record, DictRecord) and args and _hashable(args[0]):
         if name == "get":
             return dict.__getitem__(owner, args[0]) if record.bring(args[0]) else (args[1] if len(args) > 1 else None)

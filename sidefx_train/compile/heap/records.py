@@ -96,6 +96,7 @@ class TensorRecord(Record):
         self.requires_grad = real.requires_grad
         self.entry_version = self.version
         self.entry_layout = (shadow.shape, shadow.stride())
+        self.entry_memory = str(shadow.untyped_storage().nbytes())
         self.edge: Any = None if shadow.grad_fn is None else torch.autograd.graph.get_gradient_edge(shadow)
 
     @property
@@ -246,8 +247,8 @@ class ListRecord(Record):
         if self.base.label in self.heap.growing:
             self.heap.refuse("SFX114", f"reads the whole of {self.base.label}, which grows from call to call")
         self.filled = True
-        self.heap.guard("length", self.base, len(self.real))
         base = list if isinstance(self.shadow, list) else deque
+        self.heap.guard("length", self.base, base.__len__(self.real))
         tail = list(base.__iter__(self.shadow))
         base.clear(self.shadow)
         for index, item in enumerate(list(base.__iter__(self.real))):
@@ -300,6 +301,7 @@ class DictRecord(Record):
 
     def bring(self, key: Any) -> bool:
         """Brings the entry of ``key`` in, if there is one; True if the shadow has the key afterwards."""
+        self._pin_written()
         if dict.__contains__(self.shadow, key):
             return True
         if self.filled or key in self.missing or key in self.snapshot:
@@ -314,6 +316,13 @@ class DictRecord(Record):
         self._take(key, real_key)
         return True
 
+    def _pin_written(self) -> None:
+        """What the step wrote unread is about to be compared with what it reads."""
+        if not self.filled and dict.__len__(self.shadow) > len(self.snapshot):
+            for key in _base(self.shadow).__iter__(self.shadow):
+                if key not in self.snapshot:
+                    self.heap.pin_key(key)
+
     def _take(self, key: Any, real_key: Any) -> None:
         value = dict.__getitem__(self.real, real_key)
         hint = key if isinstance(key, str) else ""
@@ -324,12 +333,13 @@ class DictRecord(Record):
     def fill(self) -> None:
         if self.filled:
             return
+        self._pin_written()
         keys = tuple(_base(self.real).__iter__(self.real))
         if not keys:
             self.heap.guard("length", self.base, 0)
         else:
             self.heap.guard("keys", self.base, keys)
-        changed = dict(self.shadow)
+        changed = stored_entries(self.shadow)
         _base(self.shadow).clear(self.shadow)
         gone = {key for key in self.snapshot if key not in changed}
         order: list[Any] = []
@@ -359,17 +369,18 @@ class DictRecord(Record):
 
     def length(self) -> int | None:
         """Length without reading the contents, where nothing was written yet."""
-        if self.filled or any(key not in self.snapshot for key in self.shadow):
+        if self.filled or any(key not in self.snapshot for key in _base(self.shadow).__iter__(self.shadow)):
             return None
-        if len(self.snapshot) != len(self.shadow):
+        if len(self.snapshot) != dict.__len__(self.shadow):
             return None
-        self.heap.guard("length", self.base, len(self.real))
-        return len(self.real)
+        self.heap.guard("length", self.base, dict.__len__(self.real))
+        return dict.__len__(self.real)
 
     def same_entries(self) -> bool:
         """True if the step changed nothing."""
-        return len(self.shadow) == len(self.snapshot) and all(
-            key in self.snapshot and self.snapshot[key] is value for key, value in self.shadow.items()
+        now = stored_entries(self.shadow)
+        return len(now) == len(self.snapshot) and all(
+            key in self.snapshot and self.snapshot[key] is value for key, value in now.items()
         )
 
 
@@ -395,6 +406,8 @@ class SetRecord(Record):
         order = tuple(set.__iter__(self.real))
         inside = [self.heap.shadow_key(item, self.base, i) for i, item in enumerate(order)]
         added = list(set.__iter__(self.shadow))
+        for key in added:
+            self.heap.pin_key(key)
         for _ in _arrangements(self.shadow, self.real, inside):
             self.unordered = any(map(operator.is_not, set.__iter__(self.shadow), inside))
             if not self.unordered:
@@ -563,6 +576,12 @@ def _base(container: Any) -> Any:
     return OrderedDict if isinstance(container, OrderedDict) else dict
 
 
+def stored_entries(container: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dict holds, past the methods of its class."""
+    base = _base(container)
+    return {key: dict.__getitem__(container, key) for key in base.__iter__(container)}
+
+
 def base_container(cls: type) -> type | None:
     """Python's own container class that a class derives from."""
     return next((base for base in (OrderedDict, dict, list, deque, set) if issubclass(cls, base)), None)
@@ -570,7 +589,7 @@ def base_container(cls: type) -> type | None:
 
 def make_tuple(cls: Any, items: Iterable[Any]) -> Any:
     """A tuple of class ``cls``, made past its own ``__new__``; those made by C have no other."""
-    return cls(tuple(items)) if is_structure(cls) else tuple.__new__(cls, items)
+    return cls(tuple(items)) if is_structure(cls) or cls is torch.Size else tuple.__new__(cls, items)
 
 
 def is_structure(cls: Any) -> bool:

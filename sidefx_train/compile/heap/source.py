@@ -6,7 +6,7 @@ Guards test the value at the end of a path, the prologue fetches it, the epilogu
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any, Literal
 
 import torch
@@ -97,7 +97,20 @@ def stored_item(container: Any, key: Any) -> Any:
     return value
 
 
+def stored_length(container: Any) -> int:
+    """The length of a container, past the ``__len__`` of its class."""
+    base: Any = next((base for base in _CONTAINERS if isinstance(container, base)), type(container))
+    return base.__len__(container)  # type: ignore[no-any-return]
+
+
+def stored_keys(container: Any) -> tuple[Any, ...]:
+    """The keys of a dict or members of a set in order, past the ``__iter__`` of its class."""
+    base: Any = next((base for base in _CONTAINERS if isinstance(container, base)), type(container))
+    return tuple(base.__iter__(container))
+
+
 _ABSENT = object()
+_CONTAINERS = (OrderedDict, dict, list, tuple, deque, set, frozenset)
 
 
 class SourceTable:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-import itertools
 import types
 from collections.abc import Iterable
 from typing import Any
 
+from sidefx_train.compile.capture.cleanup import COMPOSED
 from sidefx_train.compile.heap.later import NUMBERS, Later
 from sidefx_train.compile.heap.records import is_set, slot_names
 
 _PLAIN = frozenset({list, tuple, set, dict})
+_BASES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
 _DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
 _VIEWS: tuple[Any, ...] = tuple(view for empty in _DICTS for view in (empty.keys(), empty.values(), empty.items()))
 _SEQUENCES: tuple[Any, ...] = ([], (), collections.deque())
@@ -22,7 +23,7 @@ _WALKERS = frozenset(
     {type(view) for view in _VIEWS}
     | {type(iter(empty)) for empty in (*_VIEWS, *_SEQUENCES, set())}
     | {type(reversed(empty)) for empty in (*_VIEWS, *_SEQUENCES)}
-    | {enumerate, zip, map, filter, *(made for made in vars(itertools).values() if isinstance(made, type))}
+    | COMPOSED
     | {types.MappingProxyType, functools.partial}
 )
 READ_BY_C = frozenset({types.SimpleNamespace})
@@ -33,8 +34,9 @@ def held_by(value: Any) -> Iterable[Any]:
     """What C code that reads ``value`` may look into, one level down."""
     if isinstance(value, dict):
         return list(dict.values(value))
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        return list(value)
+    for base in _BASES:
+        if isinstance(value, base):
+            return list(base.__iter__(value))  # past what a subclass makes of it
     cls = type(value)
     if cls in _WALKERS:
         return [held for held in gc.get_referents(value) if not callable(held)]

@@ -1,12 +1,14 @@
 """Weak references during a capture.
 
 A weak reference of the trace refers to a shadow. It must not call anybody back when the shadow dies after the capture,
-so one with a callback is a :class:`ShadowRef`, which only remembers the callback for the epilogue.
+so one with a callback is a :class:`ShadowRef`, which only remembers the callback for the epilogue. Where the key of an
+entry that the step leaves in a dict from outside has died, the callback would have run: such a step is refused.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.world import ABSENT
@@ -29,6 +31,12 @@ class ShadowRef(weakref.ref):  # type: ignore[type-arg]
     def __init__(self, target: Any, callback: Any = None) -> None:
         super().__init__(target)  # type: ignore[call-arg]
         self.callback = callback
+
+
+def check_keys(heap: Heap, base: Source, keys: Iterable[Any]) -> None:
+    """Refuses to leave an entry in a dict whose key died in the step: its callback would have taken it out."""
+    if any(isinstance(key, ShadowRef) and key() is None for key in keys):
+        heap.refuse("SFX104", f"puts an object into {base.label} that dies in the step and calls back there")
 
 
 def make(world: CallingWorld, args: tuple[Any, ...]) -> Any:

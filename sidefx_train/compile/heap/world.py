@@ -49,7 +49,7 @@ from sidefx_train.compile.heap.records import (
 from sidefx_train.compile.heap.reentry import Reentry
 from sidefx_train.compile.heap.spaces import space_of
 from sidefx_train.compile.heap.walkers import hides_later
-from sidefx_train.errors import Location
+from sidefx_train.errors import Location, Unsupported
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _BUILTINS = vars(builtins)
@@ -96,6 +96,8 @@ class TraceWorld(CallingWorld):
         self.interp.handled = HandledOutside(self._outside_exception)
         self._handled_outside = sys.exception()
         self.heap.reenter = self.interp.reentering
+        self.heap.dropped = self.interp.note_dropped
+        self.heap.own_key = self.own_key
         self.reentry = Reentry(self)
         self.led_back: list[Callable[..., Any]] = []
         self.settings = compat.settings()
@@ -260,7 +262,7 @@ class TraceWorld(CallingWorld):
             if record is not None:
                 return type(record.real)
             return torch.nn.Parameter if isinstance(obj, torch.nn.Parameter) else torch.Tensor
-        return obj.cls if cls is OutsideIterator else _SHOWN_TYPES.get(cls, cls)
+        return obj.cls if issubclass(cls, OutsideIterator) else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
         if id(cls) not in self.new_classes:
@@ -338,7 +340,7 @@ class TraceWorld(CallingWorld):
         if issubclass(type(obj), type):
             classes.set_class_attribute(self, obj, name, value)
             return
-        if isinstance(obj, types.ModuleType):
+        if issubclass(type(obj), types.ModuleType):
             self.heap.namespace(vars(obj)).set(name, value)
             return
         field = self.class_attr(type(obj), name)
@@ -435,7 +437,11 @@ class TraceWorld(CallingWorld):
     def override_getattr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), Later):
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
-        if type(obj) is OutsideIterator:
+        if type(obj) in NUMBERS:
+            if name in ("real", "numerator") and type(obj) is not torch.SymBool:
+                return obj
+            return getattr(self.guarded(natives.concrete, (obj,), {}), name)
+        if issubclass(type(obj), OutsideIterator):
             obj.refuse()
         if type(obj) is compat.FakeTensor:
             if name == "data":
@@ -457,7 +463,9 @@ class TraceWorld(CallingWorld):
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
         if type(obj) is compat.FakeTensor:
             if name == "data":
-                self.heap.refuse("SFX108", "assigns Tensor.data")
+                stop = Unsupported("SFX108", "assigns Tensor.data", self.locate())
+                stop.whole = self.heap.record_of(obj) is None  # what was computed from it knows its old memory
+                raise stop
             if name in ("grad", "requires_grad"):
                 if name == "grad":
                     self.heap.overwrite_grad(obj)
@@ -477,13 +485,14 @@ class TraceWorld(CallingWorld):
 
     def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
         first = args[0] if args else None
-        if type(first) is OutsideIterator and name in ("iter", "next"):
+        if isinstance(first, OutsideIterator) and name in ("iter", "next"):
             return first if name == "iter" else first.__next__()
         if name in _TEXT:
             return self._text(name, args)
         if name == "mod" and isinstance(first, str) and contains_later(args[1]):
             return Later(percent, (first, self.freeze(args[1])))
         if name == "is_":
+            self.heap.tell_apart(*args)
             return ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), Later):
@@ -512,7 +521,7 @@ class TraceWorld(CallingWorld):
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
-                return self.guarded(natives.OPERATORS[name], args, {})
+                return self._run(natives.OPERATORS[name], args, {})
         for value in args:
             array = self.heap.by_shadow.get(id(value))
             if isinstance(array, ArrayRecord) and array.shadow is value:

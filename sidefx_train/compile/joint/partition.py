@@ -145,7 +145,9 @@ class _Plan:
         inputs: list[GraphInput] = []
         results: list[fx.Node] = self.returned[: joint.outputs]
         output_of = {self.returned[i]: output for i, output in joint.aliases}
+        own = {self.returned[i] for i in joint.apart}
         aliases: list[tuple[int, int]] = []
+        apart: list[int] = []
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         wanted = self._taken_by(kept)
@@ -160,6 +162,8 @@ class _Plan:
                 results.append(node)
                 if node in output_of:
                     aliases.append((len(results) - 1, output_of[node]))
+                if node in own:
+                    apart.append(len(results) - 1)
             feeds.append(("result", results.index(node)))
         for node, given, feed in zip(self.taken, stage.backward.inputs, stage.feeds, strict=True):
             if feed[0] == "tangent":
@@ -195,6 +199,7 @@ class _Plan:
             forward=replace(joint.forward, module=_returning(module, results)),
             stages=(replace(stage, backward=backward, feeds=tuple(feeds)),),
             aliases=tuple(aliases),
+            apart=tuple(apart),
         )
 
     def _taken_by(self, kept: set[fx.Node]) -> list[fx.Node]:

@@ -11,6 +11,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.joint.trace import JointGraph, Place, Stage
+from sidefx_train.compile.residual.autograd import passing
 from sidefx_train.compile.residual.views import replay
 from sidefx_train.errors import SideFXError
 
@@ -35,7 +36,8 @@ class _CapturedPart(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
         with torch.no_grad():
-            given += [layout.fit(tangent) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
+            fixed = not part.stage.any_layout
+            given += [layout.fit(tangent, fixed) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
             grads = list(part.run(given))
         for i, made_of in enumerate(part.stage.depends):
             if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
@@ -56,18 +58,6 @@ class _Update(torch.autograd.Function):
         return None, *grads
 
 
-class _Before(torch.autograd.Function):
-    """A tensor as autograd knows it before it is updated."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return compat.alias_unseen(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return grads
-
-
 class _FirstOrderOnly(torch.autograd.Function):
     """Passes gradients on; differentiating them is an error."""
 
@@ -83,6 +73,18 @@ class _FirstOrderOnly(torch.autograd.Function):
             "torch.autograd.grad included, or leave this function uncaptured"
         )
         raise SideFXError("SFX107", reason)
+
+
+def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, with its version counter, as another in it shows it."""
+    if memory.dtype != like.dtype:
+        elements = memory.untyped_storage().nbytes() // memory.itemsize
+        memory = memory.as_strided((elements,), (1,), 0).view(like.dtype)
+    return memory.as_strided(like.size(), like.stride(), like.storage_offset())
+
+
+_before = passing("Before", compat.alias_unseen)
+"""A tensor as autograd knows it before it is updated."""
 
 
 def _once(grads: list[Any]) -> list[Any]:
@@ -125,8 +127,9 @@ class Joined:
                 of_input = i in given
                 results[i] = taken[given[i]].detach() if of_input else compat.without_view_relation(results[i])
         for i, output in graph.aliases:  # one version counter for what shares memory: in-place changes are noticed
-            like = results[i]
-            results[i] = results[output].detach().as_strided(like.size(), like.stride(), like.storage_offset())
+            results[i] = _seen_as(results[output].detach(), results[i])
+        for i in graph.apart:
+            results[i] = compat.alias_unseen(results[i])
         views: dict[int, torch.Tensor] = {}
 
         def at(place: Place) -> Any:
@@ -137,7 +140,9 @@ class Joined:
             for i, view in enumerate(graph.views):
                 if graph.ready[i] == stage:
                     numbers, path = tuple(results[j] for j in view.numbers), view.path
-                    views[i] = replay(at(view.base), path.ops, path.grad, numbers, path.version, path.apart)
+                    views[i] = replay(
+                        at(view.base), path.ops, path.grad, numbers, path.version, path.apart, path.creation
+                    )
 
         with torch.enable_grad():  # what autograd did not see in the step is not in the backward
             for number, part in enumerate(self.parts):
@@ -153,7 +158,7 @@ class Joined:
         tensor = taken[position]
         later = (part.stage.entrances for part in self.parts[stage + 1 :])
         if tensor.requires_grad and any(("input", position) in entrances for entrances in later):
-            taken[position] = _Before.apply(tensor)
+            taken[position] = _before(tensor)
         counted = tensor._version
         _Update.apply(tensor, value)
         compat.set_version(tensor, counted)  # the write has been counted
@@ -167,11 +172,11 @@ class _Layout:
         self.size, self.stride = output.size(), output.stride()
         self.dtype, self.device = output.dtype, output.device
 
-    def fit(self, tangent: torch.Tensor | None) -> torch.Tensor:
-        """The tangent in that layout, without bits for conjugate and negative; zeros for one that is undefined."""
+    def fit(self, tangent: torch.Tensor | None, fixed: bool) -> torch.Tensor:
+        """The tangent, in that layout if ``fixed``, without bits for conjugate and negative; zeros for none."""
         if tangent is not None and (tangent.is_conj() or tangent.is_neg()):
             tangent = tangent.resolve_conj().resolve_neg()
-        if tangent is not None and (tangent.stride() == self.stride or tangent.numel() == 0):
+        if tangent is not None and (not fixed or tangent.stride() == self.stride or tangent.numel() == 0):
             return tangent
         made = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
         return made.zero_() if tangent is None else made.copy_(tangent)

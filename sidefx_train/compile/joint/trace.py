@@ -18,13 +18,14 @@ from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.contributions import Uses, contributions, first_use, one_by_one
-from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, storage_of
+from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, own_counter, storage_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.functionalize.metadata import InputFacts
     from sidefx_train.compile.heap.world import TraceWorld
     from sidefx_train.compile.residual.build import Residual
 
+aten = torch.ops.aten
 Origin = tuple[Literal["input", "result", "tangent"], int]
 Place = tuple[Literal["input", "result", "view"], int]
 
@@ -39,6 +40,7 @@ class Stage:
         feeds: where each input of the backward comes from.
         entrances: what gets the gradients, one per result of the backward: inputs, results of earlier stages, views.
         depends: for each of them, the tangents that its gradient is made of.
+        any_layout: tangents are taken as they come: eager adds up their elements in the order of their memory.
     """
 
     backward: TracedGraph
@@ -46,6 +48,7 @@ class Stage:
     feeds: tuple[Origin, ...]
     entrances: tuple[Place, ...]
     depends: tuple[frozenset[int], ...]
+    any_layout: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class JointGraph:
         stages: the backward, in the order of the forward.
         outputs: how many results of the forward are the step's.
         aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
+        apart: results behind the outputs with version counters of their own, though their memory is known outside.
         updates: (result, input) of what is the new value of an input, in its memory.
         views: views that leave and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
@@ -69,6 +73,7 @@ class JointGraph:
     stages: tuple[Stage, ...]
     outputs: int
     aliases: tuple[tuple[int, int], ...]
+    apart: tuple[int, ...]
     updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
@@ -100,12 +105,16 @@ class _RecordedStage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All of the backward, with ``updates``, ``views`` and ``ready`` of the joint graph to be."""
+    """All of the backward, with ``updates``, ``views`` and ``ready`` of the joint graph to be.
+
+    Operations run one by one where it was recorded ``in_order``.
+    """
 
     stages: tuple[_RecordedStage, ...]
     updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
+    in_order: bool
 
 
 def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Recorded:
@@ -167,7 +176,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     }
     edges_of |= {place: edge_of(fake) for place, fake in fakes.items()}
     made = _times(views, edges_of, ready, uses)
-    return Recorded(tuple(recorded), tuple(updates.items()), views, made)
+    return Recorded(tuple(recorded), tuple(updates.items()), views, made, in_order)
 
 
 def _apart(stage: _RecordedStage, uses: dict[Place, Uses]) -> _RecordedStage:
@@ -305,8 +314,12 @@ def _without_gradients(fakes: list[torch.Tensor]) -> Iterator[None]:
 
 def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
     """Views of each other or of an input, both needing autograd, would not tell it of later in-place changes."""
-    taken = {storage_of(r.shadow) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
+    outside = {storage_of(r.shadow) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
+    taken = set(outside)
     for fake in fakes:
+        node = world.tracer.node_of(fake)
+        if storage_of(fake) in outside and own_counter(node) is node:
+            continue  # autograd does not know of it in eager either
         if storage_of(fake) in taken:
             world.heap.refuse("SFX107", "a view that needs autograd leaves the step together with what it is a view of")
         taken.add(storage_of(fake))
@@ -330,19 +343,25 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
     return found
 
 
-def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointGraph:
+def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph:
     """Closes the joint graph as a forward and its backward.
+
+    Args:
+        world: the capture.
+        residual: says what leaves.
+        recorded: the backward.
 
     Raises:
         Unsupported: the backward needs what cannot be handed over.
     """
-    tracer = world.tracer
+    tracer, outputs = world.tracer, list(residual.outputs)
     tracer.check()
     drop_profiler_nodes(tracer.graph)
     turn_out_of_place(tracer.graph)
     drop_unused_vectors(tracer.graph)
     tangents = {tracer.node_of(tangent) for stage in recorded.stages for tangent in stage.tangents}
-    cutter = _Cutter(tracer, outputs, [n for n in tracer.graph.nodes if n.op == "placeholder" and n not in tangents])
+    given = [n for n in tracer.graph.nodes if n.op == "placeholder" and n not in tangents]
+    cutter = _Cutter(tracer, outputs, given, recorded.in_order)
     position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def between(begin: int, end: int) -> dict[fx.Node, None]:
@@ -357,14 +376,17 @@ def cut(world: TraceWorld, outputs: list[fx.Node], recorded: Recorded) -> JointG
         storage_of(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
         for node in cutter.results
     ]
+    saved = range(len(outputs), len(cutter.results))
+    apart = tuple(i for i in saved if own_counter(cutter.results[i]) is not None)
+    if any(own_counter(cutter.results[i]) in residual.counters for i in apart):
+        reason = "a tensor's .data leaves the step, of which the backward needs the contents"
+        world.heap.refuse("SFX107", reason)
     aliases = [
-        (i, storages.index(storages[i]))
-        for i in range(len(outputs), len(cutter.results))
-        if storages[i] in storages[: len(outputs)]
+        (i, storages.index(storages[i])) for i in saved if i not in apart and storages[i] in storages[: len(outputs)]
     ]
     traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
     return JointGraph(
-        traced, tuple(stages), len(outputs), tuple(aliases), recorded.updates, recorded.views, recorded.ready
+        traced, tuple(stages), len(outputs), tuple(aliases), apart, recorded.updates, recorded.views, recorded.ready
     )
 
 
@@ -376,8 +398,9 @@ class _Cutter:
         results: what the forward returns: the outputs, then what the backward needs.
     """
 
-    def __init__(self, tracer: GraphTracer, outputs: list[fx.Node], inputs: list[fx.Node]) -> None:
+    def __init__(self, tracer: GraphTracer, outputs: list[fx.Node], inputs: list[fx.Node], one_by_one: bool) -> None:
         self.tracer = tracer
+        self.one_by_one = one_by_one
         self.inputs = inputs
         self.results = list(outputs)
         self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
@@ -412,6 +435,7 @@ class _Cutter:
             tuple(feeds),
             tuple(entrance for entrance, _ in recorded.grads),
             _dependence(wanted, tangents, grads),
+            self.one_by_one and not any(map(_goes_by_memory, wanted)),
         )
 
     def _origin(self, node: fx.Node) -> Origin:
@@ -427,6 +451,21 @@ class _Cutter:
         if isinstance(value, torch.Tensor):
             return GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name)
         return GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value))
+
+
+_BY_MEMORY = (aten.as_strided, aten.view_as_real, aten.view_as_complex, aten._reshape_alias)
+_FRESH = (aten.new_zeros, aten.zeros, aten.new_empty_strided, aten.new_empty, aten.empty, aten.empty_strided)
+
+
+def _goes_by_memory(node: fx.Node) -> bool:
+    """True for a view by places in memory, of something that has the layout of a tangent, perhaps."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet not in _BY_MEMORY and node.target is not aten.view.dtype:
+        return False
+    while node.all_input_nodes and packet not in _FRESH:
+        node = node.all_input_nodes[0]
+        packet = getattr(node.target, "overloadpacket", None)
+    return packet not in _FRESH
 
 
 def _detaches(node: fx.Node) -> bool:

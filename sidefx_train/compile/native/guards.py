@@ -82,13 +82,11 @@ static inline PyObject* load_value(
             return owned = found;
         case L_ENTRY:
         case L_ITEM:
-            if (PyDict_Check(from) &&
-                (in.load == L_ENTRY || Py_TYPE(from)->tp_as_mapping->mp_subscript == dict_subscript)) {
-                return _PyDict_GetItem_KnownHash(from, in.key, in.hash);  // adds nothing to a defaultdict
-            }
-            if (in.index >= 0 && PyList_CheckExact(from))
+            // Past the methods of subclasses; nothing is added to a defaultdict.
+            if (PyDict_Check(from)) return _PyDict_GetItem_KnownHash(from, in.key, in.hash);
+            if (in.index >= 0 && PyList_Check(from))
                 return in.index < PyList_GET_SIZE(from) ? PyList_GET_ITEM(from, in.index) : nullptr;
-            if (in.index >= 0 && PyTuple_CheckExact(from))
+            if (in.index >= 0 && PyTuple_Check(from))
                 return in.index < PyTuple_GET_SIZE(from) ? PyTuple_GET_ITEM(from, in.index) : nullptr;
             return owned = PyObject_GetItem(from, in.key);
         case L_SLOT:
@@ -142,7 +140,7 @@ static bool same_value(PyObject* a, PyObject* b) {
 static bool same_keys(PyObject* value, PyObject* keys, bool plain) {
     const Py_ssize_t n = PyTuple_GET_SIZE(keys);
     auto same = [&](PyObject* a, PyObject* b) { return a == b || (plain && same_value(a, b)); };
-    if (PyDict_CheckExact(value)) {
+    if (PyDict_Check(value) && !PyODict_Check(value)) {
         if (PyDict_Size(value) != n) return false;
         Py_ssize_t position = 0, i = 0;
         PyObject* key;
@@ -150,7 +148,9 @@ static bool same_keys(PyObject* value, PyObject* keys, bool plain) {
             if (!same(key, PyTuple_GET_ITEM(keys, i++))) return false;
         return true;
     }
-    PyObject* members = PySet_Check(value) ? PySet_Type.tp_iter(value) : Py_NewRef(value);
+    PyObject* members = PySet_Check(value)     ? PySet_Type.tp_iter(value)
+                        : PyODict_Check(value) ? PyODict_Type.tp_iter(value)
+                                               : Py_NewRef(value);
     PyObject* found = members ? PySequence_Tuple(members) : nullptr;
     Py_XDECREF(members);
     if (!found) return false;
@@ -158,6 +158,20 @@ static bool same_keys(PyObject* value, PyObject* keys, bool plain) {
     for (Py_ssize_t i = 0; equal && i < n; ++i) equal = same(PyTuple_GET_ITEM(found, i), PyTuple_GET_ITEM(keys, i));
     Py_DECREF(found);
     return equal;
+}
+
+// Past the ``__len__`` of subclasses.
+static Py_ssize_t stored_size(PyObject* value) {
+    if (PyList_Check(value) || PyTuple_Check(value)) return Py_SIZE(value);
+    if (PyDict_Check(value)) return reinterpret_cast<PyDictObject*>(value)->ma_used;
+    if (PyAnySet_Check(value)) return PySet_GET_SIZE(value);
+    return PyObject_Size(value);
+}
+
+static bool stored(PyObject* value, PyObject* key) {
+    if (PyDict_Check(value)) return PyDict_Contains(value, key) == 1;
+    if (PyAnySet_Check(value)) return PySet_Contains(value, key) == 1;
+    return PySequence_Contains(value, key) == 1;
 }
 
 // A number that no other state of any dict ever had; 0 where this Python keeps none.
@@ -241,14 +255,11 @@ static bool test_value(GuardProgram& program, const Instruction& in, PyObject* v
         case T_SAME: return value == registers[in.number];
         case T_TYPE: return (PyObject*)Py_TYPE(value) == in.operand;
         case T_EQUAL: return same_value(value, in.operand);
-        case T_LENGTH: return PyObject_Size(value) == in.number;
-        case T_EMPTY:
-            if (PyDict_CheckExact(value) || PyODict_CheckExact(value))
-                return reinterpret_cast<PyDictObject*>(value)->ma_used == 0;
-            return PyObject_IsTrue(value) == 0;
+        case T_LENGTH: return stored_size(value) == in.number;
+        case T_EMPTY: return stored_size(value) == 0;
         case T_KEYS: return same_keys(value, in.operand, in.number == 1);
         case T_ABSENT: return PyDict_Check(value) && PyDict_Contains(value, in.operand) == 0;
-        case T_NO_ITEM: return PySequence_Contains(value, in.operand) == 0;
+        case T_NO_ITEM: return !stored(value, in.operand) && !PyErr_Occurred();
         case T_TAKEN: return same_names(value, in.operand, program.versions[in.extra]);
         case T_BODY: return same_body(value, in.operand);
         default: return same_memory(program, in);

@@ -1,8 +1,9 @@
-"""Tensors that left the step with a backward graph which the step has already used up."""
+"""Nodes of the autograd graph outside that compute nothing: they say that a graph is gone, or hand gradients on."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +32,7 @@ def freed_function(name: str) -> Any:
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             raise RuntimeError(FREED_MESSAGE)
 
-    node = getattr(Freed, "_backward_cls", None)
-    if node is not None:
-        node.__name__ = name
+    _name_node(Freed, name)
     return Freed
 
 
@@ -46,17 +45,39 @@ def freed(value: torch.Tensor, name: str) -> torch.Tensor:
         return freed_function(name).apply(value, _ANCHOR)
 
 
-class _CustomView(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
+@functools.cache
+def passing(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that gives what ``make`` makes of a tensor, and hands its gradient on as it is.
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return grads
+    Args:
+        name: of its node in the autograd graph.
+        make: gives the same values in the same memory; a view is one that may not be changed in place.
+    """
+
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return make(value)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            return grads
+
+    _name_node(Passing, name)
+
+    def run(value: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return Passing.apply(value)  # type: ignore[no-any-return]
+
+    return run
 
 
-def view_of_custom_function(value: torch.Tensor) -> torch.Tensor:
-    """``value`` as autograd takes what a custom function returns as a view: it may not be changed in place."""
-    with torch.enable_grad():
-        return _CustomView.apply(value)  # type: ignore[no-any-return]
+def whole_view(value: torch.Tensor) -> torch.Tensor:
+    """A view of all of a tensor."""
+    return value.view_as(value)
+
+
+def _name_node(function: Any, name: str) -> None:
+    node = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.__name__ = name

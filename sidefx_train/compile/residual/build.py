@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class Residual:
         metadata: facts of inputs and outputs.
         differentiable: values of those outputs whose autograd graph is still needed, by position.
         updates: those of them that are new values of inputs, and the inputs' positions.
+        counters: nodes of ``.data`` with whose version counters something leaves.
         views: views that their backward passes through; the source expects them behind the outputs, last first.
     """
 
@@ -51,6 +53,7 @@ class Residual:
     metadata: StepMetadata
     differentiable: dict[int, Any]
     updates: dict[int, int]
+    counters: frozenset[fx.Node]
     views: tuple[LiveView, ...]
 
 
@@ -133,7 +136,10 @@ def _write(
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
     metadata, values = rebuilder.metadata(), rebuilder.differentiable
-    residual = Residual(source, guard_source, writer.names, outputs, metadata, values, rebuilder.updates, views)
+    counters = rebuilder.views.counted()
+    residual = Residual(
+        source, guard_source, writer.names, outputs, metadata, values, rebuilder.updates, counters, views
+    )
     return residual, rebuilder
 
 
@@ -195,7 +201,11 @@ def _render(name: str, tests: list[str], inputs: list[str], epilogue: list[str] 
         return "\n".join(lines) + "\n"
     lines += ["    stopped = None", "    try:", f"        o = run([{call}])"]
     lines += ["    except Exception as error:", "        stopped = error"]
-    lines += ["    if stopped is not None:", "        return failed(stopped, args, kwargs)"]
+    lines.append("    if stopped is not None:")
+    fetched = [found[1] for line in tests if (found := re.match(r"(\w+) = ", line))]
+    if fetched:  # nothing here keeps alive what the step itself, run instead, may drop
+        lines.append(f"        {' = '.join(dict.fromkeys(fetched))} = None")
+    lines.append("        return failed(stopped, args, kwargs)")
     lines += [f"    {line}" for line in epilogue]
     return "\n".join(lines) + "\n"
 

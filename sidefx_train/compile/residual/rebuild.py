@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import types
+import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
@@ -12,10 +14,11 @@ import torch
 
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
+from sidefx_train.compile.capture.iteration import PythonIterable, PythonIterator
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.continuations.generators import hand_out, resume
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
-from sidefx_train.compile.heap.iterators import REBUILT
+from sidefx_train.compile.heap.iterators import HANDED_ON, REBUILT
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
 from sidefx_train.compile.heap.raised import CHAIN, fields_of
 from sidefx_train.compile.heap.records import (
@@ -48,7 +51,12 @@ class Rebuilder(TensorRebuilder):
     def expression(self, value: Any) -> str:
         """Code for a value of the trace."""
         if type(value) in PLAIN_TYPES or isinstance(value, (*BY_IDENTITY, *BY_VALUE)):
-            return self.writer.constant(value)
+            parts = _parts(value)
+            if not any(isinstance(part, NUMBERS) for part in parts):
+                return self.writer.constant(value)
+            if isinstance(value, slice):
+                return f"slice({', '.join(self.expression(part) for part in parts)})"
+            return f"{self.writer.constant(torch.Size)}(({', '.join(self.expression(part) for part in parts)},))"
         if isinstance(value, torch.Tensor):
             self.asked[id(value)] += 1
         made = self._made.get(id(value))
@@ -142,13 +150,17 @@ class Rebuilder(TensorRebuilder):
             )
         if cls is types.CellType:
             return self._cell(value)
-        if cls in REBUILT:
+        if cls in REBUILT or cls in HANDED_ON:
             return self._iterator(value)
+        if cls in (PythonIterable, PythonIterator):
+            return self.expression(value.obj if cls is PythonIterable else value.iterator)
         if cls is InterpretedGenerator:
             return self._generator(value)
         if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
             return self._function(value)
         if isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
+            if "leads_to" in vars(value):
+                return self.expression(vars(value)["leads_to"])
             self.world.heap.refuse("SFX104", "a callback that C code was given leaves the step")
         if type(value) is types.BuiltinMethodType and self.world.heap.definitions.gave(value):
             return self.writer.constant(value, value.__name__)
@@ -178,6 +190,11 @@ class Rebuilder(TensorRebuilder):
             return self._remember(value, f"{self.writer.constant(instance_space)}({self.expression(owner)})")
         if isinstance(value, (list, deque, dict, set)):
             return self._container(value)
+        if cls is datetime.timezone:
+            return self.writer.constant(value)
+        if cls in _DATES:
+            maker, parts = value.__reduce_ex__(2)
+            return self._remember(value, self.call(maker, parts, {}))
         return self._instance(value)
 
     def _reference(self, value: Any) -> str:
@@ -282,11 +299,13 @@ class Rebuilder(TensorRebuilder):
 
     def _iterator(self, value: Any) -> str:
         """An iterator of a C class over what it walks over, at its place."""
-        made, arguments, *state = value.__reduce__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12 on
+            made, arguments, *state = value.__reduce__()
         parts = ", ".join(self.expression(part) for part in arguments)
         expression = self._remember(value, f"{self.writer.constant(made)}({parts})")
         if state and state[0] is not None:
-            self.lines.append(f"{expression}.__setstate__({state[0]!r})")
+            self.lines.append(f"{expression}.__setstate__({self.expression(state[0])})")
         return expression
 
     def _generator(self, value: InterpretedGenerator) -> str:
@@ -363,6 +382,17 @@ def _given(fn: types.FunctionType, field: str) -> Any:
 
 
 _ALIASES = (types.GenericAlias, types.UnionType)
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """The numbers that a value of C is made of, which may change from call to call."""
+    if isinstance(value, slice):
+        return value.start, value.stop, value.step
+    return tuple(value) if isinstance(value, torch.Size) else ()
+
+
+_DATES = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta)
+"""Classes whose instances are made again from what pickling asks them for."""
 _WRAPPED = (int, float, complex, str, bytes)
 
 

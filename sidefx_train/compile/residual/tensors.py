@@ -19,7 +19,7 @@ from sidefx_train.compile.functionalize.metadata import (
 )
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.records import TensorRecord
-from sidefx_train.compile.residual.autograd import freed, view_of_custom_function
+from sidefx_train.compile.residual.autograd import freed, passing, whole_view
 from sidefx_train.compile.residual.views import (
     Leaving,
     LiveView,
@@ -28,6 +28,7 @@ from sidefx_train.compile.residual.views import (
     edge_of,
     edges_behind,
     new_leaf,
+    own_counter,
     replay,
     storage_of,
 )
@@ -162,7 +163,8 @@ class TensorRebuilder(ABC):
             if self.leaving.staged and path.grad:
                 return self._live_view(value, path)
             return self._view(path) + (".requires_grad_()" if new_leaf(value) else "")
-        if self.views.is_outside(value):
+        apart = value.grad_fn is not None and not value._is_view() and own_counter(node) is node and not value._version
+        if self.views.is_outside(value) and not apart:
             self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
         custom = self._is_custom_view(value)
         if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed and not custom:
@@ -174,7 +176,8 @@ class TensorRebuilder(ABC):
             expression = self.output(node)
             if self.differentiable.setdefault(self._index[node], value) is not value:
                 self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
-            return f"{self.writer.constant(view_of_custom_function)}({expression})" if custom else expression
+            function = passing(type(value.grad_fn).__name__, whole_view) if custom else None
+            return expression if function is None else f"{self.writer.constant(function)}({expression})"
         return self._with_autograd(value, self.output(node))
 
     def _is_custom_view(self, value: torch.Tensor) -> bool:
@@ -243,6 +246,8 @@ class TensorRebuilder(ABC):
             parts.append(f"version={path.version}")
         if path.apart:
             parts.append("apart=True")
+        if path.creation is not None:
+            parts.append(f"creation={self.writer.constant(path.creation)}")
         return f"{self.writer.constant(replay)}({', '.join(parts)})"
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:

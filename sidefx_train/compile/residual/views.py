@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -69,6 +69,7 @@ class Path:
         grad: whether autograd has recorded the views.
         version: its version, where that does not follow from the base's.
         apart: eager does not take the value for a view, though it is in the base's memory.
+        creation: how autograd is to take the view to have come to be, where the operations do not say it.
         unsafe: an operation is among them of which autograd does not know that it makes views (``unsafe_split``).
     """
 
@@ -78,6 +79,7 @@ class Path:
     grad: bool
     version: int | None = None
     apart: bool = False
+    creation: Any = None
     unsafe: bool = False
 
 
@@ -128,6 +130,7 @@ def replay(
     numbers: tuple[int, ...] = (),
     version: int | None = None,
     apart: bool = False,
+    creation: Any = None,
 ) -> torch.Tensor:
     """The view of ``base`` that a sequence of operations makes; called by generated code."""
     before = torch.is_grad_enabled()
@@ -148,6 +151,8 @@ def replay(
         compat.set_version(base, counted)
     if apart:
         value = compat.alias_unseen(value)
+    if creation is not None:
+        compat.set_creation(value, creation)
     if version is not None:
         compat.set_version(value, version)
     return value  # type: ignore[no-any-return]
@@ -202,7 +207,7 @@ class Views:
             if each.target is not operator.getitem and _replayed(each):
                 item = next((n.args[1] for n in below if n.target is operator.getitem and n.args[0] is each), None)
                 ops.append(_view_op(each, item, numbers))
-        own = isinstance(base, fx.Node) or not _one_counter(value, base)
+        own = isinstance(base, fx.Node) or not compat.one_counter(value, base)
         apart = not value.requires_grad and not value._is_view() and not any(_leaves_autograd(n) for n in below)
         if not isinstance(base, fx.Node):  # one that shares its counter was made by an operation that is replayed
             apart = own and not any(DATA in n.meta for n in below)
@@ -219,8 +224,8 @@ class Views:
         if grad:
             self.between |= {n: kept for n in below[1:] if (kept := self._kept(n)) is not None}
         unsafe = any(CALLED in n.meta for n in below)
-        found = Path(base, tuple(ops), tuple(numbers), grad, value._version if own else None, apart, unsafe)
-        return found if self._holds(found, value) else None
+        version = value._version if own else None
+        return self._held(Path(base, tuple(ops), tuple(numbers), grad, version, apart, unsafe=unsafe), value)
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:
         """The view that a node made, if it is still what it was."""
@@ -253,6 +258,10 @@ class Views:
             self.world.heap.refuse(
                 "SFX111", "views of a tensor's .data leave the step together, without what they view"
             )
+
+    def counted(self) -> frozenset[fx.Node]:
+        """What gave a counter of its own to something that leaves."""
+        return frozenset((*self.counters, *self._counted))
 
     def is_outside(self, value: torch.Tensor) -> bool:
         """True for a value in the memory of an input; the graph's own results are not."""
@@ -310,29 +319,32 @@ class Views:
         if isinstance(base, fx.Node) or not base.requires_grad:
             return False
         records = [r for r in self._records.values() if storage_of(r.shadow) == storage_of(base)]
-        return any(r.version != r.entry_version and not _one_counter(r.shadow, base) for r in records)
+        return any(r.version != r.entry_version and not compat.one_counter(r.shadow, base) for r in records)
 
     def _made(self, base: torch.Tensor, up: list[fx.Node]) -> bool:
         """True for a base that the step made itself."""
         return self.world.heap.record_of(base) is None and _first(self.world.tracer.node_of(base)) in up
 
-    def _holds(self, path: Path, value: torch.Tensor) -> bool:
-        """True if the path, followed on the fake base, gives what the capture has."""
+    def _held(self, path: Path, value: torch.Tensor) -> Path | None:
+        """The path, if following it on the fake base gives what the capture has."""
         if path.grad and not self._plain_history(value, path.base):
-            return False
+            return None
         numbers = tuple(node.meta["val"] for node in path.numbers)
         base = path.base.meta["val"] if isinstance(path.base, fx.Node) else path.base
         version = base._version
         try:
             with compat.no_recording():
                 made = replay(base, path.ops, path.grad, numbers, path.version, path.apart)
-        except RuntimeError:  # what was viewed has been resized since
-            return False
+        except (RuntimeError, IndexError, ValueError):  # what was viewed has been resized since
+            return None
         finally:
             compat.set_version(base, version)
         if path.grad and base is not value._base and _name(made) != _name(value):
-            return False  # memory changed behind autograd's back: it does not take the value for a view of this one
-        return _facts(made, new_leaf(value)) == _facts(value)
+            return None  # memory changed behind autograd's back: it does not take the value for a view of this one
+        if _facts(made, new_leaf(value)) != _facts(value):
+            return None
+        creation = compat.creation_of(value)  # a custom function with autograd off leaves no other trace
+        return path if creation == compat.creation_of(made) else replace(path, creation=creation)
 
     def _plain_history(self, value: torch.Tensor, base: torch.Tensor | fx.Node) -> bool:
         """True if autograd knows the value by view operations alone: no custom function, no hook in between."""
@@ -347,15 +359,6 @@ class Views:
                 return False
             todo += [following for following, _ in fn.next_functions]
         return True
-
-
-def _one_counter(value: torch.Tensor, base: torch.Tensor) -> bool:
-    """True if two fake tensors share their version counter."""
-    before, there = base._version, value._version
-    compat.set_version(base, before + 1)
-    shared = bool(value._version != there)
-    compat.set_version(base, before)
-    return shared
 
 
 def storage_of(value: torch.Tensor) -> int:
@@ -423,6 +426,11 @@ def _counts_alone(node: fx.Node) -> bool:
     """True for a node whose value is in the memory of another, with a version counter of its own."""
     made_by = node.args[0] if node.target is operator.getitem else node
     return DATA in node.meta or (isinstance(made_by, fx.Node) and made_by is not node and CALLED in made_by.meta)
+
+
+def own_counter(node: fx.Node) -> fx.Node | None:
+    """The node from which on a value has another version counter than the memory that it is in."""
+    return next((each for each in _way_up(node) if _counts_alone(each)), None)
 
 
 def _changes_layout(node: fx.Node) -> bool:

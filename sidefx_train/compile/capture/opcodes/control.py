@@ -75,13 +75,17 @@ def end_for(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 def return_value(interp: Interpreter, frame: Frame, instr: Instruction) -> int:
     frame.result = frame.pop()
-    frame.done = True
-    return RETURNED
+    return _returned(frame)
 
 
 def return_const(interp: Interpreter, frame: Frame, instr: Instruction) -> int:
     frame.result = instr.value
+    return _returned(frame)
+
+
+def _returned(frame: Frame) -> int:
     frame.done = True
+    frame.locals.clear()  # variables die before the caller goes on
     return RETURNED
 
 

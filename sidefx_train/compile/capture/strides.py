@@ -1,0 +1,58 @@
+"""Strides of dimensions of size 1, which kernels choose and stand-ins guess.
+
+Nothing in memory depends on them, but a program can see them, and views of what leaves a step are made by them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+
+_MOST_ELEMENTS = 1 << 16
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+    """Gives a new stand-in the strides that the kernel gives its result, where that is in doubt."""
+    if not isinstance(made, torch.Tensor) or type(made) is not compat.FakeTensor:
+        return
+    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable or func.is_view:
+        return
+    if not any(isinstance(n, int) and n == 1 for n in made.shape) or not any(map(_is_odd, _tensors(args))):
+        return
+    strides = _by_kernel(func, args, kwargs)
+    if strides is not None and strides != tuple(made.stride()):
+        compat.set_strides(made, strides)
+
+
+def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [arg for arg in args if isinstance(arg, torch.Tensor)]
+
+
+def _is_odd(t: torch.Tensor) -> bool:
+    """True for a dimension of size 1 whose stride is not that of a dense tensor."""
+    if not all(isinstance(n, int) for n in (*t.shape, *t.stride())) or 1 not in t.shape:
+        return False  # a comparison of symbols would be recorded
+    return tuple(t.stride()) != tuple(torch.empty(t.shape, device="meta").stride())
+
+
+def _by_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
+    """The strides of a result of the kernel itself, for operands of the same layout."""
+    tensors = _tensors((*args, *kwargs.values()))
+    numbers = [n for t in tensors for n in (*t.shape, *t.stride())]
+    others = [arg for arg in (*args, *kwargs.values()) if not isinstance(arg, torch.Tensor)]
+    if not all(isinstance(n, int) for n in numbers) or any(isinstance(arg, _SYMBOLS) for arg in others):
+        return None
+    if any(t.numel() > _MOST_ELEMENTS or t.device.type != "cpu" for t in tensors):
+        return None
+    with compat.real_world(), torch.no_grad():
+        real = [_ones(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        named = {name: _ones(arg) if isinstance(arg, torch.Tensor) else arg for name, arg in kwargs.items()}
+        return tuple(func(*real, **named).stride())
+
+
+def _ones(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").fill_(1)

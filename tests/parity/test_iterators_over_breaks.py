@@ -1,0 +1,165 @@
+"""Loops over iterators of C classes that a line in their body breaks; iterators that leave a step."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+
+import pytest
+import torch
+
+import sidefx_train
+from sidefx_train.errors import SideFXWarning
+
+
+class Countdown:
+    """An iterator written in Python."""
+
+    def __init__(self, start):
+        self.left = start
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+
+class Walked:
+    """Iterable, with an iterator of its own."""
+
+    def __iter__(self):
+        return Countdown(3)
+
+
+def _noted(log, value):
+    log.append(("called", value))
+    return value
+
+
+ITERATORS = {
+    "map": lambda items, log: map(lambda value: _noted(log, value), items),
+    "map over two": lambda items, log: map(max, items, reversed(items)),
+    "map over Python's own": lambda items, log: map(str, Countdown(3)),
+    "map over an iterable": lambda items, log: map(str, Walked()),
+    "map of a method": lambda items, log: map(log.append, items),
+    "filter": lambda items, log: filter(lambda value: _noted(log, value) > 1, items),
+    "filter None": lambda items, log: filter(None, items),
+    "zip of map": lambda items, log: zip(items, map(str, items), strict=False),
+    "enumerate filter": lambda items, log: enumerate(filter(None, items)),
+    "iter of a function": lambda items, log: iter(lambda: _noted(log, len(log)), 3),
+    "reversed dict": lambda items, log: reversed(dict.fromkeys(items)),
+    "accumulate": lambda items, log: itertools.accumulate(items, lambda a, b: _noted(log, a * b)),
+    "chain": lambda items, log: itertools.chain(items, map(str, items)),
+    "chain.from_iterable": lambda items, log: itertools.chain.from_iterable([items, items]),
+    "combinations": lambda items, log: itertools.combinations(items, 2),
+    "compress": lambda items, log: itertools.compress(items, [1, 0, 1, 1]),
+    "count": lambda items, log: itertools.count(items[0], 2),
+    "cycle": lambda items, log: itertools.cycle(items),
+    "dropwhile": lambda items, log: itertools.dropwhile(lambda value: _noted(log, value) < 2, items),
+    "filterfalse": lambda items, log: itertools.filterfalse(lambda value: value == 2, items),
+    "islice": lambda items, log: itertools.islice(items, 1, 4),
+    "permutations": lambda items, log: itertools.permutations(items, 2),
+    "product": lambda items, log: itertools.product(items, "ab"),
+    "repeat": lambda items, log: itertools.repeat(items, 3),
+    "starmap": lambda items, log: itertools.starmap(pow, zip(items, items, strict=True)),
+    "takewhile": lambda items, log: itertools.takewhile(lambda value: _noted(log, value) < 3, items),
+    "zip_longest": lambda items, log: itertools.zip_longest(items, "ab", fillvalue=0),
+    "groupby": lambda items, log: ((key, list(group)) for key, group in itertools.groupby(items, lambda v: v // 2)),
+}
+
+
+def _compare(step, *arguments):
+    """Three calls, each with fresh arguments; what they return, raise and leave in their arguments."""
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(3):
+        found = []
+        for run in (step, compiled):
+            given = [make() for make in arguments]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SideFXWarning)
+                found.append((run(*given), given))
+        assert repr(found[1]) == repr(found[0])
+    report = compiled.report()
+    assert report.replays == 3, report
+    assert not report.fallbacks, report
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_a_loop_that_a_line_breaks(name):
+    make = ITERATORS[name]
+
+    def step(items, log):
+        rounds = 0
+        for value in make(items, log):
+            time.time()
+            rounds += 1
+            log.append((rounds, value))
+            if rounds == 6:
+                break
+        return rounds
+
+    _compare(step, lambda: [1, 2, 3, 2], list)
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_an_iterator_goes_on_after_a_break(name):
+    """It has been advanced before, and is shared by two names."""
+    make = ITERATORS[name]
+
+    def step(items, log):
+        one = other = make(items, log)
+        log.append(next(one))
+        time.time()
+        log.append(next(other, None))
+        time.time()
+        log.append(list(itertools.islice(one, 3)))
+        return one is other
+
+    _compare(step, lambda: [1, 2, 3, 2], list)
+
+
+def test_a_list_that_grows_while_it_is_walked():
+    def step(items, log):
+        for value in map(lambda value: value * 2, items):
+            time.time()
+            if len(items) < 6:
+                items.append(value)
+            log.append(value)
+
+    _compare(step, lambda: [1, 2, 3], list)
+
+
+def test_tensors_and_their_gradients():
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(batch, log):
+        weight.grad = None
+        total = 0
+        for i, part in enumerate(map(lambda row: (row * weight).sum(), batch)):
+            time.time()
+            total = total + part * i
+        total.backward()
+        log.append(weight.grad.tolist())
+
+    _compare(step, lambda: torch.arange(6.0).reshape(2, 3), list)
+
+
+def test_iterators_that_leave_the_step():
+    def step(items, log):
+        return map(lambda value: _noted(log, value) + 1, items), itertools.chain(items, items)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(2):
+        items, log = [1, 2], []
+        mapped, chained = compiled(items, log)
+        assert (type(mapped), type(chained)) == (map, itertools.chain)
+        assert next(mapped) == 2
+        items.append(5)
+        assert (list(mapped), list(chained)) == ([3, 6], [1, 2, 5, 1, 2, 5])
+        assert log == [("called", 1), ("called", 2), ("called", 5)]
+    assert compiled.report().replays == 2

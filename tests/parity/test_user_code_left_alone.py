@@ -1,0 +1,324 @@
+"""The library's own bookkeeping runs none of the user's methods, and takes nothing for granted that one may decide."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import functools
+import sys
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import sidefx_train
+
+
+class Log:
+    """What a run leaves: ``lines`` is compared."""
+
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+        self.value: Any = None
+        self.number = 0
+
+
+def parity(make, calls: int = 4, **options: Any) -> Any:
+    """Compares the lines of ``make() -> step, between, log`` over several calls."""
+    eager, plain, want = make()
+    step, between, have = make()
+    captured = sidefx_train.compile(step, backend="eager", **options)
+    for call in range(calls):
+        for fn, change, log in ((eager, plain, want), (captured, between, have)):
+            if call:
+                change(call)
+            log.lines.append(fn(torch.ones(2) + call).tolist())
+        assert have.lines == want.lines, f"call {call}"
+    return captured.report()
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+@pytest.mark.parametrize("behind_a_break", [False, True])
+def test_containers_with_methods_of_their_own(behind_a_break):
+    """Guards and write-back read such containers past their methods: what these log is what the step made them do."""
+
+    def make():
+        log = Log()
+
+        class Items(list):
+            def __iter__(self):
+                log.lines.append("iter")
+                return super().__iter__()
+
+            def __getitem__(self, index):
+                log.lines.append(("item", index))
+                return super().__getitem__(index)
+
+            def __len__(self):
+                log.lines.append("len")
+                return super().__len__()
+
+            def append(self, value):
+                log.lines.append(("append", value))
+                super().append(value)
+
+        class Table(dict):
+            def __getitem__(self, key):
+                log.lines.append(("get", key))
+                return super().__getitem__(key)
+
+            def __iter__(self):
+                log.lines.append("keys")
+                return super().__iter__()
+
+            def __contains__(self, key):
+                log.lines.append(("has", key))
+                return super().__contains__(key)
+
+            def __missing__(self, key):
+                log.lines.append(("missing", key))
+                self[key] = key
+                return key
+
+        class Members(set):
+            def __contains__(self, member):
+                log.lines.append(("in", member))
+                return super().__contains__(member)
+
+            def __iter__(self):
+                log.lines.append("members")
+                return super().__iter__()
+
+        items, table, members = Items([1, 2]), Table(a=1), Members([3])
+
+        def step(x):
+            items.append(len(items))
+            if behind_a_break:
+                time.time()
+            total = sum([*items]) + items[0] + table["a"] + ("b" in table)
+            table["z"] += "!"
+            members.add(total)
+            return x + (total in members) + len(table) + len(members)
+
+        def between(call):
+            table["a"] = call
+
+        return step, between, log
+
+    parity(make)
+
+
+def test_attributes_looked_up_in_python():
+    """A method ``__getattribute__`` is not asked what class an object has."""
+
+    def make():
+        log = Log()
+
+        class Watched:
+            def __init__(self):
+                object.__setattr__(self, "number", 1)
+
+            def __getattribute__(self, name):
+                log.lines.append(name)
+                return object.__getattribute__(self, name)
+
+        watched = Watched()
+
+        def step(x):
+            watched.number += 1
+            return x * watched.number
+
+        return step, lambda call: None, log
+
+    parity(make)
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+def test_a_number_in_whose_place_a_tensor_comes():
+    """Regression: the guard compared a tensor with the number that was there, and that raised."""
+
+    def make():
+        log = Log()
+
+        def later(value):
+            time.time()
+            log.lines.append(repr(value))
+            return value + 1
+
+        def step(x):
+            return later(1) + later(x)
+
+        return step, lambda call: None, log
+
+    parity(make)
+
+
+class Comparing:
+    """Compares equal to everything, in Python, and says so."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __eq__(self, other):
+        self.log.lines.append("compared")
+        return True
+
+    __hash__ = None
+
+
+def test_a_number_in_whose_place_an_object_comes():
+    def make():
+        log = Log()
+        log.value = 1
+
+        def step(x):
+            return x + 1 if type(log.value) is int else x - 1
+
+        def between(call):
+            log.value = Comparing(log) if call % 2 else 1
+
+        return step, between, log
+
+    parity(make)
+
+
+def cached_by_state():
+    log = Log()
+
+    @functools.lru_cache
+    def scaled(n):
+        return n * log.number
+
+    def step(x):
+        return x * scaled(3)
+
+    def between(call):
+        log.number = call
+        if call == 3:
+            scaled.cache_clear()
+
+    return step, between, log
+
+
+def cached_beside_a_read():
+    """The state is read by the step as well, so that the cached function brings no guard that is new."""
+    log = Log()
+
+    @functools.cache
+    def scaled(n):
+        return n * log.number
+
+    def step(x):
+        return x * log.number + scaled(3)
+
+    def between(call):
+        log.number = call
+
+    return step, between, log
+
+
+def cached_list():
+    log = Log()
+
+    @functools.cache
+    def made(n):
+        return [n]
+
+    def step(x):
+        made(1).append(len(made(1)))
+        log.value = made(1)
+        return x + len(log.value)
+
+    return step, lambda call: log.lines.append(made(1) is log.value), log
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+@pytest.mark.parametrize("make", [cached_by_state, cached_beside_a_read, cached_list])
+def test_a_cache_from_outside_keeps_what_it_has(make):
+    parity(make)
+
+
+def test_a_cache_from_outside_of_what_follows_from_its_arguments():
+    def make():
+        log = Log()
+
+        @functools.lru_cache
+        def inner(n):
+            return tuple(range(n))
+
+        @functools.lru_cache
+        def table(n):
+            return sum(inner(n)) + (table(n - 1) if n else 0)
+
+        def step(x):
+            return x * table(4)
+
+        return step, lambda call: None, log
+
+    assert parity(make, fullgraph=True).replays == 4
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+def test_settings_of_decimals_and_of_the_interpreter():
+    """Regression: the first call's precision and the limit that a capture sets for itself were what a step saw."""
+
+    def make():
+        log = Log()
+        log.value = decimal.Decimal("1.5")
+
+        def step(x):
+            log.value += decimal.Decimal(1) / 7
+            with decimal.localcontext() as context:
+                context.prec = 3
+                log.lines.append(str(log.value / 3))
+            log.lines.append((str(log.value), sys.getrecursionlimit()))
+            return x
+
+        def between(call):
+            decimal.getcontext().prec = 4 + call
+
+        return step, between, log
+
+    with decimal.localcontext():
+        parity(make)
+
+
+def test_dates_made_in_a_step_leave_it():
+    def make():
+        log = Log()
+        log.value = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+        def step(x):
+            spent = datetime.timedelta(seconds=log.number)
+            log.value = log.value + spent
+            log.lines.append((spent, log.value.date(), log.value.time(), log.value.isoformat()))
+            return x
+
+        def between(call):
+            log.number = call * 1000
+
+        return step, between, log
+
+    assert parity(make, fullgraph=True).replays == 4
+
+
+def test_an_object_that_dies_in_the_step_calls_back():
+    """Regression: an entry of a weak dictionary stayed, with a dead key."""
+
+    def make():
+        log = Log()
+        table: Any = weakref.WeakKeyDictionary()
+
+        def step(x):
+            key = Log()
+            table[key] = 1
+            log.number = len(table)
+            del key
+            return x + log.number + len(table)
+
+        return step, lambda call: log.lines.append((len(table), len(table.data))), log
+
+    with pytest.warns(sidefx_train.errors.SideFXWarning, match="SFX104"):
+        parity(make)

@@ -37,6 +37,10 @@ CODES: dict[str, tuple[str, str]] = {
 }
 
 
+FOLLOWING = frozenset({"SFX112", "SFX113"})
+"""Codes of breaks that are there because of another one."""
+
+
 @dataclass(frozen=True)
 class Location:
     """A place in the user's source."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from sidefx_train.errors import CODES, Location
+from sidefx_train.errors import CODES, FOLLOWING, Location
 
 _SHOWN = 12
 """Rows of one table that a printed report shows; ``to_dict`` has them all."""
@@ -87,11 +87,19 @@ class RecaptureRecord:
 
 @dataclass
 class GuardRecord:
-    """A condition under which a captured step may be replayed."""
+    """A condition under which a captured step may be replayed.
+
+    Attributes:
+        source: expression of the value, as the user would write it.
+        kind: what is tested: ``"is"``, ``"equal"``, ``"type"``, ``"length"``, ``"tensor"``, ...
+        location: the user's line that read the value; for arguments, where the step is defined.
+        condition: the whole condition, in words.
+    """
 
     source: str
     kind: str
     location: Location | None = None
+    condition: str = ""
 
 
 @dataclass
@@ -112,7 +120,7 @@ class StepReport:
         name: the step's name.
         backend: name of the backend.
         captures: one record per capture, oldest first.
-        breaks: where capture stopped; equal breaks are counted, not repeated.
+        breaks: where capture stopped, also behind another break; equal breaks are counted, not repeated.
         recaptures: which value made the step be captured again.
         effects: Python side effects that replay performs after the graph, as text.
         guards: conditions of replay.
@@ -134,6 +142,7 @@ class StepReport:
     replays: int = 0
     parts: list[StepReport] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict, repr=False)
+    _whole: StepReport | None = field(default=None, repr=False)
 
     # ------------------------------------------------------------------ filled by the compiler
     def record_capture(
@@ -161,20 +170,22 @@ class StepReport:
         )
         self.captures.append(record)
         self.effects.extend(e for e in dict.fromkeys(effects) if e not in self.effects)
-        known = {(g.source, g.kind) for g in self.guards}
-        self.guards.extend(g for g in guards if (g.source, g.kind) not in known)
+        known = {(g.source, g.kind, g.condition) for g in self.guards}
+        self.guards.extend(g for g in guards if (g.source, g.kind, g.condition) not in known)
         for key, text in (sources or {}).items():
             self._sources[key if key not in self._sources else f"{key}#{record.index}"] = text
         return record
 
     def add_part(self, name: str) -> StepReport:
         """The report of what is captured behind a break."""
-        part = StepReport(name=name, backend=self.backend)
+        part = StepReport(name=name, backend=self.backend, _whole=self._whole or self)
         self.parts.append(part)
         return part
 
     def record_break(self, code: str, reason: str, location: Location | None = None) -> BreakRecord:
-        """Counts a break; the same code, reason and place is one record."""
+        """Counts a break, of a part for the whole step too; the same code, reason and place is one record."""
+        if self._whole is not None and code not in FOLLOWING:
+            self._whole.record_break(code, reason, location)
         for known in self.breaks:
             if (known.code, known.reason, known.location) == (code, reason, location):
                 known.count += 1
@@ -226,8 +237,8 @@ class StepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-able data (generated sources by name only)."""
-        data = asdict(self)
-        del data["_sources"]
+        data = asdict(replace(self, _whole=None, parts=[]))
+        del data["_sources"], data["_whole"]
         data.update(
             parts=[part.to_dict() for part in self.parts],
             graph_count=self.graph_count,
@@ -265,8 +276,8 @@ class StepReport:
         if self.effects:
             parts.append(_table("side effects kept", ("effect",), [(e,) for e in self.effects]))
         if self.guards:
-            rows3 = [(g.source, g.kind, _place(g.location)) for g in self.guards]
-            parts.append(_table(f"guards ({len(self.guards)})", ("value", "kind", "read at"), rows3))
+            rows3 = [(g.condition or f"{g.source}: {g.kind}", _place(g.location)) for g in self.guards]
+            parts.append(_table(f"guards ({len(self.guards)})", ("holds at every replay", "read at"), rows3))
         return Group(*parts)
 
     def _headline(self) -> Text:

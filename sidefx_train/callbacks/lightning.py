@@ -40,8 +40,8 @@ class SideFXCompile(pl_package.Callback):
 
     Args:
         options: as for :func:`sidefx_train.compile` (``backend``, ``fullgraph``, ``dynamic``, ``cuda_graphs``, ``rng``,
-            ``verify``, ``on_failure``, ``warmup``). ``warmup`` is ``"background"`` here: training starts at once, and
-            the captured step takes over when it is compiled.
+            ``verify``, ``on_failure``, ``warmup``, ...). ``warmup`` is ``"background"`` here: training starts at once,
+            and the captured step takes over when it is compiled.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -27,6 +27,7 @@ def compile_step(
     on_failure: Literal["eager", "raise"] = "eager",
     warmup: Literal["now", "background"] = "now",
     partition: Literal["min_cut", "default"] = "min_cut",
+    recapture_limit: int = 16,
 ) -> Any:
     """Compiles a whole training step; a decorator, or called with the step.
 
@@ -46,6 +47,8 @@ def compile_step(
             worker compiles, and the captured step takes over between two calls; ``step.wait()`` waits for the worker.
         partition: for a model or loss compiled alone: ``"min_cut"`` saves less for the backward and recomputes what is
             cheap, ``"default"`` saves what autograd saves.
+        recapture_limit: captures kept for the step; after them it runs eagerly wherever none fits, and a warning names
+            the value that keeps changing.
 
     Returns:
         A :class:`CompiledStep`, or a decorator that makes one.
@@ -65,6 +68,7 @@ def compile_step(
         on_failure=on_failure,
         warmup=warmup,
         partition=partition,
+        recapture_limit=recapture_limit,
     )
     if fn is None:
         return lambda inner: CompiledStep(inner, config)

@@ -26,9 +26,10 @@ from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend import build
 from sidefx_train.compile.backend.verify import verified
 from sidefx_train.compile.capture.interpreter import Suspended
+from sidefx_train.compile.capture.location import definition_of
 from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
-from sidefx_train.compile.continuations.code import is_continuation
+from sidefx_train.compile.continuations.code import given_names, is_continuation
 from sidefx_train.compile.continuations.drive import Frames, Parts, driven
 from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
 from sidefx_train.compile.entry import Entry, first_failure
@@ -218,8 +219,9 @@ def _capture_once(
             heap.in_part, heap.walked = is_continuation(fn), learned.walked
             heap.growing, heap.passing = learned.growing, learned.passing
             grad_mode = torch.is_grad_enabled()
+            world.defined_at, heap.sources.parameters = definition_of(fn)
             target = heap.shadow(fn, heap.sources.const(fn, name))
-            shadows = given_state(heap, *args) if heap.in_part else heap.shadows(args)
+            shadows = given_state(heap, args[0], given_names(fn)) if heap.in_part else heap.shadows(args)
             named = {key: heap.shadow(value, heap.sources.kwarg(key), key) for key, value in kwargs.items()}
             world.interp.stop_at = point.count if point is not None else 0
             try:
@@ -467,7 +469,23 @@ def _all_guards(world: TraceWorld) -> list[Guard]:
         world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
     guards = list(world.heap.guards.values())
     guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
-    return [*guards, *world.heap.separate_keys(), *_separate_tensors(world), *world.heap.definitions.guards()]
+    guards += [*world.heap.separate_keys(), *_separate_tensors(world), *world.heap.definitions.guards()]
+    return _located(guards, world.defined_at)
+
+
+def _located(guards: list[Guard], defined_at: Location | None) -> list[Guard]:
+    """Guards that no single line is the cause of are given the first that read the value or what holds it."""
+    read_at: dict[int, Location | None] = {}
+    for guard in guards:
+        if guard.location is not None:
+            read_at.setdefault(id(guard.source), guard.location)
+
+    def place(source: Source | None) -> Location | None:
+        while source is not None and id(source) not in read_at:
+            source = source.parent
+        return read_at[id(source)] if source is not None else defined_at
+
+    return [guard if guard.location else replace(guard, location=place(guard.source)) for guard in guards]
 
 
 def _separate_tensors(world: TraceWorld) -> list[Guard]:

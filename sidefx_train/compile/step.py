@@ -33,6 +33,7 @@ from sidefx_train.compile.pipeline import Captured, CaptureFailed, Learned
 from sidefx_train.compile.residual.build import MISS
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import (
+    FOLLOWING,
     BackendError,
     GraphBreakError,
     Location,
@@ -81,6 +82,7 @@ class CompiledStep:
         self._stopped: list[CaptureFailed] = []
         self._learned = Learned(all_dynamic=bool(config.dynamic))
         self._warned: set[tuple[str, str]] = set()
+        self._limits: dict[str, str] = {}
         self._hits = 0
         self._busy = False
         self._first_run = False
@@ -449,20 +451,20 @@ class CompiledStep:
             point = captured.suspension.point
             self._report.record_break(point.code, point.reason, point.location)
             stop = CaptureFailed(point.code, point.reason, point.location, None)
-            if point.code not in ("SFX112", "SFX113"):  # these follow from another break
+            if point.code not in FOLLOWING:
                 self._warn(stop, (point.code, str(point.location)), "is captured in parts")
         nodes = pipeline.nodes_of(captured.traced)
         kinds: dict[str, int] = {}
         for item in captured.traced.inputs:
             kinds[item.kind] = kinds.get(item.kind, 0) + 1
         self._report.record_capture(
-            trigger="first call" if missed is None else f"{missed[0]} changed from {missed[1]} to {missed[2]}",
+            trigger="first call" if missed is None else _trigger(*missed[:3]),
             nodes={"capture": nodes},
             graphs=1 if nodes or not (self._is_part or captured.suspension) else 0,
             seconds={"capture": captured.seconds, **executable.seconds},
             inputs=kinds,
             effects=captured.effects.describe(),
-            guards=[GuardRecord(g.source.label, g.kind, g.location) for g in captured.guards],
+            guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
             sources={
                 "facts": in_words(captured.residual.metadata),
                 "residual": captured.residual.source,
@@ -511,12 +513,13 @@ class CompiledStep:
         self, missed: tuple[str, str, str, Location | None] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         what = f"{missed[0]} (was {missed[1]}, is {missed[2]})" if missed else "the reason the step cannot be captured"
-        reason = f"{len(self._entries)} captures, and still changing: {what}"
+        named = missed[0] if missed else ""
+        reason = self._limits.setdefault(named, f"{len(self._entries)} captures, and still changing: {what}")
         location = missed[3] if missed else None
         if self.config.on_failure == "raise":
             raise RecaptureLimitError("SFX203", reason, location)
         stop = CaptureFailed("SFX203", reason, location, None)
-        return self._eager(stop, args, kwargs, key=("SFX203", missed[0] if missed else ""))
+        return self._eager(stop, args, kwargs, key=("SFX203", named))
 
     def _eager(
         self,
@@ -598,6 +601,11 @@ class CompiledStep:
         if self._newest is entry:
             self._newest = None
         self._replays = [e.replay for e in self._entries]
+
+
+def _trigger(label: str, old: str, new: str) -> str:
+    """Why a step is captured again; ``old`` may be a whole condition, which names the value itself."""
+    return f"no longer so: {old}; now {new}" if old.startswith(label) else f"{label} changed from {old} to {new}"
 
 
 def _replaced(old: Any, new: Any, in_part: bool) -> bool:

@@ -247,7 +247,7 @@ def test_subclass_from_outside_is_refused(where):
         return program
 
     report = parity(make, steps=3, captures=None, whole=False)
-    label = "args[0]" if where == "argument" else "model.0.weight"
+    label = "x" if where == "argument" else "model.0.weight"
     assert ("SFX109", f"{label} is a Tagged, a tensor subclass") in {(b.code, b.reason) for b in report.breaks}
 
 

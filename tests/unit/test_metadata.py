@@ -133,7 +133,7 @@ def test_facts_of_inputs(step, given, expected):
 
 def test_symbolic_sizes_are_named():
     x = torch.ones(4, 3)
-    learned = pipeline.Learned(dynamic=frozenset({("args[0]", 0)}))
+    learned = pipeline.Learned(dynamic=frozenset({("x", 0)}))
     captured = pipeline.capture(lambda x: x * 2, (x,), {}, "step", learned, in_parts=False)
     (made,) = captured.residual.metadata.outputs
     assert made.dynamic_dims == {0}
@@ -143,4 +143,4 @@ def test_symbolic_sizes_are_named():
 def test_the_report_shows_them():
     step = sidefx_train.compile(write, backend="eager")
     step(torch.ones(2, 3))
-    assert "args[0]: leaf, mutates_data" in step.report().sources()["facts"].splitlines()
+    assert "x: leaf, mutates_data" in step.report().sources()["facts"].splitlines()

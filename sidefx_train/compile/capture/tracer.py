@@ -71,11 +71,10 @@ class GraphTracer:
             fake = compat.fake_of(self.fake_mode, real, dynamic, source)
             fake.grad = None
             example = compat.fake_snapshot(fake)
-        name = self._fresh(source)
-        proxy = self._placeholder(name)
+        proxy = self._placeholder(self._fresh(source))
         compat.track(fake, proxy, self.tracer)
         self.placeholders.append(proxy.node)
-        self.inputs.append(GraphInput(name, kind, example, source))
+        self.inputs.append(GraphInput(proxy.node.name, kind, example, source))
         self.real_inputs.append(real)
         return fake
 
@@ -89,11 +88,10 @@ class GraphTracer:
     def add_scalar(self, value: int | float, source: str) -> Any:
         """Makes a Python number an input of the graph and returns its symbolic stand-in."""
         number = compat.new_symbolic_number(self.shape_env, value, source)
-        name = self._fresh(source)
-        proxy = self._placeholder(name)
+        proxy = self._placeholder(self._fresh(source))
         compat.track(number, proxy, self.tracer)
         self.placeholders.append(proxy.node)
-        self.inputs.append(GraphInput(name, "scalar", number, source, hint=value))
+        self.inputs.append(GraphInput(proxy.node.name, "scalar", number, source, hint=value))
         self.real_inputs.append(value)
         return number
 
@@ -161,6 +159,7 @@ class GraphTracer:
     def _placeholder(self, name: str) -> fx.Proxy:
         with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
             proxy = self.tracer.create_proxy("placeholder", name, (), {})
+        proxy.node.target = proxy.node.name  # a name that Python or the graph's code uses itself is changed
         self._last_placeholder = proxy.node
         return proxy
 

@@ -49,9 +49,6 @@ class Slot(enum.Enum):
     HANDLED = "what was being handled outside an exception handler; its value is what the handler handles"
 
 
-_origins: dict[int, tuple[types.CodeType, dict[int, int], Any]] = {}
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Where a frame stands and what of it is kept.
@@ -75,6 +72,9 @@ class Layout:
         return (id(self.code), self.index, self.names, self.stack)
 
 
+_origins: dict[int, tuple[Layout, dict[int, int], Any]] = {}
+
+
 @dataclass(frozen=True, eq=False)
 class Landing:
     """First item of what a bridge returns where its instruction is done: ``(landing, cells, values)``."""
@@ -87,15 +87,22 @@ def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
     found = _origins.get(id(code))
     if found is None:
         return code, index
-    source, table, _ = found
+    layout, table, _ = found
     if index not in table:
         raise Unsupported("SFX111", "a continuation cannot be entered where it restores a frame")
-    return source, table[index]
+    return layout.code, table[index]
 
 
 def is_continuation(fn: Any) -> bool:
     """True for a function that enters another in the middle."""
     return isinstance(fn, types.FunctionType) and id(fn.__code__) in _origins
+
+
+def given_names(fn: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a continuation's ``[cells, values]`` are called: variables by name, what is on the stack by place."""
+    layout = _origins[id(fn.__code__)][0]
+    held = sum(slot is not Slot.NULL for slot in layout.stack)
+    return layout.cells, (*layout.names, *(f"stack[{i}]" for i in range(held)))
 
 
 class _Body:
@@ -268,7 +275,7 @@ def _remember(made: types.CodeType, layout: Layout, items: list[Any], body: _Bod
             if id(item) in index_of:
                 table[count] = index_of[id(item)]
             count += 1
-    _origins[id(made)] = (layout.code, table, made)
+    _origins[id(made)] = (layout, table, made)
 
 
 def continuation(layout: Layout) -> types.CodeType:

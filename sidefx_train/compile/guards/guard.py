@@ -63,7 +63,7 @@ class Guard:
         if self.kind == "equal":
             return f"{label} == {value}"
         if self.kind == "type":
-            return f"type({label}) is {self.value.__qualname__}"
+            return f"type({label}) is {_class_name(self.value)}"
         if self.kind == "length":
             return f"len({label}) == {value}"
         if self.kind in ("keys", "members", "order"):
@@ -157,10 +157,8 @@ class NumberCondition:
     names: tuple[tuple[str, Source], ...]
 
     def __str__(self) -> str:
-        text = self.code
-        for name, source in self.names:
-            text = re.sub(rf"\b{name}\b", source.label.replace("\\", r"\\"), text)
-        return text
+        labels = {name: source.label for name, source in self.names}
+        return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: labels.get(found[0], found[0]), self.code)
 
 
 def same_value(a: Any, b: Any) -> bool:
@@ -178,14 +176,23 @@ def same_value(a: Any, b: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A value for people; no method of the user's runs."""
-    if isinstance(value, TensorFacts):
+    if type(value) is TensorFacts:
         return str(value)
-    if type(value) in (int, float, str, bytes, bool, type(None)) or isinstance(value, enum.Enum):
+    cls = type(value)
+    if cls in (int, float, str, bytes, bool, type(None)):
         text = repr(value)
-    elif type(value) in (tuple, list, frozenset):
+    elif cls in (tuple, list, frozenset):
         text = "[" + ", ".join(shown(item) for item in value) + "]"
+    elif issubclass(cls, enum.Enum):
+        text = f"{_class_name(cls)}.{object.__getattribute__(value, '_name_')}"
+    elif issubclass(cls, type):
+        text = _class_name(value)
     else:
-        named = issubclass(type(value), (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType))
+        named = issubclass(cls, (types.FunctionType, types.ModuleType, types.BuiltinFunctionType))
         name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) if named else None
-        text = name if isinstance(name, str) else f"this {type(value).__name__}"
+        text = name if isinstance(name, str) else f"this {_class_name(cls)}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _class_name(cls: type) -> str:
+    return str(type.__getattribute__(cls, "__qualname__"))

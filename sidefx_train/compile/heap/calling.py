@@ -77,13 +77,14 @@ class CallingWorld:
     deferred: list[DeferredCall]
     reentry: Reentry
     led_back: list[Callable[..., Any]]
+    defined_at: Location | None
     settings: dict[Any, Any]
     last_error: tuple[Exception, Any, Location | None] | None
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
 
     def locate(self) -> Location | None:
-        """The user's line that is being interpreted."""
-        return self.interp.location() if self.interp.current_frame is not None else None
+        """The user's line that is being interpreted, or where the step is defined."""
+        return self.interp.location() if self.interp.current_frame is not None else self.defined_at
 
     def truth(self, value: Any) -> Any:
         record = self.heap.record_of(value)

@@ -200,16 +200,22 @@ def _refusal(heap: Heap, source: Source) -> Callable[[], NoReturn]:
     return refuse
 
 
-def given_state(heap: Heap, state: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Stand-ins of what the rest of a step is given, ``[cells, values]``; its code takes them out and keeps none."""
+def given_state(heap: Heap, state: list[tuple[Any, ...]], names: tuple[tuple[str, ...], ...]) -> tuple[Any, ...]:
+    """Stand-ins of what the rest of a step is given, ``[cells, values]``; its code takes them out and keeps none.
+
+    Args:
+        heap: the objects of the trace.
+        state: the cells and values.
+        names: what the user calls them.
+    """
     place = heap.sources.arg(0)
-    return ([tuple(_given(heap, place, i, part)) for i, part in enumerate(state)],)
+    parts = enumerate(zip(state, names, strict=True))
+    return ([tuple(_given(heap, heap.sources.item(place, i), part, called)) for i, (part, called) in parts],)
 
 
-def _given(heap: Heap, place: Source, index: int, part: tuple[Any, ...]) -> Iterator[Any]:
-    inside = heap.sources.item(place, index)
-    for i, real in enumerate(part):
-        source = heap.sources.item(inside, i)
+def _given(heap: Heap, inside: Source, part: tuple[Any, ...], names: tuple[str, ...]) -> Iterator[Any]:
+    for i, (real, name) in enumerate(zip(part, names, strict=True)):
+        source = heap.sources.item(inside, i, name)
         if type(real) not in HOLDERS:
             yield heap.shadow(real, source)
             continue

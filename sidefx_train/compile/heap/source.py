@@ -7,6 +7,8 @@ Guards test the value at the end of a path, the prologue fetches it, the epilogu
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -114,11 +116,16 @@ _CONTAINERS = (OrderedDict, dict, list, tuple, deque, set, frozenset)
 
 
 class SourceTable:
-    """Interns sources."""
+    """Interns sources.
+
+    Attributes:
+        parameters: what the step calls its positional arguments.
+    """
 
     def __init__(self) -> None:
         self._table: dict[tuple[Any, ...], Source] = {}
         self._keep: list[Any] = []
+        self.parameters: Callable[[int], str] = "args[{}]".format
 
     def const(self, obj: Any, label: str) -> Source:
         """Path of one step: this very object, held by the entry."""
@@ -129,10 +136,10 @@ class SourceTable:
         return found
 
     def arg(self, position: int) -> Source:
-        return self._intern("arg", None, position, f"args[{position}]")
+        return self._intern("arg", None, position, self.parameters(position))
 
     def kwarg(self, name: str) -> Source:
-        return self._intern("kwarg", None, name, f"kwargs[{name!r}]")
+        return self._intern("kwarg", None, name, name)
 
     def attr(self, parent: Source, name: str) -> Source:
         return self._intern("attr", parent, name, f"{parent.label}.{name}")
@@ -140,8 +147,9 @@ class SourceTable:
     def slot(self, parent: Source, name: str) -> Source:
         return self._intern("slot", parent, name, f"{parent.label}.{name}")
 
-    def item(self, parent: Source, key: Any) -> Source:
-        return self._intern("item", parent, key, _item_label(parent, key))
+    def item(self, parent: Source, key: Any, label: str = "") -> Source:
+        """``parent[key]``; a label of its own for what the user knows by another name."""
+        return self._intern("item", parent, key, label or _item_label(parent, key))
 
     def cell(self, parent: Source) -> Source:
         return self._intern("cell", parent, None, parent.label)
@@ -168,5 +176,13 @@ class SourceTable:
 def _item_label(parent: Source, key: Any) -> str:
     if isinstance(key, str) and parent.label.endswith(("._parameters", "._modules", "._buffers")):
         return f"{parent.label.rpartition('.')[0]}.{key}"
+    if _is_namespace(parent):
+        return f"{parent.label}.{key}"
     text = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
     return f"{parent.label}[{text}]"
+
+
+def _is_namespace(source: Source) -> bool:
+    """True for the ``__dict__`` of a module or class."""
+    space = source.key if source.kind == "const" else None
+    return type(space) is MappingProxyType or (type(space) is dict and space.get("__name__") == source.label)

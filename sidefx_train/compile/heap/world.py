@@ -78,6 +78,7 @@ class TraceWorld(CallingWorld):
         twins: stand-ins of ``torch.autograd.Function`` classes, whose methods are interpreted.
         module_spaces: namespaces of modules that the program holds as dicts.
         own_spaces: dicts of the trace that executed code uses as its globals.
+        defined_at: where the step is defined.
         pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
     """
 
@@ -89,6 +90,7 @@ class TraceWorld(CallingWorld):
         whole: frozenset[str] = frozenset(),
     ) -> None:
         self.whole = whole
+        self.defined_at: Location | None = None
         self.running: set[int] = set()
         self.tracer = tracer
         self.heap = Heap(tracer, self.locate, self._written_names, symbolic, moving)

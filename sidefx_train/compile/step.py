@@ -23,6 +23,7 @@ from sidefx_train.compile import background, pipeline
 from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.background import Job
 from sidefx_train.compile.capture.cleanup import cleans_up
+from sidefx_train.compile.capture.exceptions import of_the_program
 from sidefx_train.compile.continuations.drive import Parts
 from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.functionalize.metadata import in_words
@@ -94,16 +95,20 @@ class CompiledStep:
         self.__wrapped__ = fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for replay in self._replays:
-            try:
-                result = replay(args, kwargs)
-            except BaseException:  # out of what runs natively, or out of the eager step
-                self._hits += 1
-                raise
-            if result is not MISS:
-                self._hits += 1
-                return result
-        return self._slow(args, kwargs)
+        try:
+            for replay in self._replays:
+                try:
+                    result = replay(args, kwargs)
+                except BaseException:  # out of what runs natively, or out of the eager step
+                    self._hits += 1
+                    raise
+                if result is not MISS:
+                    self._hits += 1
+                    return result
+            return self._slow(args, kwargs)
+        except BaseException as error:
+            error.__traceback__ = of_the_program(error.__traceback__)
+            raise
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
         """A decorated method is compiled per instance."""

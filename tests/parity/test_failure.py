@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import types
 import warnings
 
@@ -414,3 +415,27 @@ def test_operations_that_nothing_reads_raise_as_in_eager(name, backend, capfd):
                 found.append((type(error).__name__, str(error)))
         assert found[1] == found[0]
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_groups_handled_over_a_break():
+    """What a part behind a break is given of an exception group: the group, its exceptions, what is left of it."""
+
+    def step(x, n):
+        seen = []
+        try:
+            raise ExceptionGroup("some", [ValueError(n), KeyError("new")])
+        except* ValueError as group:
+            os.getpid()
+            seen.append((group.message, [error.args for error in group.exceptions]))
+        except* KeyError as group:
+            os.getpid()
+            seen.append(len(group.exceptions))
+        return x * 2, seen
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for n in (1, 1, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SideFXWarning)
+            assert str(compiled(torch.ones(2), n)) == str(step(torch.ones(2), n))
+    assert compiled.report().replays == 3, str(compiled.report())
+    assert not {"SFX204", "SFX201"} & {found.code for found in compiled.report().breaks}

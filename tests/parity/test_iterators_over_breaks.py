@@ -163,3 +163,95 @@ def test_iterators_that_leave_the_step():
         assert (list(mapped), list(chained)) == ([3, 6], [1, 2, 5, 1, 2, 5])
         assert log == [("called", 1), ("called", 2), ("called", 5)]
     assert compiled.report().replays == 2
+
+
+VIEWS = {
+    "keys": lambda table: iter(table),
+    "values": lambda table: iter(table.values()),
+    "items": lambda table: iter(table.items()),
+    "reversed keys": lambda table: reversed(table),
+    "reversed items": lambda table: reversed(table.items()),
+    "members": lambda table: iter(table),
+}
+
+
+def _nothing(table):
+    pass
+
+
+def _added(table):
+    if isinstance(table, set):
+        table.add(9)
+    else:
+        table["new"] = 9
+
+
+def _removed(table):
+    if isinstance(table, set):
+        table.discard(2)
+    else:
+        table.pop("b", None)
+
+
+def _moved(table):
+    first = next(iter(table))
+    if isinstance(table, set):
+        table.discard(first)
+        table.add(first)
+    else:
+        table[first] = table.pop(first)
+
+
+def _changed(table):
+    if isinstance(table, set):
+        table.update(list(table))
+    else:
+        table.update({key: 0 for key in table})
+
+
+CHANGES = [_nothing, _added, _removed, _changed]
+
+
+@pytest.mark.parametrize("from_outside", [True, False])
+@pytest.mark.parametrize("view", VIEWS)
+def test_walks_notice_what_is_done_to_a_table(view: str, from_outside: bool) -> None:
+    """Before the walk begins, while it goes on, and behind a break; the error of a changed size included.
+
+    Not compared: what CPython's hash tables do where a size is changed and, behind the break, changed back; a set that
+    was changed before the walk, which goes on over a copy.
+    """
+    make = VIEWS[view]
+
+    def table():
+        return {1, 2, 3} if view == "members" else {"a": 1, "b": 2, "c": 3}
+
+    def run(before, between, behind):
+        def step(x, given):
+            table_ = given if from_outside else table()
+            before(table_)
+            walk = make(table_)
+            found = [next(walk)]
+            between(table_)
+            time.time()
+            behind(table_)
+            try:
+                found += list(walk)
+            except RuntimeError as error:
+                found.append(str(error))
+            return found, list(table_), x + len(found)
+
+        return step
+
+    for before, between, behind in itertools.product([*CHANGES, _moved], CHANGES, CHANGES):
+        if {between, behind} == {_added, _removed} or (view == "members" and before not in (_nothing, _changed)):
+            continue
+        step = run(before, between, behind)
+        compiled = sidefx_train.compile(step, backend="eager")
+        for _ in range(2):
+            wanted, given = table(), table()
+            want = step(torch.ones(1), wanted)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SideFXWarning)
+                got = compiled(torch.ones(1), given)
+            names = [change.__name__ for change in (before, between, behind)]
+            assert str(got) == str(want) and list(given) == list(wanted), names

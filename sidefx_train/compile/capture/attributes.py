@@ -12,6 +12,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture.stand_ins import of_frame
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -163,6 +164,10 @@ def _load(interp: Interpreter, obj: Any, name: str) -> Any:
     if found is not ABSENT:
         return found
     cls = interp.type_of(obj)
+    if cls is types.FrameType and id(obj) in interp.stand_ins:
+        found = of_frame(interp, interp.stand_ins[id(obj)][1], name)
+        if found is not ABSENT:
+            return found
     getter = _type_lookup(cls, "__getattribute__")
     if getter is _object_getattribute or (_is_generic(getter) and (cls is _NAMESPACE or not is_static(cls))):
         missing = None

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture import (
     attributes,
     calls,
-    exceptions,
     formatting,
     iterables,
     iteration,
@@ -29,6 +28,7 @@ from sidefx_train.compile.capture.attributes import call_special, is_static, spe
 from sidefx_train.compile.capture.class_bodies import build_class
 from sidefx_train.compile.capture.frame import NULL
 from sidefx_train.compile.capture.generators import InterpretedGenerator
+from sidefx_train.compile.capture.stand_ins import names_in, stack_of_stand_ins
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -395,16 +395,7 @@ def local_names(interp: Interpreter) -> Any:
     frame = interp.current_frame
     if frame is None:
         raise RuntimeError("locals() outside any interpreted frame")
-    if frame.namespace is not None:
-        return frame.namespace
-    found = {}
-    cells = {*frame.code.co_cellvars, *frame.code.co_freevars}
-    for name, value in zip(frame.program.slots, frame.locals, strict=False):
-        if name in cells and isinstance(value, types.CellType):
-            value = interp.world.load_cell(value)
-        if value is not NULL and value is not ABSENT:
-            found[name] = value
-    return found
+    return names_in(interp, frame)
 
 
 @_plain(globals)
@@ -468,7 +459,7 @@ def _getframe(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]
         frame, depth = frame.back, depth - 1
     if frame is None:
         return sys._getframe(1)
-    return exceptions.stack_of_stand_ins(frame)
+    return stack_of_stand_ins(interp, frame)
 
 
 if hasattr(sys, "_getframemodulename"):

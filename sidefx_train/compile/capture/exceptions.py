@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
-import sys
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.stand_ins import stand_in
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.frame import Frame
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """The compiler's own directory: the interpreter, and the world that C code is called through."""
-_KEEP_INTERNAL = bool(os.environ.get("SFX_INTERPRETER_TRACEBACKS"))
-"""Set in the environment to see the interpreter's own frames in tracebacks."""
+_KEEP_INTERNAL = bool(os.environ.get("SIDEFX_FULL_TRACEBACKS"))
+"""Set in the environment to see the library's own frames in tracebacks."""
 
 
 class Handled:
@@ -133,24 +132,46 @@ def unwind(interp: Interpreter, frame: Frame, error: BaseException) -> bool:
 
 
 def cleaned(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` without the interpreter's own frames, unless ``SFX_INTERPRETER_TRACEBACKS`` is set."""
+    """``trace`` without the interpreter's own frames, unless ``SIDEFX_FULL_TRACEBACKS`` is set."""
     if _KEEP_INTERNAL:
         return trace
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+    while trace is not None and _is_own(trace):
         trace = trace.tb_next
     item = trace
     while item is not None:
-        if item.tb_frame.f_code.co_filename.startswith(_HERE):
+        if _is_own(item):
             return _rebuilt(trace)
         item = item.tb_next
     return trace
 
 
-def _rebuilt(trace: types.TracebackType | None) -> types.TracebackType | None:
-    kept = []
+def of_the_program(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """``trace`` without the library's frames that lead to the program's; those it ends in stay."""
+    if _KEEP_INTERNAL:
+        return trace
+    last, item = None, trace
+    while item is not None:
+        last = last if _is_own(item) else item
+        item = item.tb_next
+    return trace if last is None else _rebuilt(trace, last)
+
+
+def is_own(code: types.CodeType) -> bool:
+    """True for code of the library, and for code that it has generated."""
+    return code.co_filename.startswith((_HERE, "<sidefx_train"))
+
+
+def _is_own(item: types.TracebackType) -> bool:
+    return is_own(item.tb_frame.f_code)
+
+
+def _rebuilt(trace: types.TracebackType | None, last: types.TracebackType | None = None) -> types.TracebackType | None:
+    """The program's entries, and all behind ``last``."""
+    kept, behind = [], False
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        if behind or not _is_own(trace):
             kept.append(trace)
+        behind = behind or trace is last
         trace = trace.tb_next
     result: types.TracebackType | None = None
     for item in reversed(kept):
@@ -161,82 +182,6 @@ def _rebuilt(trace: types.TracebackType | None) -> types.TracebackType | None:
 def _extended(frame: Frame, trace: types.TracebackType | None) -> types.TracebackType:
     """``trace`` with an entry for the interpreted ``frame`` in front."""
     return types.TracebackType(cleaned(trace), stand_in(frame), 0, frame.line)
-
-
-def _call(get: Callable[[], types.FrameType]) -> types.FrameType:
-    return get()
-
-
-def _suspended() -> Generator[None, None, None]:
-    yield
-
-
-def _holding(variables: list[Any]) -> Generator[None, None, None]:
-    yield
-
-
-def stand_in(frame: Frame) -> types.FrameType:
-    """A real frame object with the file, line, name and globals of an interpreted frame, but no locals.
-
-    Variables with a ``__del__`` live as long as it: a traceback keeps them.
-    """
-    if any(hasattr(type(value), "__del__") for value in frame.locals):
-        made = types.FunctionType(_stub(frame, _holding, {}), frame.globals)(frame.locals)
-    else:
-        made = types.FunctionType(_stub(frame, _suspended, frame.program.stubs), frame.globals)()
-    return made.gi_frame  # the frame of a generator has no caller that it could keep alive
-
-
-def stack_of_stand_ins(frame: Frame) -> types.FrameType:
-    """Like :func:`stand_in`, and ``f_back`` leads through the interpreted callers."""
-    get: Callable[[], types.FrameType] = sys._getframe
-    item: Frame | None = frame
-    while item is not None:
-        get = functools.partial(types.FunctionType(_stub(item, _call, {}), item.globals), get)
-        item = item.back
-    return get()
-
-
-def _stub(frame: Frame, model: Any, cache: dict[int, types.CodeType]) -> types.CodeType:
-    """The code of ``model`` with the names and the current position of ``frame``."""
-    code, index = frame.code, max(frame.pc - 1, 0)
-    known = cache.get(index)
-    if known is None:
-        body = model.__code__
-        offset = frame.instructions[index].offset
-        place = next(itertools.islice(code.co_positions(), offset // 2, None))
-        known = cache[index] = body.replace(
-            co_filename=code.co_filename,
-            co_name=code.co_name,
-            co_qualname=code.co_qualname,
-            co_firstlineno=code.co_firstlineno,
-            co_linetable=_one_place(len(body.co_code) // 2, frame.line, code.co_firstlineno, place),
-        )
-    return known
-
-
-def _one_place(units: int, line: int, first: int, place: tuple[int | None, ...]) -> bytes:
-    """A location table (CPython's ``Objects/locations.md``) that puts all instructions at one place."""
-    _, end_line, column, end_column = place
-    known = end_line is not None and column is not None and end_column is not None
-    table = bytearray()
-    delta = line - first
-    while units > 0:
-        length = min(units, 8)
-        table.append(0x80 | (14 if known else 13) << 3 | length - 1)
-        _append_number(table, delta << 1 if delta >= 0 else -delta << 1 | 1)
-        if end_line is not None and column is not None and end_column is not None:
-            for number in (max(end_line - line, 0), column + 1, end_column + 1):
-                _append_number(table, number)
-        units, delta = units - length, 0
-    return bytes(table)
-
-
-def _append_number(table: bytearray, number: int) -> None:
-    while number >= 64:
-        table.append(64 | number & 63)
-        number >>= 6
-    table.append(number)
 
 
 def as_exception(interp: Interpreter, value: Any) -> BaseException:

@@ -8,8 +8,9 @@ import types
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.exceptions import Handled, cleaned, set_context, stand_in
+from sidefx_train.compile.capture.exceptions import Handled, cleaned, set_context
 from sidefx_train.compile.capture.frame import RETURNED, YIELDED, Frame
+from sidefx_train.compile.capture.stand_ins import stand_in
 from sidefx_train.compile.capture.versions import CLOSE_RETURNS, SEND_KEEPS_RECEIVER
 from sidefx_train.errors import Unsupported
 

@@ -59,6 +59,7 @@ class Interpreter:
         begun: how many instructions have been begun.
         stop_at: number of the instruction in front of which to raise :class:`Suspended`; 0 for none.
         dropping: why what the instruction has dropped cannot be cleaned up here, if anything.
+        stand_ins: by ``id``, frame objects that the program was given, with the frames they stand for.
     """
 
     def __init__(self, world: World, policy: Policy | None = None) -> None:
@@ -74,6 +75,7 @@ class Interpreter:
         self.begun = 0
         self.stop_at = 0
         self.dropping: Unsupported | None = None
+        self.stand_ins: dict[int, tuple[types.FrameType, Frame]] = {}
         self.max_depth = sys.getrecursionlimit()
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -235,7 +235,12 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
 
 def shows_text(fn: Any) -> bool:
     """True for deferred calls that make text of their arguments and keep nothing."""
-    return fn is print or getattr(fn, "__module__", None) == "logging"
+    return fn is print or looks_at_callers(fn)
+
+
+def looks_at_callers(fn: Any) -> bool:
+    """True for logging: a record says which line made it."""
+    return getattr(fn, "__module__", None) == "logging"
 
 
 def describe(fn: Any) -> str:

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from sidefx_train.compile.capture.exceptions import of_the_program
 from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.continuations.code import Landing, Layout, continuation
 from sidefx_train.compile.continuations.suspension import State, Suspension
@@ -95,7 +96,11 @@ class Frames:
         """The one instruction of a frame that is not captured."""
 
         def inner() -> Any:
-            return self._frame(position + 1, states)
+            try:
+                return self._frame(position + 1, states)
+            except BaseException as error:  # handlers of the program see its own frames
+                error.__traceback__ = of_the_program(error.__traceback__)
+                raise
 
         return self._bridges[position](states[position], inner)
 

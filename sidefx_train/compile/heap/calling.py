@@ -23,6 +23,7 @@ from sidefx_train.compile import registry
 from sidefx_train.compile.capture import formatting, policy
 from sidefx_train.compile.capture.builtins_ import keeps_callables
 from sidefx_train.compile.capture.generators import NATIVE_CODE
+from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import caches, natives, notices, opaque, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
@@ -541,7 +542,9 @@ class CallingWorld:
         """Replays a call after the graph, with its arguments as they are now."""
         shown = policy.shows_text(fn)
         freezer = Freezer(self, shown)
-        call = DeferredCall(fn, freezer.many(args), freezer.named(kwargs), self.locate())
+        caller = self.interp.current_frame
+        place = Place(caller) if caller is not None and policy.looks_at_callers(fn) else None
+        call = DeferredCall(fn, freezer.many(args), freezer.named(kwargs), self.locate(), place)
         self.deferred.append(call)
 
     def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:

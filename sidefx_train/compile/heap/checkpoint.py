@@ -23,6 +23,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.frame import Frame
 from sidefx_train.compile.capture.generators import InterpretedGenerator
 from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import DeferredCall, Later, TensorMoment
 from sidefx_train.compile.heap.records import DEFINITIONS, PLAIN_TYPES, Record, TensorRecord, is_set, slot_names
 
@@ -354,4 +355,5 @@ _FIXED: tuple[type, ...] = (
     Later,
     DeferredCall,
     TensorMoment,
+    OutsideIterator,
 )

@@ -10,6 +10,7 @@ an :class:`OutsideIterator`: the loop is advanced natively, between two parts th
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import operator
 import types
@@ -38,7 +39,7 @@ REBUILT: frozenset[type] = TYPES | {
     type(iter({}.items())),
     type(iter(set())),
 }
-"""Classes whose instances, made in the step, can be made again outside; those over dicts and sets walk over a copy."""
+"""Classes whose instances, made in the step, can be made again outside."""
 
 HANDED_ON: frozenset[type] = frozenset(
     {
@@ -73,6 +74,46 @@ HANDED_ON: frozenset[type] = frozenset(
 
 OPAQUE: frozenset[type] = (HOLDERS | REBUILT | HANDED_ON) - TYPES
 """Classes of iterators that do not tell where they are."""
+
+
+VIEWS: dict[type, Callable[[Any], Any]] = {
+    type(iter({})): dict.keys,
+    type(iter({}.values())): dict.values,
+    type(iter({}.items())): dict.items,
+    type(reversed({})): lambda table: reversed(dict.keys(table)),
+    type(reversed({}.values())): lambda table: reversed(dict.values(table)),
+    type(reversed({}.items())): lambda table: reversed(dict.items(table)),
+    type(iter(set())): iter,
+}
+"""What an iterator over a dict or set is made of, by its class."""
+
+
+def walked_over(iterator: Any) -> Any:
+    """The dict or set that an iterator over one walks over; ``None`` at its end."""
+    return next((item for item in gc.get_referents(iterator) if isinstance(item, (dict, set, frozenset))), None)
+
+
+def left_over(iterator: Any) -> int | None:
+    """How many items an iterator over a dict or set has left; ``None`` if that has changed its size since."""
+    try:
+        return len(iterator.__reduce__()[1][0])
+    except RuntimeError:
+        return None
+
+
+def walk(view: Callable[[Any], Any], container: Any, taken: int) -> Iterator[Any]:
+    """An iterator over a dict or set that has given its first items."""
+    iterator = iter(view(container))
+    advance(iterator, taken)
+    return iterator
+
+
+def spoiled_walk(view: Callable[[Any], Any]) -> Iterator[Any]:
+    """An iterator over a dict or set that has changed its size: to go on raises an error."""
+    container: Any = {0} if view is iter else {0: 0}
+    iterator = iter(view(container))
+    container |= {1} if view is iter else {1: 1}
+    return iterator
 
 
 class OutsideIterator:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
+from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.errors import Location, Unsupported
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -84,6 +85,7 @@ class DeferredCall:
         args: its arguments, containers copied as they were when the call was made.
         kwargs: likewise.
         location: the user's line.
+        place: makes the call for functions that look at who calls them.
         result: stands for the returned value in the rest of the step, if that goes on to use it.
     """
 
@@ -91,6 +93,7 @@ class DeferredCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     location: Location | None
+    place: Place | None = None
     result: CallResult | None = None
 
     def describe(self) -> str:

@@ -44,7 +44,8 @@ def exception_record(heap: Heap, real: BaseException, source: Source, base: Sour
     sources = heap.sources
     args = heap.shadow(real.args, sources.slot(base, "args"))
     maker = next(kind for kind in cls.__mro__ if is_static(kind))
-    shadow = maker.__new__(cls, *args)
+    shadow = _group(heap, real, base) if issubclass(cls, BaseExceptionGroup) else maker.__new__(cls, *args)
+    shadow.args = args
     record = ExceptionRecord(heap, real, shadow, source, base)
     heap.by_real[id(real)] = heap.by_shadow[id(shadow)] = record  # contexts may lead back to it
     for name in (*CHAIN, *fields_of(cls)):
@@ -58,3 +59,11 @@ def exception_record(heap: Heap, real: BaseException, source: Source, base: Sour
     shadow.__traceback__ = real.__traceback__
     record.begun = record.state()
     return record
+
+
+def _group(heap: Heap, real: Any, base: Source) -> BaseException:
+    """A group of the stand-ins of what a group holds."""
+    sources = heap.sources
+    inside = heap.shadow(real.exceptions, sources.slot(base, "exceptions"))
+    heap.shadow(real.message, sources.slot(base, "message"))
+    return BaseExceptionGroup.__new__(type(real), real.message, inside)

@@ -21,7 +21,7 @@ from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT, hidden_attr
-from sidefx_train.compile.heap import classes, natives, opaque, weak
+from sidefx_train.compile.heap import classes, natives, opaque, stack, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
@@ -445,6 +445,8 @@ class TraceWorld(CallingWorld):
             return getattr(self.guarded(natives.concrete, (obj,), {}), name)
         if issubclass(type(obj), OutsideIterator):
             obj.refuse()
+        if type(obj) is types.FrameType and name == "f_back":
+            return stack.caller_of(self, obj)
         if type(obj) is compat.FakeTensor:
             if name == "data":
                 return self.tracer.data_of(obj)

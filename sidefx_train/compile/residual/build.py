@@ -15,7 +15,7 @@ from sidefx_train.compile.guards.program import split
 from sidefx_train.compile.heap.effects import Effect, SideEffects, updated
 from sidefx_train.compile.heap.iterators import advance
 from sidefx_train.compile.heap.later import TraceKey
-from sidefx_train.compile.heap.records import TensorRecord
+from sidefx_train.compile.heap.records import Record, TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
 from sidefx_train.compile.residual.views import Leaving, LiveView
@@ -119,10 +119,25 @@ def _write(
     for call in effects.calls:
         if call.result is not None:
             rebuilder.deferred(call)
-    changes: list[str] = []
+    written: dict[int, list[str]] = {}
+
+    def write(effect: Effect) -> None:
+        if id(effect) not in written:
+            written[id(effect)] = []  # while it is being written
+            written[id(effect)] = _effect(writer, rebuilder, effect)
+
+    def apply(record: Record) -> None:
+        for effect in effects.changes:
+            if effect.target in (record.source, record.base):
+                write(effect)
+                rebuilder.lines += written[id(effect)]
+                written[id(effect)] = []
+
+    rebuilder.apply = apply
     for effect in effects.changes:
-        changes += _effect(writer, rebuilder, effect)
+        write(effect)
     result = rebuilder.expression(returned)
+    changes = [line for effect in effects.changes for line in written[id(effect)]]
     # Calls whose result nothing uses (print, log) come last: what they look at has the step's values by then.
     built = len(rebuilder.lines)
     for call in effects.calls:

@@ -8,6 +8,7 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,21 +16,26 @@ import torch
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.iteration import PythonIterable, PythonIterator
+from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.continuations.generators import hand_out, resume
+from sidefx_train.compile.guards.guard import same_value
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
-from sidefx_train.compile.heap.iterators import HANDED_ON, REBUILT
+from sidefx_train.compile.heap.iterators import HANDED_ON, REBUILT, VIEWS, left_over, spoiled_walk, walk, walked_over
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
 from sidefx_train.compile.heap.raised import CHAIN, fields_of
 from sidefx_train.compile.heap.records import (
     PLAIN_TYPES,
+    Record,
     TensorRecord,
     base_container,
     instance_space,
+    is_plain,
     is_set,
     make_tuple,
     slot_names,
 )
+from sidefx_train.compile.heap.source import stored_keys
 from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.tensors import TensorRebuilder
 from sidefx_train.compile.residual.views import Leaving
@@ -40,7 +46,13 @@ if TYPE_CHECKING:
 
 
 class Rebuilder(TensorRebuilder):
-    """Expressions for values of the trace."""
+    """Expressions for values of the trace.
+
+    Attributes:
+        apply: writes what the step changed of an object from outside before anything else that is written from now on.
+    """
+
+    apply: Callable[[Record], None]
 
     def __init__(self, world: TraceWorld, writer: Writer, leaving: Leaving) -> None:
         super().__init__(world, writer, leaving)
@@ -79,14 +91,17 @@ class Rebuilder(TensorRebuilder):
             return self._remember(value, self._later(value))
         return self._object(value)
 
-    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None = None) -> str:
         parts = [self.expression(value) for value in args]
         parts += [f"{name}={self.expression(value)}" for name, value in kwargs.items()]
-        return f"{self._callable(fn)}({', '.join(parts)})"
+        called = self._callable(fn)
+        if place is not None:
+            parts, called = [called, *parts], self.writer.constant(place, "place")
+        return f"{called}({', '.join(parts)})"
 
     def deferred(self, call: DeferredCall) -> None:
         """A deferred call as a statement, in its turn."""
-        code = self.call(call.fn, call.args, call.kwargs)
+        code = self.call(call.fn, call.args, call.kwargs, call.place)
         if call.result is not None:
             name = self._made[id(call.result)] = self.writer.fresh("r")
             self._keep.append(call.result)
@@ -299,6 +314,10 @@ class Rebuilder(TensorRebuilder):
 
     def _iterator(self, value: Any) -> str:
         """An iterator of a C class over what it walks over, at its place."""
+        if type(value) in VIEWS:
+            walking = self._walk(value)
+            if walking:
+                return self._remember(value, walking)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12 on
             made, arguments, *state = value.__reduce__()
@@ -307,6 +326,34 @@ class Rebuilder(TensorRebuilder):
         if state and state[0] is not None:
             self.lines.append(f"{expression}.__setstate__({self.expression(state[0])})")
         return expression
+
+    def _walk(self, iterator: Any) -> str:
+        """An iterator over a dict or set: it notices what is done to that outside. Empty if it must walk over a copy,
+        of a set whose order outside is not the trace's.
+        """
+        view = self.writer.constant(VIEWS[type(iterator)], "view")
+        container, left = walked_over(iterator), left_over(iterator)
+        if left is None:
+            return f"{self.writer.constant(spoiled_walk)}({view})"
+        ended = container is None
+        container = {} if ended else container
+        if isinstance(container, (set, frozenset)) and not self._in_its_order(container):
+            return ""
+        record = self.world.heap.record_of(container)
+        if record is not None and not self._in_its_order(container):
+            self.apply(record)
+        made = "{}" if ended else self.expression(container)
+        return f"{self.writer.constant(walk)}({view}, {made}, {len(container) - left})"
+
+    def _in_its_order(self, container: Any) -> bool:
+        """True if what is outside holds the keys of the stand-in, in their order."""
+        record = self.world.heap.record_of(container)
+        outside = list(stored_keys(container if record is None else record.real))
+        inside = [self.world.heap.real_key(key) for key in stored_keys(container)]
+        if record is None:
+            return not isinstance(container, (set, frozenset)) or all(map(is_plain, inside))
+        pairs = zip(inside, outside, strict=False)
+        return len(inside) == len(outside) and all(a is b or (is_plain(a) and same_value(a, b)) for a, b in pairs)
 
     def _generator(self, value: InterpretedGenerator) -> str:
         """A suspended generator, which goes on natively."""

@@ -439,3 +439,25 @@ def test_groups_handled_over_a_break():
             assert str(compiled(torch.ones(2), n)) == str(step(torch.ones(2), n))
     assert compiled.report().replays == 3, str(compiled.report())
     assert not {"SFX204", "SFX201"} & {found.code for found in compiled.report().breaks}
+
+
+def test_an_error_raised_in_c_while_another_is_handled_over_a_break():
+    def step(x, names):
+        try:
+            names.remove(0)
+        except KeyError as first:
+            os.getpid()
+            try:
+                names.remove(1)
+            except KeyError as second:
+                found = (second.__context__ is first, first.__context__, second.args)
+            x = x + 1
+        return x, found
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SideFXWarning)
+            assert str(compiled(torch.ones(2), {3})) == str(step(torch.ones(2), {3}))
+    assert compiled.report().replays == 3, str(compiled.report())
+    assert "SFX204" not in {found.code for found in compiled.report().breaks}

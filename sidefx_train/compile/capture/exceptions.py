@@ -64,12 +64,18 @@ class HandledOutside(Handled):
         self._known, self._value = True, error
 
 
-def chain(error: BaseException, handled: BaseException | None) -> None:
-    """Makes ``handled`` the oldest context of ``error``, unless it is there already."""
+def chain(error: BaseException, handled: BaseException | None, outside: BaseException | None = None) -> None:
+    """Makes ``handled`` the oldest context of ``error``, unless it is there already.
+
+    C code that raises in the program finds ``outside`` being handled, which is no context of the program's.
+    """
     if handled is None or error is handled:
         return
     oldest, seen = error, {id(error)}
     while oldest.__context__ is not None:
+        if oldest.__context__ is outside and outside is not handled:
+            oldest.__context__ = None
+            break
         oldest = oldest.__context__
         if oldest is handled or id(oldest) in seen:
             return
@@ -109,7 +115,7 @@ def unwind(interp: Interpreter, frame: Frame, error: BaseException) -> bool:
     """Moves ``frame`` to its handler of ``error``; false if it has none and the frame is left."""
     instr = frame.instructions[frame.pc - 1] if frame.pc else frame.instructions[0]
     if interp.in_flight is not error:
-        chain(error, interp.handled.topmost())
+        chain(error, interp.handled.topmost(), interp.handled_natively)
         interp.in_flight = error
     again = instr.name == "RERAISE"
     if instr.name == "RAISE_VARARGS" and instr.arg == 0:

@@ -59,6 +59,7 @@ class Interpreter:
         begun: how many instructions have been begun.
         stop_at: number of the instruction in front of which to raise :class:`Suspended`; 0 for none.
         dropping: why what the instruction has dropped cannot be cleaned up here, if anything.
+        handled_natively: what the interpreter's own caller is handling, if anything.
         stand_ins: by ``id``, frame objects that the program was given, with the frames they stand for.
     """
 
@@ -75,6 +76,7 @@ class Interpreter:
         self.begun = 0
         self.stop_at = 0
         self.dropping: Unsupported | None = None
+        self.handled_natively = sys.exception()
         self.stand_ins: dict[int, tuple[types.FrameType, Frame]] = {}
         self.max_depth = sys.getrecursionlimit()
 

@@ -18,6 +18,9 @@ from sidefx_train.compile.heap.records import is_plain, is_set
 from sidefx_train.compile.heap.source import Source, stored_keys, stored_length
 from sidefx_train.compile.residual.writer import Writer
 
+FETCH_ERRORS = (KeyError, IndexError, AttributeError, ValueError, TypeError)
+"""What going down a path, or testing what is there now, raises where the world has changed."""
+
 
 def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS") -> list[str]:
     """Lines that leave with ``miss`` where a guard fails; fetches go to ``writer.fetched`` in between.
@@ -315,8 +318,15 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
             owner = object.__getattribute__(guard.source.fetch(args, kwargs), "__dict__")
             return guard.value in owner, owner.get(guard.value)
         value = guard.source.fetch(args, kwargs)
-    except (KeyError, IndexError, AttributeError, ValueError) as error:
+    except FETCH_ERRORS as error:
         return guard.kind != "empty_cell", f"nothing ({type(error).__name__})"
+    try:
+        return _fails(guard, value, args, kwargs)
+    except FETCH_ERRORS as error:  # what it is compared with is elsewhere, or nowhere
+        return True, f"nothing to compare with ({type(error).__name__})"
+
+
+def _fails(guard: Guard, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
     if guard.kind == "is":
         return value is not guard.value, value
     if guard.kind == "equal":

@@ -96,7 +96,7 @@ class TraceWorld(CallingWorld):
         self.heap = Heap(tracer, self.locate, self._written_names, symbolic, moving)
         self.interp = Interpreter(self, policy.Policy())
         self.interp.handled = HandledOutside(self._outside_exception)
-        self._handled_outside = sys.exception()
+
         self.heap.reenter = self.interp.reentering
         self.heap.dropped = self.interp.note_dropped
         self.heap.own_key = self.own_key
@@ -150,7 +150,7 @@ class TraceWorld(CallingWorld):
 
     def _outside_exception(self) -> BaseException | None:
         """What was being handled when the step was entered."""
-        sources, error = self.heap.sources, self._handled_outside
+        sources, error = self.heap.sources, self.interp.handled_natively
         source = sources.call(sources.const(sys.exception, "sys.exception"))
         if error is None:
             self.heap.guard("is", source, None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from sidefx_train.compile.functionalize.metadata import StepMetadata
-from sidefx_train.compile.guards.codegen import write_guards
+from sidefx_train.compile.guards.codegen import FETCH_ERRORS, write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.program import split
 from sidefx_train.compile.heap.effects import Effect, SideEffects, updated
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "<miss>"})()
 """What a generated function returns when a guard fails; nothing has been changed then."""
 
-_FETCH_ERRORS = "(KeyError, IndexError, AttributeError, ValueError, TypeError)"
+_FETCH_ERRORS = f"({', '.join(error.__name__ for error in FETCH_ERRORS)})"
 
 
 @dataclass(frozen=True)

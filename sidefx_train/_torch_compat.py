@@ -754,13 +754,33 @@ def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
         return fake.t()
 
 
-def register_linear_lowering() -> None:
-    """Teaches Inductor ``sidefx::linear``: oneDNN's product of plain operands, transposed ones included."""
+PRODUCT_FUNCTION = "aoti_torch_sidefx_product"
+"""What C++ that Inductor writes calls for ``sidefx::product``."""
+
+
+def register_product_lowerings() -> None:
+    """Teaches Inductor ``sidefx::linear``, oneDNN's product of plain operands, transposed ones included, and
+    ``sidefx::product``, the native module's."""
     from torch._inductor import ir, lowering, mkldnn_ir
 
-    op = torch.ops.sidefx.linear.default
+    op, product = torch.ops.sidefx.linear.default, torch.ops.sidefx.product
     if op in lowering.lowerings:
         return
+
+    def lower_product(a: Any, b: Any, bias: Any = None) -> Any:
+        inputs = [ir.ExternKernel.realize_input(t) for t in (a, b, bias) if t is not None]
+        size = [inputs[0].get_size()[0], inputs[1].get_size()[1]]
+        layout = ir.FixedLayout(a.get_device(), a.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
+        kernel = ir.ExternKernelOut(
+            layout=layout,
+            inputs=inputs,
+            python_kernel_name="torch.ops.sidefx.product.out",
+            cpp_kernel_name=PRODUCT_FUNCTION,
+            op_overload=product.out,
+        )
+        return ir.TensorBox.create(kernel)
+
+    lowering.register_lowering(product.default, type_promotion_kind=None)(lower_product)
 
     def lower(x: Any, weight: Any, bias: Any) -> Any:
         x, weight = (ir.ExternKernel.realize_input(t) for t in (x, weight))

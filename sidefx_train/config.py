@@ -33,6 +33,8 @@ class CompileConfig:
         partition: how a forward whose backward is called from outside is cut from it. ``"min_cut"``: values that cheap
             operations can make again are not saved. ``"default"``: everything is saved that autograd saves.
         recapture_limit: captures kept for one step before it runs eagerly.
+        autotune: ``"on"``: what computes each matrix product and attention is measured, for two seconds at most, unless
+            that is known. ``"off"``: torch's own choice.
     """
 
     backend: Backend = "inductor"
@@ -45,6 +47,7 @@ class CompileConfig:
     warmup: Literal["now", "background"] = "now"
     partition: Literal["min_cut", "default"] = "min_cut"
     recapture_limit: int = 16
+    autotune: Literal["on", "off"] = "on"
 
     def __post_init__(self) -> None:
         if not callable(self.backend) and self.backend not in BACKEND_NAMES:
@@ -62,6 +65,8 @@ class CompileConfig:
             raise ValueError(f"warmup={self.warmup!r}: expected 'now' or 'background'")
         if self.partition not in ("min_cut", "default"):
             raise ValueError(f"partition={self.partition!r}: expected 'min_cut' or 'default'")
+        if self.autotune not in ("on", "off"):
+            raise ValueError(f"autotune={self.autotune!r}: expected 'on' or 'off'")
         if self.cuda_graphs == "on":
             raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
         if self.verify < 0:

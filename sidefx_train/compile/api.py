@@ -28,6 +28,7 @@ def compile_step(
     warmup: Literal["now", "background"] = "now",
     partition: Literal["min_cut", "default"] = "min_cut",
     recapture_limit: int = 16,
+    autotune: Literal["on", "off"] = "on",
 ) -> Any:
     """Compiles a whole training step; a decorator, or called with the step.
 
@@ -49,6 +50,9 @@ def compile_step(
             cheap, ``"default"`` saves what autograd saves.
         recapture_limit: captures kept for the step; after them it runs eagerly wherever none fits, and a warning names
             the value that keeps changing.
+        autotune: ``"on"`` measures on this machine what computes each matrix product and attention fastest (two seconds
+            at most, and once: times are kept on disk, and shown in ``report.sources()["times"]``); ``"off"`` leaves the
+            choice to torch.
 
     Returns:
         A :class:`CompiledStep`, or a decorator that makes one.
@@ -69,6 +73,7 @@ def compile_step(
         warmup=warmup,
         partition=partition,
         recapture_limit=recapture_limit,
+        autotune=autotune,
     )
     if fn is None:
         return lambda inner: CompiledStep(inner, config)

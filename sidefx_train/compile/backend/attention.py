@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train.compile.backend.measuring import MEASURES, measured, timings
+from sidefx_train.compile.backend.measuring import MEASURES, fastest, measured, times_as_text, timings
 
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -28,8 +28,8 @@ _SMALL = 500_000
 """Likewise, where the weights are more than what attention holds in any case (its three arguments and its result)."""
 
 
-def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> str:
-    """Rewrites attention that is faster taken apart; returns a note for the report.
+def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple[str, str]:
+    """Rewrites attention that is faster taken apart; returns a note for the report and the times measured.
 
     Args:
         module: a functional graph.
@@ -47,8 +47,7 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> st
         }
     )
     for node, key in asked.items():
-        times = known.get(key)
-        if times is not None and times["products"] < 0.95 * times["fused"]:
+        if fastest(known.get(key, {}), "fused") == "products":
             weights[node] = _Expansion(module.graph, node, fake_mode).forward()
             moved += 1
     for node in list(module.graph.nodes):
@@ -67,7 +66,8 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> st
     if moved:
         module.graph.lint()
         module.recompile()
-    return f"{moved} of {len(found)} attentions as matrix products" if moved else ""
+    note = f"{moved} of {len(found)} attentions as matrix products" if moved else ""
+    return note, "\n".join(times_as_text(key, known.get(key, {})) for key in dict.fromkeys(asked.values()))
 
 
 def _fits(node: fx.Node) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
+from sidefx_train.compile.native import native_module
 
 _LARGEST_PART = 12_000
 """Characters of kernels below which splitting costs more than it saves: each part reads the headers again."""
@@ -57,9 +58,45 @@ static PyObject* sidefx_call(PyObject*, PyObject* given) {
     return result;
 }
 
-static PyMethodDef sidefx_methods[] = {{"call", sidefx_call, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+static PyMethodDef sidefx_methods[] = {
+    {"call", sidefx_call, METH_O, nullptr},
+#ifdef SIDEFX_PRODUCT
+    {"bind", sidefx_bind, METH_O, nullptr},
+#endif
+    {nullptr, nullptr, 0, nullptr}};
 static struct PyModuleDef sidefx_module = {PyModuleDef_HEAD_INIT, "sidefx_graph", nullptr, -1, sidefx_methods};
 PyMODINIT_FUNC PyInit_sidefx_graph(void) { return PyModule_Create(&sidefx_module); }
+"""
+
+
+_PRODUCT = """
+#include <@HEADER@>
+
+typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
+                              int64_t, int64_t, int64_t);
+static SidefxProduct sidefx_product = nullptr;  // of the native module
+
+static AOTITorchError @PRODUCT@(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
+                                AtenTensorHandle* bias = nullptr) {
+    void *to, *left, *right, *added = nullptr;
+    int64_t *left_size, *left_stride, *right_size, *right_stride;
+    aoti_torch_get_data_ptr(out, &to);
+    aoti_torch_get_data_ptr(a, &left);
+    aoti_torch_get_data_ptr(b, &right);
+    if (bias) aoti_torch_get_data_ptr(*bias, &added);
+    aoti_torch_get_sizes(a, &left_size);
+    aoti_torch_get_strides(a, &left_stride);
+    aoti_torch_get_sizes(b, &right_size);
+    aoti_torch_get_strides(b, &right_stride);
+    sidefx_product((const float*)left, left_stride[0], left_stride[1], (const float*)right, right_stride[0],
+                   right_stride[1], (const float*)added, (float*)to, left_size[0], right_size[1], left_size[1]);
+    return AOTI_TORCH_SUCCESS;
+}
+static PyObject* sidefx_bind(PyObject*, PyObject* function) {
+    sidefx_product = (SidefxProduct)PyCapsule_GetPointer(function, "sidefx_product");
+    if (!sidefx_product) return nullptr;
+    Py_RETURN_NONE;
+}
 """
 
 
@@ -83,6 +120,9 @@ def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[s
         BuildFailed: it does not compile, or cannot be kept.
     """
     quick, thorough = compat.cpp_command(quick=True), compat.cpp_command(quick=False)
+    if compat.PRODUCT_FUNCTION in caller:
+        given = _PRODUCT.replace("@HEADER@", compat.WRAPPER_HEADER).replace("@PRODUCT@", compat.PRODUCT_FUNCTION)
+        caller = f"#define SIDEFX_PRODUCT\n{given}{caller}"
     caller += _ENTRY.replace("@OUTPUTS@", str(outputs))
     linked = [*compat.cpp_link_flags(), *libraries]
     parts = _parts(kernels)
@@ -112,13 +152,21 @@ def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[s
 
 
 def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
-    """The function in a library: from capsules of inputs to those of outputs; ``None`` if the library is gone."""
+    """The function in a library: from capsules of inputs to those of outputs.
+
+    ``None`` if the library is gone, or the native module that it calls.
+    """
     path = cache.library(name)
     spec = importlib.util.spec_from_file_location("sidefx_graph", path) if path is not None else None
     if spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if hasattr(module, "bind"):
+        native = native_module()
+        if native is None:
+            return None
+        module.bind(native.product_function())
     return module.call  # type: ignore[no-any-return]
 
 

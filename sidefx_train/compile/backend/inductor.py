@@ -165,7 +165,10 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         )
         clock.lap("functionalize")
         tiny = is_tiny(graph.module)
-        attention = expand_attention(graph.module, traced.fake_mode, 1 if tiny else torch.get_num_threads())
+        attention = attended = ""
+        if config.autotune == "on":
+            threads = 1 if tiny else torch.get_num_threads()
+            attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = graph.module.print_readable(print_output=False)
         notes = [*graph.notes, attention]
@@ -175,7 +178,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     if tiny:
         notes.append("tiny step: runs on one thread")
     plan = RunnerPlan(**{field.name: getattr(graph, field.name) for field in fields(RunnerPlan)})
-    sources = {"graph": readable, "inductor": code}
+    sources = {"graph": readable, "inductor": code, "times": "\n".join(filter(None, (attended, build.times)))}
     whole = build.library is not None and all(isinstance(result, torch.Tensor) for result in graph.results)
     # Conditions that lowering added are guards of the entry: where nothing is lowered, nobody would learn of them.
     added = set(compat.recorded_conditions(traced.fake_mode.shape_env)) - relied_on
@@ -190,12 +193,14 @@ class _Build:
         library: name of the library, ``None`` if there is no single one.
         seconds: wall time of the compiler and of loading.
         constants: the graph takes constants that are no inputs.
+        times: what was measured to choose kernels, as text.
     """
 
     def __init__(self) -> None:
         self.library: str | None = None
         self.seconds = 0.0
         self.constants = False
+        self.times = ""
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         began = time.perf_counter()
@@ -212,7 +217,7 @@ def _compile(
     graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, notes: list[str], kept: bool
 ) -> tuple[Any, str, _Build]:
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
-    compat.register_linear_lowering()
+    compat.register_product_lowerings()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
     chosen = options(config, graph)
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
@@ -222,6 +227,12 @@ def _compile(
     def compile_with(settings: dict[str, Any]) -> tuple[Any, str, _Build]:
         said: list[str] = []
         build = _Build()
+
+        def choose(module: fx.GraphModule) -> None:
+            if config.autotune == "on":
+                note, build.times = choose_products(module, threads)
+                said.append(note)
+
         with compat.inductor_options(settings), compat.building_cpp(build):
             call, code = compat.inductor_compile(
                 graph.module,
@@ -229,7 +240,7 @@ def _compile(
                 static,
                 traced.fake_mode,
                 [
-                    lambda module: said.append(choose_products(module, threads)),
+                    choose,
                     lambda module: check_graph("products", module, traced.fake_mode, functional=True),
                     lambda module: said.append(recompute(module)),
                     lambda module: check_graph("recomputation", module, traced.fake_mode, functional=True),

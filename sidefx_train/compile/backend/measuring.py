@@ -27,8 +27,10 @@ Times = dict[str, float]
 MEASURES: dict[str, Callable[..., Times]] = {}
 """Functions that return seconds by candidate."""
 
+_VERSION = 2  # of the candidates
 _CLEARLY = 1.5  # times slower than the fastest: no further turns
-_BUDGET = 1.0  # seconds of measuring in one compilation
+_MOST_RUNS = 300  # of one candidate in one turn: a call costs some time, however small the product
+_BUDGET = 2.0  # seconds of measuring in one compilation
 _PATIENCE = 20.0  # seconds, where nobody waits
 
 _elsewhere = False
@@ -46,7 +48,7 @@ def timings(tasks: Mapping[str, Task]) -> dict[str, Times]:
     Args:
         tasks: what to measure where it is not known yet, by key.
     """
-    path = cache_dir() / f"products_{cpu_description()}.json"
+    path = cache_dir() / f"kernels_{cpu_description()}_{torch.__version__}_{_VERSION}.json"
     known = _read(path)
     unknown = {key: task for key, task in tasks.items() if key not in known}
     if unknown:
@@ -56,6 +58,18 @@ def timings(tasks: Mapping[str, Task]) -> dict[str, Times]:
 
 
 _memory: dict[Any, dict[str, Times]] = {}
+
+
+def fastest(times: Times, usual: str) -> str:
+    """The fastest way; another than the usual one only where it is clearly faster."""
+    best = min(times, key=lambda way: times[way], default=usual)
+    return best if usual not in times or times[best] < 0.95 * times[usual] else usual
+
+
+def times_as_text(key: str, times: Times) -> str:
+    """What was measured, in one line."""
+    shown = ", ".join(f"{way} {1e6 * seconds:.1f} us" for way, seconds in sorted(times.items(), key=lambda t: t[1]))
+    return f"threads {key}: {shown or 'not measured'}"
 
 
 def _read(path: Any) -> dict[str, Times]:
@@ -107,11 +121,11 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
     """
     # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
     clock = time.thread_time if threads == 1 else time.perf_counter
-    runs = max(1, int(3e7 / flops))
+    runs = min(_MOST_RUNS, max(1, int(3e7 / flops)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        with compat.outside_tracing(), torch.no_grad():
+    try:  # the numbers drawn for it are none of the program's
+        with compat.outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=()):
             functions = make()
             best = dict.fromkeys(functions, float("inf"))
             for turn in range(6):

@@ -1,12 +1,14 @@
-"""Which library computes each matrix product, chosen by measuring it on this machine.
+"""What computes each matrix product, chosen by measuring it on this machine.
 
 ``torch.mm`` goes to MKL, which on some CPUs leaves half the machine unused; oneDNN computes the same product from the
-same plain operands. Each shape and operand layout is timed once per number of threads, as the two divide a product
-among threads differently; results are kept on disk.
+same plain operands, and the native module has a kernel without their preparations (``native/products.py``). Each shape
+and operand layout is timed once per number of threads, as they divide a product among threads differently; results are
+kept on disk.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,8 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend.measuring import MEASURES, Task, measured, timings
+from sidefx_train.compile.backend.measuring import MEASURES, Task, fastest, measured, times_as_text, timings
+from sidefx_train.compile.native import native_module
 
 aten = torch.ops.aten
 
@@ -33,18 +36,53 @@ def _linear_fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 _library.impl("linear", _linear, "CPU")
 torch.library.register_fake("sidefx::linear", _linear_fake, lib=_library)
 
-_SMALLEST = 500_000  # floating-point operations below which a call's own cost decides, and MKL's is lower
+_library.define("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
+_library.define("product.out(Tensor a, Tensor b, Tensor? bias=None, *, Tensor(a!) out) -> Tensor(a!)")
+
+
+def _product_out(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: Any) -> torch.Tensor:
+    native = native_module()
+    assert native is not None, "graphs with this product are made where the native module is"
+    start = 0 if bias is None else bias.contiguous().data_ptr()
+    native.product(
+        a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), start, out.data_ptr(), a.shape[0], b.shape[1], a.shape[1]
+    )
+    return out  # type: ignore[no-any-return]
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return _product_out(a, b, bias, out=a.new_empty(a.shape[0], b.shape[1]))
+
+
+_library.impl("product", _product, "CPU")
+_library.impl("product.out", _product_out, "CPU")
+torch.library.register_fake(
+    "sidefx::product", lambda a, b, bias=None: a.new_empty(a.shape[0], b.shape[1]), lib=_library
+)
 
 
 def _measure(left: Any, right: Any, threads: int) -> dict[str, float]:
     """Seconds of one product by each library; operands are given as (size, stride)."""
 
     def candidates() -> dict[str, Callable[[], Any]]:
-        x, y = (torch.empty_strided(*layout).uniform_(-1, 1) for layout in (left, right))
+        x, y = (_stored(*layout) for layout in (left, right))
         out = torch.empty(x.shape[0], y.shape[1])
-        return {"mkl": lambda: torch.mm(x, y, out=out), "onednn": lambda: _linear(x, y.t(), None)}
+        ways: dict[str, Callable[[], Any]] = {"mkl": lambda: torch.mm(x, y, out=out)}
+        if torch.backends.mkldnn.is_available():
+            ways["onednn"] = lambda: _linear(x, y.t(), None)
+        native = native_module()
+        if native is not None:
+            numbers = [x.data_ptr(), *x.stride(), y.data_ptr(), *y.stride(), 0, out.data_ptr(), *out.shape, x.shape[1]]
+            ways["tiles"] = lambda: native.product(*numbers)
+        return ways
 
     return measured(candidates, 2.0 * left[0][0] * left[0][1] * right[0][1], threads)
+
+
+def _stored(size: list[int], stride: list[int]) -> torch.Tensor:
+    """Random numbers in a layout, which may have elements in common."""
+    extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    return torch.empty(extent).uniform_(-1, 1).as_strided(size, stride)
 
 
 MEASURES["product"] = _measure
@@ -69,36 +107,50 @@ def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     return a, b, bias  # type: ignore[return-value]
 
 
-def choose_products(module: fx.GraphModule, threads: int) -> str:
-    """Rewrites products that oneDNN computes faster with ``threads`` threads; returns a note for the report."""
-    if not torch.backends.mkldnn.is_available():
-        return ""
+def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
+    """Rewrites products that something else than MKL computes faster with ``threads`` threads.
+
+    Returns:
+        A note for the report, and a table of the products with their times.
+    """
     found = [(n, c) for n in module.graph.nodes if n.op == "call_function" and (c := _candidate(n)) is not None]
     asked: dict[fx.Node, str] = {}
     tasks: dict[str, Task] = {}
     for node, (a, b, _) in found:
         left, right = a.meta["val"], b.meta["val"]
-        if 2 * left.shape[0] * left.shape[1] * right.shape[1] < _SMALLEST:
-            continue
         key = f"{threads}: {tuple(left.shape)} {left.stride()} {tuple(right.shape)} {right.stride()}"
         layouts = [[list(value.shape), list(value.stride())] for value in (left, right)]
         asked[node], tasks[key] = key, ("product", [*layouts, threads])
     known = timings(tasks)
-    moved = 0
-    for node, (a, b, bias) in found:
-        times = known.get(asked.get(node, ""))
-        if times is not None and times["onednn"] < 0.95 * times["mkl"]:
-            _use_onednn(module.graph, node, a, b, bias)
-            moved += 1
+    chosen: Counter[str] = Counter()
+    for node, _ in found:
+        way = fastest(known.get(asked[node], {}), "mkl")
+        operands = _candidate(node)  # as they are now: one may be a product that has been replaced
+        if way == "mkl" or operands is None:
+            continue
+        chosen[way] += 1
+        if way == "onednn":
+            _use_onednn(module.graph, node, *operands)
+        else:
+            _replace(module.graph, node, torch.ops.sidefx.product.default, operands)
     module.recompile()
-    return f"{moved} of {len(found)} matrix products by oneDNN" if moved else ""
+    told = [f"{count} of {len(found)} matrix products by {_NAMES[way]}" for way, count in chosen.items()]
+    return "; ".join(told), "\n".join(times_as_text(key, known.get(key, {})) for key in tasks)
+
+
+_NAMES = {"onednn": "oneDNN", "tiles": "tiles in registers"}
 
 
 def _use_onednn(graph: fx.Graph, node: fx.Node, a: fx.Node, b: fx.Node, bias: fx.Node | None) -> None:
     with graph.inserting_before(node):
         weight = graph.call_function(aten.permute.default, (b, [1, 0]))
         weight.meta["val"] = compat.fake_transposed(b.meta["val"])
-        product = graph.call_function(torch.ops.sidefx.linear.default, (a, weight, bias))
+    _replace(graph, node, torch.ops.sidefx.linear.default, (a, weight, bias))
+
+
+def _replace(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:
+    with graph.inserting_before(node):
+        product = graph.call_function(target, args)
     product.meta.update(node.meta)
     node.replace_all_uses_with(product)
     graph.erase_node(node)

@@ -136,6 +136,7 @@ def _settings(config: CompileConfig) -> str:
             platform.python_version(),
             cpu_description(),
             config.rng,
+            config.autotune,
             torch.get_num_threads(),
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),

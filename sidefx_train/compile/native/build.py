@@ -22,7 +22,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
-from sidefx_train.compile.native import guards, tensors, updates
+from sidefx_train.compile.native import guards, products, tensors, updates
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 _HEAD = """
@@ -30,6 +30,7 @@ _HEAD = """
 #include <Python.h>
 #include <cmath>
 #include <cstdint>
+#include <omp.h>
 #include <vector>
 """
 
@@ -38,6 +39,8 @@ static PyMethodDef methods[] = {
     {"adam", (PyCFunction)(void (*)(void))adam, METH_FASTCALL, nullptr},
     {"sgd", (PyCFunction)(void (*)(void))sgd, METH_FASTCALL, nullptr},
     {"bad_index", (PyCFunction)(void (*)(void))bad_index, METH_FASTCALL, nullptr},
+    {"product", (PyCFunction)(void (*)(void))product, METH_FASTCALL, nullptr},
+    {"product_function", product_function, METH_NOARGS, nullptr},
     {"data_ptr_function", data_ptr_function, METH_O, nullptr},
     {"find_tensor_words", (PyCFunction)(void (*)(void))find_tensor_words, METH_FASTCALL, nullptr},
     {"tensors_readable", tensors_readable, METH_NOARGS, nullptr},
@@ -49,7 +52,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "sidefx_native", null
 PyMODINIT_FUNC PyInit_sidefx_native(void) { return PyModule_Create(&module); }
 """
 
-SOURCE = "".join([_HEAD, updates.SOURCE, tensors.SOURCE, guards.SOURCE, _TABLE])
+SOURCE = "".join([_HEAD, updates.SOURCE, products.SOURCE, tensors.SOURCE, guards.SOURCE, _TABLE])
 """Little is included, so it compiles in about two seconds."""
 
 _lock = threading.Lock()
@@ -104,7 +107,7 @@ def _load() -> ModuleType | None:
         library = cache.library(name) if name is not None else None
         if library is None:
             return None
-        cache.store("native", key, {"library": name}, "optimizer updates, guards, index checks")
+        cache.store("native", key, {"library": name}, "optimizer updates, products, guards, index checks")
     spec = importlib.util.spec_from_file_location("sidefx_native", library)
     if spec is None or spec.loader is None:
         return None

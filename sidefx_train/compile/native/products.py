@@ -1,0 +1,215 @@
+"""C++ of the native module: products of small float32 matrices.
+
+One tile of the result stays in registers while a row of the left matrix meets a panel of the right one; what is not
+stored the way a tile reads it is copied into a panel first. Libraries divide a product into blocks for caches and
+threads, which costs more than small products themselves.
+"""
+
+SOURCE = r"""
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+
+#if defined(__AVX512F__)
+#define SIDEFX_LANES 16
+#define SIDEFX_ROWS 6
+#define SIDEFX_VECTORS 4
+#elif defined(__AVX__)
+#define SIDEFX_LANES 8
+#define SIDEFX_ROWS 6
+#define SIDEFX_VECTORS 2
+#else
+#define SIDEFX_LANES 4
+#define SIDEFX_ROWS 4
+#define SIDEFX_VECTORS 2
+#endif
+
+namespace products {
+
+constexpr int64_t LANES = SIDEFX_LANES, ROWS = SIDEFX_ROWS, VECTORS = SIDEFX_VECTORS, PANEL = LANES * VECTORS;
+constexpr int64_t ALONE = 1500000;  // floating-point operations below which one thread is done before two have begun
+
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));  // anywhere in memory
+typedef int32_t Places __attribute__((vector_size(4 * LANES)));
+
+struct Matrix { const float* data; int64_t row, column; };  // strides in elements
+
+static inline Lanes everywhere(float value) {
+#ifdef __clang__
+    Lanes made;
+    for (int l = 0; l < LANES; ++l) made[l] = value;
+    return made;
+#else
+    return value - Lanes{};
+#endif
+}
+
+static inline Lanes choose(Lanes first, Lanes second, Places places) {
+#ifdef __clang__
+    Lanes made;
+    for (int l = 0; l < LANES; ++l) made[l] = places[l] < LANES ? first[places[l]] : second[places[l] - LANES];
+    return made;
+#else
+    return __builtin_shuffle(first, second, places);
+#endif
+}
+
+// rows [0, R) of one panel: out[i][j] = bias[j] + sum over k of a[i][k] * b[k][j]
+template <int R>
+static inline void tile(Matrix a, const float* b, int64_t b_row, const float* bias, float* out, int64_t out_row,
+                        int64_t depth) {
+    Lanes sum[R][VECTORS];
+    for (int j = 0; j < VECTORS; ++j) {
+        Lanes start = bias ? (Lanes)*(const Loose*)(bias + j * LANES) : Lanes{};
+        for (int i = 0; i < R; ++i) sum[i][j] = start;
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+        Lanes right[VECTORS];
+        for (int j = 0; j < VECTORS; ++j) right[j] = *(const Loose*)(b + k * b_row + j * LANES);
+        for (int i = 0; i < R; ++i) {
+            const Lanes left = everywhere(a.data[i * a.row + k * a.column]);
+            for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
+        }
+    }
+    for (int i = 0; i < R; ++i)
+        for (int j = 0; j < VECTORS; ++j) *(Loose*)(out + i * out_row + j * LANES) = sum[i][j];
+}
+
+static inline void rows(Matrix a, const float* b, int64_t b_row, const float* bias, float* out, int64_t out_row,
+                        int64_t depth, int64_t count) {
+    switch (count) {
+        case 1: tile<1>(a, b, b_row, bias, out, out_row, depth); break;
+        case 2: tile<2>(a, b, b_row, bias, out, out_row, depth); break;
+        case 3: tile<3>(a, b, b_row, bias, out, out_row, depth); break;
+        case 4: tile<4>(a, b, b_row, bias, out, out_row, depth); break;
+#if SIDEFX_ROWS == 6
+        case 5: tile<5>(a, b, b_row, bias, out, out_row, depth); break;
+        case 6: tile<6>(a, b, b_row, bias, out, out_row, depth); break;
+#endif
+    }
+}
+
+// One of the exchanges of blocks of STEP lanes between rows that turn a square over.
+template <int STEP>
+static inline void exchange(Lanes* held) {
+    Places low, high;
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; ++l) {
+        low[l] = l & STEP ? LANES + l - STEP : l;
+        high[l] = l & STEP ? LANES + l : l + STEP;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) {
+        if (i & STEP) continue;
+        const Lanes first = held[i], second = held[i + STEP];
+        held[i] = choose(first, second, low);
+        held[i + STEP] = choose(first, second, high);
+    }
+}
+
+// A square of LANES x LANES, turned over.
+static inline void turn(const float* from, int64_t from_row, float* to, int64_t to_row) {
+    Lanes held[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) held[i] = *(const Loose*)(from + i * from_row);
+    exchange<1>(held);
+    exchange<2>(held);
+#if SIDEFX_LANES > 4
+    exchange<4>(held);
+#endif
+#if SIDEFX_LANES > 8
+    exchange<8>(held);
+#endif
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) *(Loose*)(to + i * to_row) = held[i];
+}
+
+// Columns [0, width) of b as a panel of PANEL columns, the rest zero.
+static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
+    int64_t turned = 0;
+    if (b.row == 1 && width == PANEL) {
+        turned = depth / LANES * LANES;
+        for (int64_t j = 0; j < PANEL; j += LANES)
+            for (int64_t k = 0; k < turned; k += LANES)
+                turn(b.data + j * b.column + k, b.column, panel + k * PANEL + j, PANEL);
+    }
+    for (int64_t k = turned; k < depth; ++k) {
+        for (int64_t j = 0; j < width; ++j) panel[k * PANEL + j] = b.data[k * b.row + j * b.column];
+        for (int64_t j = width; j < PANEL; ++j) panel[k * PANEL + j] = 0.0f;
+    }
+}
+
+static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int64_t columns, int64_t depth,
+                          int64_t first, int64_t last, int64_t column) {
+    thread_local std::vector<float> copied;
+    const int64_t width = columns - column < PANEL ? columns - column : PANEL;
+    const Matrix mine{b.data + column * b.column, b.row, b.column};
+    const float* right = mine.data;
+    int64_t right_row = b.row;
+    if (b.column != 1 || width < PANEL) {
+        if ((int64_t)copied.size() < depth * PANEL) copied.resize(depth * PANEL);
+        fill_panel(mine, depth, width, copied.data());
+        right = copied.data();
+        right_row = PANEL;
+    }
+    float edge_bias[PANEL] = {}, edge[ROWS * PANEL];
+    const float* added = bias ? bias + column : nullptr;
+    if (bias && width < PANEL) {
+        for (int64_t j = 0; j < width; ++j) edge_bias[j] = bias[column + j];
+        added = edge_bias;
+    }
+    for (int64_t i = first; i < last; i += ROWS) {
+        const int64_t count = last - i < ROWS ? last - i : ROWS;
+        const Matrix left{a.data + i * a.row, a.row, a.column};
+        float* target = out + i * columns + column;
+        if (width == PANEL) {
+            rows(left, right, right_row, added, target, columns, depth, count);
+            continue;
+        }
+        rows(left, right, right_row, added, edge, PANEL, depth, count);
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t j = 0; j < width; ++j) target[r * columns + j] = edge[r * PANEL + j];
+    }
+}
+
+}  // namespace products
+
+// out = a b + bias, with out stored by rows without gaps; a is height x depth, b depth x columns
+static void sidefx_product(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
+                           int64_t b_column, const float* bias, float* out, int64_t height, int64_t columns,
+                           int64_t depth) {
+    using namespace products;
+    const Matrix left{a, a_row, a_column}, right{b, b_row, b_column};
+    const int64_t panels = (columns + PANEL - 1) / PANEL;
+    const int threads = 2 * height * columns * depth < ALONE ? 1 : omp_get_max_threads();
+    if (threads == 1) {
+        for (int64_t p = 0; p < panels; ++p)
+            panel_of_rows(left, right, bias, out, columns, depth, 0, height, p * PANEL);
+        return;
+    }
+    const int64_t parts = panels % threads == 0 ? 1 : threads;
+    const int64_t share = ((height + parts - 1) / parts + ROWS - 1) / ROWS * ROWS;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t task = 0; task < panels * parts; ++task) {
+        const int64_t first = task % parts * share, end = first + share < height ? first + share : height;
+        if (first < end) panel_of_rows(left, right, bias, out, columns, depth, first, end, task / parts * PANEL);
+    }
+}
+#pragma GCC pop_options
+
+// product(a, a_row, a_column, b, b_row, b_column, bias, out, height, columns, depth): addresses and sizes
+static PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
+    if (count != 11) { PyErr_SetString(PyExc_TypeError, "product takes 11 numbers"); return nullptr; }
+    int64_t n[11];
+    for (int i = 0; i < 11; ++i) n[i] = PyLong_AsLongLong(given[i]);
+    if (PyErr_Occurred()) return nullptr;
+    sidefx_product((const float*)n[0], n[1], n[2], (const float*)n[3], n[4], n[5], (const float*)n[6], (float*)n[7],
+                   n[8], n[9], n[10]);
+    Py_RETURN_NONE;
+}
+
+// product_function(): sidefx_product itself, for generated code
+static PyObject* product_function(PyObject*, PyObject*) {
+    return PyCapsule_New((void*)&sidefx_product, "sidefx_product", nullptr);
+}
+"""

@@ -1,0 +1,157 @@
+"""Matrix products by the native module, and the choice among libraries."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import sidefx_train
+from sidefx_train.compile.backend import measuring, products
+from sidefx_train.compile.native import native_module
+
+pytestmark = pytest.mark.skipif(native_module() is None, reason="no C++ compiler")
+
+SIZES = (1, 2, 5, 7, 16, 33, 64, 65, 130)
+
+
+def _stored(rows: int, columns: int, layout: str) -> torch.Tensor:
+    if layout == "columns":
+        return torch.randn(columns, rows).t()
+    if layout == "part":  # of a larger matrix, with gaps in both directions
+        return torch.randn(2 * rows, 3 * columns + 1)[::2, 1 : 3 * columns + 1 : 3]
+    if layout == "one row":
+        return torch.randn(columns).expand(rows, columns)
+    return torch.randn(rows, columns)
+
+
+@pytest.mark.parametrize("right", ["rows", "columns", "part", "one row"])
+@pytest.mark.parametrize("left", ["rows", "columns", "part", "one row"])
+def test_every_shape_and_layout(left: str, right: str) -> None:
+    """Compared with float64; what lies around the result is left alone."""
+    torch.manual_seed(0)
+    for height, depth, width in itertools.product(SIZES, (1, 3, 16, 40, 64), SIZES):
+        a, b = _stored(height, depth, left), _stored(depth, width, right)
+        for bias in (None, torch.randn(width)):
+            around = torch.full((height * width + 32,), 7.0)
+            out = around[16:-16].view(height, width)
+            torch.ops.sidefx.product.out(a, b, bias, out=out)
+            want = a.double() @ b.double() + (0 if bias is None else bias.double())
+            torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+            assert (around[:16] == 7).all() and (around[-16:] == 7).all(), (height, depth, width)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_large_products_are_divided_among_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for height, depth, width in ((200, 300, 129), (7, 1000, 640), (1000, 64, 64), (128, 512, 512)):
+            a, b = torch.randn(height, depth), torch.randn(width, depth).t()
+            torch.testing.assert_close(torch.ops.sidefx.product(a, b), a @ b, rtol=1e-4, atol=1e-3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_is_not_finite_stays_where_it_is() -> None:
+    a, b = torch.randn(8, 70), torch.randn(70, 67)
+    a[2, 3], b[69, 66], b[5, 4] = float("nan"), float("inf"), float("-inf")
+    got, want = torch.ops.sidefx.product(a, b), a @ b
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+    assert torch.equal(got[got.isinf()], want[want.isinf()])
+
+
+def test_no_depth_gives_the_bias() -> None:
+    bias = torch.randn(5)
+    assert torch.equal(torch.ops.sidefx.product(torch.empty(3, 0), torch.empty(0, 5), bias), bias.expand(3, 5))
+
+
+# --- the choice --------------------------------------------------------------------------------------------------
+
+
+def _targets(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str, str]:
+    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, times))
+    a, b, bias = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
+    module = make_fx(lambda a, b, bias: torch.addmm(bias, a, b) + torch.mm(a, b), tracing_mode="fake")(a, b, bias)
+    note, table = products.choose_products(module, 1)
+    torch.testing.assert_close(module(a, b, bias), torch.addmm(bias, a, b) + torch.mm(a, b))
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"], note, table
+
+
+@pytest.mark.parametrize(
+    ("times", "used"),
+    [
+        ({"mkl": 1.0, "onednn": 2.0, "tiles": 3.0}, "aten.mm.default"),
+        ({"mkl": 1.0, "onednn": 0.98, "tiles": 0.97}, "aten.mm.default"),
+        ({"mkl": 1.0, "onednn": 0.5, "tiles": 0.7}, "sidefx.linear.default"),
+        ({"mkl": 1.0, "onednn": 0.5, "tiles": 0.3}, "sidefx.product.default"),
+        ({}, "aten.mm.default"),
+    ],
+)
+def test_the_fastest_is_used(times: dict[str, float], used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another than the usual one only where it is clearly faster, or nothing was measured."""
+    targets, note, table = _targets(times, monkeypatch)
+    assert used in targets
+    assert bool(note) == (used != "aten.mm.default")
+    assert all(name in table for name in times) and ("not measured" in table) == (not times)
+
+
+def test_measurements_are_kept_by_machine_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measuring, "_memory", {})
+    task = {"one": ("product", [[[4, 4], [4, 1]], [[4, 4], [4, 1]], 1])}
+    (times,) = measuring.timings(task).values()
+    assert set(times) >= {"mkl", "tiles"} and all(seconds > 0 for seconds in times.values())
+    (kept,) = (tmp_path / "sidefx").glob("kernels_*.json")
+    assert torch.__version__ in kept.name and json.loads(kept.read_text()) == {"one": times}
+    monkeypatch.setattr(measuring, "_memory", {})
+    monkeypatch.setitem(measuring.MEASURES, "product", lambda *_: pytest.fail("measured again"))
+    assert measuring.timings(task) == {"one": times}
+
+
+@pytest.mark.parametrize(
+    "task", [("product", [[[4, 4], [4, 1]], [[4, 4], [0, 1]], 1]), ("attention", [[1, 2, 4, 4], True, 1])]
+)
+def test_measuring_draws_none_of_the_programs_numbers(task: measuring.Task) -> None:
+    torch.manual_seed(0)
+    want = torch.rand(3)
+    torch.manual_seed(0)
+    assert all(measuring.MEASURES[task[0]](*task[1]).values())
+    assert torch.equal(torch.rand(3), want)
+
+
+def test_products_of_products() -> None:
+    """Each reads the one that took the place of the one before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+    step = sidefx_train.compile(lambda x: model(x).sum())
+    x = torch.randn(16, 8)
+    torch.testing.assert_close(step(x), model(x).sum())
+
+
+def test_a_step_says_what_it_measured_and_chose() -> None:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled, untuned = sidefx_train.compile(step), sidefx_train.compile(step, autotune="off")
+    x = torch.randn(32, 64)
+    compiled(x)
+    untuned(x)
+    times = compiled.report().sources()["times"]
+    assert "(32, 64)" in times and "mkl" in times and "tiles" in times
+    assert not untuned.report().sources()["times"]
+    assert not any("matrix products" in note for note in untuned.report().captures[0].notes)
+    with pytest.raises(ValueError, match="autotune"):
+        sidefx_train.compile(step, autotune="max")

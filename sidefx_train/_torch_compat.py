@@ -6,6 +6,7 @@ underscore or from an experimental module, so a torch release is supported by re
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -755,7 +756,7 @@ def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
 
 
 PRODUCT_FUNCTION = "aoti_torch_sidefx_product"
-"""What C++ that Inductor writes calls for ``sidefx::product``."""
+"""What C++ that Inductor writes calls for ``sidefx::product``; this and ``_relu`` for ``sidefx::product_relu``."""
 
 
 def register_product_lowerings() -> None:
@@ -763,24 +764,26 @@ def register_product_lowerings() -> None:
     ``sidefx::product``, the native module's."""
     from torch._inductor import ir, lowering, mkldnn_ir
 
-    op, product = torch.ops.sidefx.linear.default, torch.ops.sidefx.product
+    op = torch.ops.sidefx.linear.default
     if op in lowering.lowerings:
         return
 
-    def lower_product(a: Any, b: Any, bias: Any = None) -> Any:
+    def lower_product(name: str, a: Any, b: Any, bias: Any = None) -> Any:
         inputs = [ir.ExternKernel.realize_input(t) for t in (a, b, bias) if t is not None]
         size = [inputs[0].get_size()[0], inputs[1].get_size()[1]]
         layout = ir.FixedLayout(a.get_device(), a.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
         kernel = ir.ExternKernelOut(
             layout=layout,
             inputs=inputs,
-            python_kernel_name="torch.ops.sidefx.product.out",
-            cpp_kernel_name=PRODUCT_FUNCTION,
-            op_overload=product.out,
+            python_kernel_name=f"torch.ops.sidefx.{name}.out",
+            cpp_kernel_name=PRODUCT_FUNCTION + name.removeprefix("product"),
+            op_overload=getattr(torch.ops.sidefx, name).out,
         )
         return ir.TensorBox.create(kernel)
 
-    lowering.register_lowering(product.default, type_promotion_kind=None)(lower_product)
+    for name in ("product", "product_relu"):
+        target = getattr(torch.ops.sidefx, name).default
+        lowering.register_lowering(target, type_promotion_kind=None)(functools.partial(lower_product, name))
 
     def lower(x: Any, weight: Any, bias: Any) -> Any:
         x, weight = (ir.ExternKernel.realize_input(t) for t in (x, weight))

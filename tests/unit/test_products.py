@@ -43,6 +43,8 @@ def test_every_shape_and_layout(left: str, right: str) -> None:
             torch.ops.sidefx.product.out(a, b, bias, out=out)
             want = a.double() @ b.double() + (0 if bias is None else bias.double())
             torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+            torch.ops.sidefx.product_relu.out(a, b, bias, out=out)
+            torch.testing.assert_close(out.double(), want.relu(), rtol=1e-5, atol=1e-5)
             assert (around[:16] == 7).all() and (around[-16:] == 7).all(), (height, depth, width)
 
 
@@ -64,6 +66,31 @@ def test_what_is_not_finite_stays_where_it_is() -> None:
     got, want = torch.ops.sidefx.product(a, b), a @ b
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
     assert torch.equal(got[got.isinf()], want[want.isinf()])
+
+
+def test_relu_lets_nan_through() -> None:
+    a, b = torch.tensor([[float("nan"), 1.0], [1.0, 1.0]]), torch.tensor([[-1.0, 2.0], [0.0, 1.0]])
+    got = torch.ops.sidefx.product_relu(a, b)
+    assert torch.equal(got.isnan(), (a @ b).relu().isnan()) and torch.equal(got[1], torch.tensor([0.0, 3.0]))
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_relu_is_part_of_its_product(read_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless something else reads what it is made of."""
+    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.1}))
+    a, b, bias = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
+
+    def net(a, b, bias):
+        held = torch.addmm(bias, a, b)
+        return held.relu() * 2 + (held if read_before else 0)
+
+    module = make_fx(net, tracing_mode="fake")(a, b, bias)
+    products.choose_products(module, 1)
+    module.graph.lint()
+    targets = {str(node.target) for node in module.graph.nodes}
+    assert ("sidefx.product_relu.default" in targets) != read_before
+    assert ("aten.relu.default" in targets) == read_before
+    torch.testing.assert_close(module(a, b, bias), net(a, b, bias))
 
 
 def test_no_depth_gives_the_bias() -> None:

@@ -73,11 +73,11 @@ _PRODUCT = """
 #include <@HEADER@>
 
 typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
-                              int64_t, int64_t, int64_t);
+                              int64_t, int64_t, int64_t, int64_t);
 static SidefxProduct sidefx_product = nullptr;  // of the native module
 
-static AOTITorchError @PRODUCT@(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
-                                AtenTensorHandle* bias = nullptr) {
+static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
+                                          AtenTensorHandle* bias, int64_t relu) {
     void *to, *left, *right, *added = nullptr;
     int64_t *left_size, *left_stride, *right_size, *right_stride;
     aoti_torch_get_data_ptr(out, &to);
@@ -89,8 +89,16 @@ static AOTITorchError @PRODUCT@(AtenTensorHandle out, AtenTensorHandle a, AtenTe
     aoti_torch_get_sizes(b, &right_size);
     aoti_torch_get_strides(b, &right_stride);
     sidefx_product((const float*)left, left_stride[0], left_stride[1], (const float*)right, right_stride[0],
-                   right_stride[1], (const float*)added, (float*)to, left_size[0], right_size[1], left_size[1]);
+                   right_stride[1], (const float*)added, (float*)to, left_size[0], right_size[1], left_size[1], relu);
     return AOTI_TORCH_SUCCESS;
+}
+static AOTITorchError @PRODUCT@(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
+                                AtenTensorHandle* bias = nullptr) {
+    return sidefx_call_product(out, a, b, bias, 0);
+}
+static AOTITorchError @PRODUCT@_relu(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
+                                     AtenTensorHandle* bias = nullptr) {
+    return sidefx_call_product(out, a, b, bias, 1);
 }
 static PyObject* sidefx_bind(PyObject*, PyObject* function) {
     sidefx_product = (SidefxProduct)PyCapsule_GetPointer(function, "sidefx_product");

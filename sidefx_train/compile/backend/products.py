@@ -36,29 +36,31 @@ def _linear_fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 _library.impl("linear", _linear, "CPU")
 torch.library.register_fake("sidefx::linear", _linear_fake, lib=_library)
 
-_library.define("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
-_library.define("product.out(Tensor a, Tensor b, Tensor? bias=None, *, Tensor(a!) out) -> Tensor(a!)")
+
+def _define_product(name: str, relu: int) -> None:
+    """The native module's product; with ``relu``, 0 in place of what is negative."""
+
+    def out_of(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: Any) -> torch.Tensor:
+        native = native_module()
+        assert native is not None, "graphs with this product are made where the native module is"
+        start = 0 if bias is None else bias.contiguous().data_ptr()
+        sizes = (a.shape[0], b.shape[1], a.shape[1])
+        native.product(a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), start, out.data_ptr(), *sizes, relu)
+        return out  # type: ignore[no-any-return]
+
+    def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return out_of(a, b, bias, out=a.new_empty(a.shape[0], b.shape[1]))
+
+    _library.define(f"{name}(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
+    _library.define(f"{name}.out(Tensor a, Tensor b, Tensor? bias=None, *, Tensor(a!) out) -> Tensor(a!)")
+    _library.impl(name, product, "CPU")
+    _library.impl(f"{name}.out", out_of, "CPU")
+    fake = lambda a, b, bias=None: a.new_empty(a.shape[0], b.shape[1])  # noqa: E731
+    torch.library.register_fake(f"sidefx::{name}", fake, lib=_library)
 
 
-def _product_out(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: Any) -> torch.Tensor:
-    native = native_module()
-    assert native is not None, "graphs with this product are made where the native module is"
-    start = 0 if bias is None else bias.contiguous().data_ptr()
-    native.product(
-        a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), start, out.data_ptr(), a.shape[0], b.shape[1], a.shape[1]
-    )
-    return out  # type: ignore[no-any-return]
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return _product_out(a, b, bias, out=a.new_empty(a.shape[0], b.shape[1]))
-
-
-_library.impl("product", _product, "CPU")
-_library.impl("product.out", _product_out, "CPU")
-torch.library.register_fake(
-    "sidefx::product", lambda a, b, bias=None: a.new_empty(a.shape[0], b.shape[1]), lib=_library
-)
+_define_product("product", 0)
+_define_product("product_relu", 1)
 
 
 def _measure(left: Any, right: Any, threads: int) -> dict[str, float]:
@@ -72,7 +74,8 @@ def _measure(left: Any, right: Any, threads: int) -> dict[str, float]:
             ways["onednn"] = lambda: _linear(x, y.t(), None)
         native = native_module()
         if native is not None:
-            numbers = [x.data_ptr(), *x.stride(), y.data_ptr(), *y.stride(), 0, out.data_ptr(), *out.shape, x.shape[1]]
+            numbers = [x.data_ptr(), *x.stride(), y.data_ptr(), *y.stride(), 0, out.data_ptr()]
+            numbers += [*out.shape, x.shape[1], 0]
             ways["tiles"] = lambda: native.product(*numbers)
         return ways
 
@@ -132,7 +135,7 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
         if way == "onednn":
             _use_onednn(module.graph, node, *operands)
         else:
-            _replace(module.graph, node, torch.ops.sidefx.product.default, operands)
+            _use_tiles(module.graph, node, operands)
     module.recompile()
     told = [f"{count} of {len(found)} matrix products by {_NAMES[way]}" for way, count in chosen.items()]
     return "; ".join(told), "\n".join(times_as_text(key, known.get(key, {})) for key in tasks)
@@ -146,6 +149,16 @@ def _use_onednn(graph: fx.Graph, node: fx.Node, a: fx.Node, b: fx.Node, bias: fx
         weight = graph.call_function(aten.permute.default, (b, [1, 0]))
         weight.meta["val"] = compat.fake_transposed(b.meta["val"])
     _replace(graph, node, torch.ops.sidefx.linear.default, (a, weight, bias))
+
+
+def _use_tiles(graph: fx.Graph, node: fx.Node, operands: tuple[Any, ...]) -> None:
+    user = next(iter(node.users), node)
+    if len(node.users) == 1 and user.target is aten.relu.default:
+        user.replace_all_uses_with(node)
+        graph.erase_node(user)
+        _replace(graph, node, torch.ops.sidefx.product_relu.default, operands)
+    else:
+        _replace(graph, node, torch.ops.sidefx.product.default, operands)
 
 
 def _replace(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:

@@ -54,10 +54,10 @@ static inline Lanes choose(Lanes first, Lanes second, Places places) {
 #endif
 }
 
-// rows [0, R) of one panel: out[i][j] = bias[j] + sum over k of a[i][k] * b[k][j]
+// rows [0, R) of one panel: out[i][j] = bias[j] + sum over k of a[i][k] * b[k][j], where it is below 0 perhaps 0
 template <int R>
 static inline void tile(Matrix a, const float* b, int64_t b_row, const float* bias, float* out, int64_t out_row,
-                        int64_t depth) {
+                        int64_t depth, bool relu) {
     Lanes sum[R][VECTORS];
     for (int j = 0; j < VECTORS; ++j) {
         Lanes start = bias ? (Lanes)*(const Loose*)(bias + j * LANES) : Lanes{};
@@ -72,19 +72,22 @@ static inline void tile(Matrix a, const float* b, int64_t b_row, const float* bi
         }
     }
     for (int i = 0; i < R; ++i)
-        for (int j = 0; j < VECTORS; ++j) *(Loose*)(out + i * out_row + j * LANES) = sum[i][j];
+        for (int j = 0; j < VECTORS; ++j) {
+            const Lanes found = sum[i][j];
+            *(Loose*)(out + i * out_row + j * LANES) = relu ? (found < 0.0f ? Lanes{} : found) : found;
+        }
 }
 
 static inline void rows(Matrix a, const float* b, int64_t b_row, const float* bias, float* out, int64_t out_row,
-                        int64_t depth, int64_t count) {
+                        int64_t depth, int64_t count, bool relu) {
     switch (count) {
-        case 1: tile<1>(a, b, b_row, bias, out, out_row, depth); break;
-        case 2: tile<2>(a, b, b_row, bias, out, out_row, depth); break;
-        case 3: tile<3>(a, b, b_row, bias, out, out_row, depth); break;
-        case 4: tile<4>(a, b, b_row, bias, out, out_row, depth); break;
+        case 1: tile<1>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 2: tile<2>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 3: tile<3>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 4: tile<4>(a, b, b_row, bias, out, out_row, depth, relu); break;
 #if SIDEFX_ROWS == 6
-        case 5: tile<5>(a, b, b_row, bias, out, out_row, depth); break;
-        case 6: tile<6>(a, b, b_row, bias, out, out_row, depth); break;
+        case 5: tile<5>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 6: tile<6>(a, b, b_row, bias, out, out_row, depth, relu); break;
 #endif
     }
 }
@@ -140,7 +143,7 @@ static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
 }
 
 static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int64_t columns, int64_t depth,
-                          int64_t first, int64_t last, int64_t column) {
+                          int64_t first, int64_t last, int64_t column, bool relu) {
     thread_local std::vector<float> copied;
     const int64_t width = columns - column < PANEL ? columns - column : PANEL;
     const Matrix mine{b.data + column * b.column, b.row, b.column};
@@ -163,10 +166,10 @@ static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int
         const Matrix left{a.data + i * a.row, a.row, a.column};
         float* target = out + i * columns + column;
         if (width == PANEL) {
-            rows(left, right, right_row, added, target, columns, depth, count);
+            rows(left, right, right_row, added, target, columns, depth, count, relu);
             continue;
         }
-        rows(left, right, right_row, added, edge, PANEL, depth, count);
+        rows(left, right, right_row, added, edge, PANEL, depth, count, relu);
         for (int64_t r = 0; r < count; ++r)
             for (int64_t j = 0; j < width; ++j) target[r * columns + j] = edge[r * PANEL + j];
     }
@@ -174,17 +177,18 @@ static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int
 
 }  // namespace products
 
-// out = a b + bias, with out stored by rows without gaps; a is height x depth, b depth x columns
+// out = a b + bias, with relu 0 where that is negative; out is stored by rows without gaps, a is height x depth and b
+// depth x columns
 static void sidefx_product(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
                            int64_t b_column, const float* bias, float* out, int64_t height, int64_t columns,
-                           int64_t depth) {
+                           int64_t depth, int64_t relu) {
     using namespace products;
     const Matrix left{a, a_row, a_column}, right{b, b_row, b_column};
     const int64_t panels = (columns + PANEL - 1) / PANEL;
     const int threads = 2 * height * columns * depth < ALONE ? 1 : omp_get_max_threads();
     if (threads == 1) {
         for (int64_t p = 0; p < panels; ++p)
-            panel_of_rows(left, right, bias, out, columns, depth, 0, height, p * PANEL);
+            panel_of_rows(left, right, bias, out, columns, depth, 0, height, p * PANEL, relu);
         return;
     }
     const int64_t parts = panels % threads == 0 ? 1 : threads;
@@ -192,19 +196,19 @@ static void sidefx_product(const float* a, int64_t a_row, int64_t a_column, cons
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t task = 0; task < panels * parts; ++task) {
         const int64_t first = task % parts * share, end = first + share < height ? first + share : height;
-        if (first < end) panel_of_rows(left, right, bias, out, columns, depth, first, end, task / parts * PANEL);
+        if (first < end) panel_of_rows(left, right, bias, out, columns, depth, first, end, task / parts * PANEL, relu);
     }
 }
 #pragma GCC pop_options
 
-// product(a, a_row, a_column, b, b_row, b_column, bias, out, height, columns, depth): addresses and sizes
+// product(a, a_row, a_column, b, b_row, b_column, bias, out, height, columns, depth, relu): addresses and sizes
 static PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
-    if (count != 11) { PyErr_SetString(PyExc_TypeError, "product takes 11 numbers"); return nullptr; }
-    int64_t n[11];
-    for (int i = 0; i < 11; ++i) n[i] = PyLong_AsLongLong(given[i]);
+    if (count != 12) { PyErr_SetString(PyExc_TypeError, "product takes 12 numbers"); return nullptr; }
+    int64_t n[12];
+    for (int i = 0; i < 12; ++i) n[i] = PyLong_AsLongLong(given[i]);
     if (PyErr_Occurred()) return nullptr;
     sidefx_product((const float*)n[0], n[1], n[2], (const float*)n[3], n[4], n[5], (const float*)n[6], (float*)n[7],
-                   n[8], n[9], n[10]);
+                   n[8], n[9], n[10], n[11]);
     Py_RETURN_NONE;
 }
 

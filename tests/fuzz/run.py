@@ -61,6 +61,7 @@ class _World:
         """What the call gave (a value or an exception in plain words), and what it printed."""
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
+            torch.manual_seed(50 + index)  # the worlds share the process's generator, and what comes between may draw
             if index:
                 try:
                     self.between(index)

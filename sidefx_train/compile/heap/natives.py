@@ -16,6 +16,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.counters import number_in
+from sidefx_train.compile.heap.domains import function_raises, no_integer
 from sidefx_train.compile.heap.later import NUMBERS
 from sidefx_train.compile.heap.records import DictRecord, ListRecord, SetRecord, is_plain, slot_names
 from sidefx_train.errors import Unsupported
@@ -304,6 +305,8 @@ def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs:
         return _bisect(world, fn is bisect.bisect_right, *args)
     if not all(isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):
         return ABSENT
+    if function_raises(world, fn, args):
+        return world.guarded(fn, tuple(map(concrete, args)), {})
     symbolic = compat.SYMBOLIC_MATH.get(fn)
     if symbolic is not None:
         values = [symbolic(torch.sym_float(value)) for value in args]
@@ -359,4 +362,6 @@ def convert_number(world: CallingWorld, kind: type, args: tuple[Any, ...]) -> An
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:
         return world.truth(value)
+    if kind is int and no_integer(world, value):
+        return world.guarded(int, (concrete(value),), {})
     return world.guarded(torch.sym_float if kind is float else torch.sym_int, (value,), {})

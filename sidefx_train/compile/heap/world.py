@@ -27,6 +27,7 @@ from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
 from sidefx_train.compile.heap.counters import Writes
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
+from sidefx_train.compile.heap.domains import operator_raises
 from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import (
@@ -524,6 +525,8 @@ class TraceWorld(CallingWorld):
                 self.touch(value)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
+            if operator_raises(self, name, args):
+                args = natives.concrete_within(args)
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
                 return self._run(natives.OPERATORS[name], args, {})
         for value in args:

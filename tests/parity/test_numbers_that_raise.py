@@ -1,0 +1,76 @@
+"""Arithmetic with numbers that change, of which some raise: the error is the step's in the call that has it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import sidefx_train
+
+OPERATIONS = {
+    "floor division": lambda n, f: 3 // n,
+    "remainder": lambda n, f: 3 % n,
+    "division": lambda n, f: 3 / n,
+    "of a float by an int": lambda n, f: f / n,
+    "floor division by a float": lambda n, f: 3 // f,
+    "division by a float": lambda n, f: 3 / f,
+    "remainder of a float": lambda n, f: 3 % f,
+    "by itself": lambda n, f: n // n,
+    "divmod": lambda n, f: divmod(7, n),
+    "in place": lambda n, f: _in_place(n),
+    "power of zero": lambda n, f: n**-1,
+    "power of zero, a float": lambda n, f: f**-1,
+    "negative exponent": lambda n, f: (n - 1) ** (1 - n),
+    "modular power": lambda n, f: pow(2, 3, n),
+    "shift": lambda n, f: 1 << (n - 1),
+    "shift to the right": lambda n, f: n >> (n - 1),
+    "sqrt": lambda n, f: math.sqrt(n - 1),
+    "log": lambda n, f: math.log(n),
+    "log of a float": lambda n, f: math.log(f),
+    "log to a base": lambda n, f: math.log(3.5, n),
+    "log2": lambda n, f: math.log2(n),
+    "log1p": lambda n, f: math.log1p(f - 1),
+    "acos": lambda n, f: math.acos(f - 1),
+    "exp": lambda n, f: math.exp(n * 300),
+    "cosh": lambda n, f: math.cosh(f * 300),
+    "pow": lambda n, f: math.pow(f, -1.5),
+    "int of infinity": lambda n, f: int(f * 1e308 * 10),
+    "int of a large float": lambda n, f: int(f * 1e30),
+    "range": lambda n, f: range(0, 3, n),
+}
+
+
+EAGERLY = {"int of infinity", "int of a large float", "floor division by a float"}
+"""Some calls of these run eagerly, with a reason: torch's symbolic arithmetic cannot be asked, or traced, there."""
+
+
+def _in_place(n):
+    value = 7
+    value //= n
+    return value
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_error_of_one_call(name: str, backend: Any, used: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whether anything uses the result or not; and nothing else is said."""
+    operation = OPERATIONS[name]
+
+    def step(x, n, f):
+        try:
+            found = operation(n, f)
+        except (ArithmeticError, ValueError) as error:
+            return x, f"{type(error).__name__}: {error}"
+        return x + 1, found if used else "fine"
+
+    compiled = sidefx_train.compile(step, backend=backend)
+    for n in (4, 3, 2, 0, 1, 0, 5):
+        (x, want), (y, got) = step(torch.ones(2), n, float(n)), compiled(torch.ones(2), n, float(n))
+        assert torch.equal(x, y) and type(got) is type(want)
+        assert got == pytest.approx(want, rel=1e-12) if isinstance(want, float) else got == want, f"n={n}"
+    assert name in EAGERLY or not compiled.report().fallbacks, str(compiled.report())
+    assert not capfd.readouterr().err

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.program import Program
 
-NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>"})()
+NULL: Any = object()  # of a class whose instances gc.get_objects() does not list
 """An unbound local variable, or the empty half of a call's two callable slots."""
 
 RETURNED = 1

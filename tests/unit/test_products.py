@@ -160,6 +160,16 @@ def test_measuring_draws_none_of_the_programs_numbers(task: measuring.Task) -> N
     assert torch.equal(torch.rand(3), want)
 
 
+@pytest.mark.parametrize("bias", [torch.randn(10)[::2], torch.randn(1), torch.randn(1).expand(5), torch.randn(4, 5)])
+def test_a_bias_with_gaps_or_broadcast_stays_torchs(bias: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.1}))
+    a, b = torch.randn(4, 6), torch.randn(6, 5)
+    module = make_fx(torch.addmm, tracing_mode="fake")(bias, a, b)
+    products.choose_products(module, 1)
+    assert "aten.addmm.default" in {str(node.target) for node in module.graph.nodes}
+    torch.testing.assert_close(sidefx_train.compile(torch.addmm)(bias, a, b), torch.addmm(bias, a, b))
+
+
 def test_products_of_products() -> None:
     """Each reads the one that took the place of the one before."""
     torch.manual_seed(0)

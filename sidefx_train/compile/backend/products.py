@@ -97,8 +97,9 @@ def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
         bias, (a, b) = None, node.args
     elif node.target is aten.addmm.default and not node.kwargs and len(node.args) == 3:
         bias, a, b = node.args  # type: ignore[assignment]
-        if bias.meta["val"].dim() != 1:  # type: ignore[union-attr]
-            return None
+        start, width = bias.meta["val"], b.meta["val"].shape[1]  # type: ignore[union-attr]
+        if start.shape != (width,) or start.dtype != torch.float32 or not start.is_contiguous():
+            return None  # the kernels read one number after the other
     else:
         return None
     for n in (a, b):

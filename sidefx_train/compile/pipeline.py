@@ -99,13 +99,16 @@ class Learned:
 
 @dataclass(frozen=True)
 class Captured:
-    """A step as the capture left it: a graph, generated source around it, and what it relies on."""
+    """A step as the capture left it: a graph, generated source around it, and what it relies on.
+
+    No value of the trace is among it: some stand for themselves, and an entry is not to keep the first call's objects.
+    """
 
     name: str
     traced: TracedGraph
     residual: Residual
     guards: tuple[Guard, ...]
-    effects: SideEffects
+    effects: tuple[str, ...]
     state_check: Any
     commits: tuple[tuple[Callable[[], None], Callable[[], None]], ...]
     learned: Learned
@@ -127,6 +130,7 @@ class CaptureFailed(Exception):
         holds: ``holds(args, kwargs)``: true if the state at entry is such that it would stop again.
         points: instructions in front of which the step can be suspended instead, innermost first.
         raised: an exception came out of the step while it was captured; eagerly it may raise just so.
+        uncut: why the step could not be captured in parts around the instruction either, if that was tried.
     """
 
     def __init__(
@@ -140,11 +144,17 @@ class CaptureFailed(Exception):
     ) -> None:
         super().__init__(reason)
         self.points = points
+        self.uncut = ""
         self.raised = raised
         self.code = code
         self.reason = reason
         self.location = location
         self.holds = holds
+
+    @property
+    def why_eager(self) -> str:
+        """Why the step runs as it is, not even in parts."""
+        return f"{self.reason}; behind that it could not go on: {self.uncut}" if self.uncut else self.reason
 
 
 def capture(
@@ -191,6 +201,7 @@ def capture(
                 try:
                     return attempt(point)
                 except CaptureFailed as again:
+                    stop.uncut = stop.uncut or again.reason
                     if again.code == "SFX107":  # autograd cannot be cut there, nor further out
                         break
         raise stop
@@ -228,11 +239,11 @@ def _capture_once(
                 returned = world.interp.run(target, shadows, named)
             except Suspended as reached:
                 assert point is not None, "only a point to stop at suspends a step"
-                suspension = _suspend(world, reached, point)
-                returned = suspension.states
+                suspension, returned = _suspend(world, reached, point)
             if point is not None and suspension is None:
                 raise CaptureFailed("SFX204", "the step took another way the second time", point.location, None)
             _keep_grad_mode(world, state_check, grad_mode)
+            world.locks.settle()
             effects = collect(world)
             heap.check_arrays(world.writes)
             check_nothing_left(world.context, effects)
@@ -271,6 +282,8 @@ def _capture_once(
         _, fn, location = world.last_error
         reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
+    finally:
+        world.last_error = None  # its traceback holds the callers' frames, and the world may live on for a while
     _check_traced("capture", *((traced,) if joint is None else joint.graphs))
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
@@ -279,7 +292,7 @@ def _capture_once(
         traced,
         residual,
         tuple(guards),
-        effects,
+        tuple(effects.describe()),
         state_check,
         commits,
         learned,
@@ -298,11 +311,11 @@ def _check_traced(stage: str, *graphs: TracedGraph) -> None:
         check_graph(stage, traced.module, traced.fake_mode, names, [given.example for given in traced.inputs])
 
 
-def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> Suspension:
+def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> tuple[Suspension, tuple[Any, ...]]:
     """What is needed to go on from where the interpreter was stopped."""
     if len(reached.frames) != point.depth:
         world.heap.refuse("SFX204", "the step took another way the second time")
-    return suspend(reached.frames, reached.handled, point)
+    return suspend(reached.frames, reached.handled, point, world.watched)
 
 
 def _count_writes(world: TraceWorld) -> None:

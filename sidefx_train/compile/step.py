@@ -28,6 +28,7 @@ from sidefx_train.compile.continuations.drive import Parts
 from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.functionalize.metadata import in_words
 from sidefx_train.compile.guards.guard import shown
+from sidefx_train.compile.heap.anew import replaced_alike
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.native import native_module, native_ready
 from sidefx_train.compile.pipeline import Captured, CaptureFailed, Learned
@@ -173,8 +174,7 @@ class CompiledStep:
             if entry.fetch(args, kwargs) is MISS:
                 continue
             found = {"guards": _seconds_per_call(entry.fetch, args, kwargs)}
-            effects = entry.captured.effects
-            if not effects.changes and not effects.calls:
+            if not entry.captured.effects:
                 still = [torch.zeros(()) for _ in entry.captured.residual.outputs]
                 found["dispatch"] = _seconds_per_call(entry.over(lambda inputs: still), args, kwargs)
             return found
@@ -468,7 +468,7 @@ class CompiledStep:
             graphs=1 if nodes or not (self._is_part or captured.suspension) else 0,
             seconds={"capture": captured.seconds, **executable.seconds},
             inputs=kinds,
-            effects=captured.effects.describe(),
+            effects=list(captured.effects),
             guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
             sources={
                 "facts": in_words(captured.residual.metadata),
@@ -541,7 +541,7 @@ class CompiledStep:
             self._report.record_break(stop.code, stop.reason, stop.location)
             if strict:
                 raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
-        self._report.record_fallback(stop.code, stop.reason, stop.location)
+        self._report.record_fallback(stop.code, stop.why_eager, stop.location)
         result = self._fn(*args, **kwargs)  # first: if the step itself raises, its own error is the news
         self._warn(stop, key or (stop.code, str(stop.location)))
         return result
@@ -572,7 +572,7 @@ class CompiledStep:
             return
         self._warned.add(key)
         where = f"{stop.location}: " if stop.location else ""
-        text = f"{self._name} {what}: [{stop.code}] {where}{stop.reason}"
+        text = f"{self._name} {what}: [{stop.code}] {where}{stop.why_eager}"
         warnings.warn(text, SideFXWarning, stacklevel=_callers_level())
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -617,7 +617,9 @@ def _replaced(old: Any, new: Any, in_part: bool) -> bool:
     """True for objects whose place is looked up at every call once they have been seen to be replaced."""
     if isinstance(old, torch.Tensor):
         return isinstance(new, torch.Tensor)
-    return in_part and isinstance(old, torch.nn.Module) and type(new) is type(old)  # a loop over layers
+    if in_part and isinstance(old, torch.nn.Module) and type(new) is type(old):  # a loop over layers
+        return True
+    return replaced_alike(old, new)
 
 
 def _callers_level() -> int:

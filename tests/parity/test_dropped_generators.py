@@ -6,6 +6,7 @@ Most steps here break while such a generator is suspended; it goes on as a real 
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 import warnings
 from contextlib import nullcontext
@@ -298,7 +299,27 @@ def gradients(seen):
     seen.behind = seen.closed
 
 
+CALLS = [0]
+
+
+def an_iterator_has_ended_in_the_capture(seen):
+    """Its ``StopIteration`` is remembered while the part is captured, with every frame around the part."""
+    for _ in numbers(seen):
+
+        def inner(k, *rest, **named):
+            time.time()
+            for _ in itertools.islice(CALLS, 0):
+                pass
+            return k + len(rest) + len(named)
+
+        CALLS[0] += 1
+        inner(1, CALLS[0])
+        break
+    seen.behind = seen.closed
+
+
 STEPS = (
+    an_iterator_has_ended_in_the_capture,
     loop_that_raises,
     loop_that_raises_and_is_caught,
     loop_that_is_left,

@@ -356,12 +356,12 @@ def test_stopped_at_every_instruction(body: Any) -> None:
                     outcome.append("inside C code")
                     return None
                 try:
-                    suspension = suspend(reached.frames, reached.handled, points[0])
+                    suspension, states = suspend(reached.frames, reached.handled, points[0], interp.world.watched)
                 except Unsupported as why:
                     outcome.append(f"refused: {why.reason}")
                     return None
             outcome.append("stopped")
-            return Frames(suspension, Parts(_native)).drive(suspension.states)
+            return Frames(suspension, Parts(_native)).drive(states)
 
         found = observe(run, file)
         if outcome != ["stopped"]:

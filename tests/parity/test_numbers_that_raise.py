@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import sidefx_train
+from sidefx_train.errors import SideFXWarning
 
 OPERATIONS = {
     "floor division": lambda n, f: 3 // n,
@@ -74,3 +76,42 @@ def test_the_error_of_one_call(name: str, backend: Any, used: bool, capfd: pytes
         assert got == pytest.approx(want, rel=1e-12) if isinstance(want, float) else got == want, f"n={n}"
     assert name in EAGERLY or not compiled.report().fallbacks, str(compiled.report())
     assert not capfd.readouterr().err
+
+
+UNKNOWN = {
+    "a number of the graph by one that changes": lambda t, n: int(t.sum()) // n,
+    "a float of the graph by one that changes": lambda t, n: t.sum().item() / n,
+    "by a number of the graph": lambda t, n: 5 // (t.sum().int().item() * n),
+    "remainder": lambda t, n: 5 % (int(t.sum()) * n),
+    "by a float of the graph": lambda t, n: 1.0 / (t.sum().item() * n),
+    "exp": lambda t, n: math.exp(t.sum().item() * 500 * n),
+    "log": lambda t, n: math.log(t.sum().item() * n),
+    "sqrt": lambda t, n: math.sqrt(t.sum().item() * n - 1),
+    "power": lambda t, n: (0 * n) ** (1 - t.sum().int().item()),
+    "shift": lambda t, n: 1 << (n - int(t.sum())),
+}
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_numbers_that_exist_only_when_the_graph_runs(name: str, backend: Any, used: bool) -> None:
+    """The capture stops at what may raise; it is not passed over, and C++ does not divide by zero."""
+    operation = UNKNOWN[name]
+
+    def step(x, n):
+        try:
+            found = operation(x, n)
+        except (ArithmeticError, ValueError) as error:
+            return x, f"{type(error).__name__}: {error}"
+        return x + 1, found if used else "fine"
+
+    compiled = sidefx_train.compile(step, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        for filling, n in ((0.5, 4), (1.0, 3), (0.5, 2), (0.5, 0), (0.5, 1), (0.0, 2), (1.5, 5)):
+            x = torch.full((2,), filling)
+            (a, want), (b, got) = step(x, n), compiled(x, n)
+            assert torch.equal(a, b) and type(got) is type(want)
+            assert got == pytest.approx(want, rel=1e-6) if isinstance(want, float) else got == want, (filling, n)
+    assert compiled.report().replays

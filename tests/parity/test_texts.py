@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import sidefx_train
 from tests.parity.harness import Program, parity
 
 pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
@@ -80,3 +81,76 @@ def test_a_text_that_is_decided_on_is_exact():
         return Program(step, batch, (seen,))
 
     parity(make, steps=12, captures=None, whole=False)
+
+
+FORMATS = (
+    "'{:04d} {0!s}'.format(box.n)",
+    "f'{box.n:.2q}'",
+    "f'{loss:d}'",
+    "f'{loss.item():d}'",
+    "'%d %s' % (box.n,)",
+    "'%q' % box.n",
+    "'{a}'.format(b=box.n)",
+    "f'{x:.3f}'",
+    "'%x' % loss.item()",
+    "f'{box.n:s}'",
+    "', '.join([box.n])",
+    "f'{loss:.3f}'",
+    "f'{loss!r:>30}'",
+    "'{:>{w}}'.format(box.n, w=box.n + 3)",
+    "f'{box.n > 1:d}'",
+    "f'{[box.n, loss]}'",
+    "str(box.n) + f'{loss:.1f}'",
+    "'a' + f'{box.n}' + 'b'",
+    "format(loss, '.2e')",
+)
+
+
+class Box:
+    pass
+
+
+@pytest.mark.parametrize("caught", [False, True])
+@pytest.mark.parametrize("made", FORMATS)
+def test_what_came_before_a_text_that_cannot_be_made_is_kept(made, caught):
+    """The error of a text is raised in its turn; one that can be made is made after the graph."""
+    space: dict = {}
+    body = f"text = {made}"
+    if caught:
+        body = f"try: {body}\n    except Exception as error: text = repr(error)"
+    exec(
+        "def step(box, x):\n    box.log.append('before')\n    loss = (x * 2).sum()\n"
+        f"    {body}\n    box.log.append(text)\n    box.n += 1\n    return loss",
+        space,
+    )
+
+    def history(run):
+        box, found = Box(), []
+        box.n, box.log = 0, []
+        for call in range(4):
+            try:
+                found.append(run(box, torch.ones(2) * call).item())
+            except Exception as error:
+                found.append(repr(error))
+            found.append((box.n, list(box.log)))
+        return found
+
+    compiled = sidefx_train.compile(space["step"], backend="eager")
+    assert history(compiled) == history(space["step"])
+    assert not compiled.report().fallbacks, str(compiled.report())
+
+
+def test_texts_are_put_together_in_one_graph():
+    def step(box, x):
+        text = "step " + str(box.n) + ": "
+        text += f"{(x * 2).sum():.1f}"
+        box.log.append("<" + text + ">")
+        box.n += 1
+        return x
+
+    compiled, box = sidefx_train.compile(step, backend="eager"), Box()
+    box.n, box.log = 0, []
+    for call in range(3):
+        compiled(box, torch.ones(2) * call)
+    assert box.log == ["<step 0: 0.0>", "<step 1: 4.0>", "<step 2: 8.0>"]
+    assert compiled.report().graph_count <= 2 and not compiled.report().breaks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -105,3 +106,51 @@ def test_membership_needs_no_order():
     assert captured(torch.ones(2))[1:] == (False, 7, True, True)
     known.discard(items[1])
     assert captured(torch.ones(2))[1:] == (False, 6, False, True)
+
+
+TRUTHS = (
+    "truth is True",
+    "truth is not False",
+    "truth is truth",
+    "truth is None",
+    "box.n is box.before",
+    "truth == True",
+    "False != truth",
+    "(box.n > 0) == (box.n > 2)",
+    "truth < True",
+    "truth ^ True",
+    "~truth",
+    "[truth] == [True]",
+    "(truth, 1) == (True, 1)",
+    "True in [truth]",
+    "truth in (True,)",
+    "{True: 1}.get(truth)",
+    "sum([truth, truth])",
+    "sorted([truth, False])",
+    "[k for k, g in itertools.groupby([1, 0, 3], key=lambda v: v > box.n)]",
+    "max([1, 2, 3], key=lambda v: v > box.n)",
+    "isinstance(truth, bool), type(truth) is bool, f'{truth}'",
+)
+
+
+@pytest.mark.parametrize("expression", TRUTHS)
+def test_a_comparison_of_a_number_that_changes_is_a_bool(expression: str) -> None:
+    space: dict[str, Any] = {"itertools": itertools}
+    exec(
+        "def step(box, x):\n    truth = box.n > 1\n"
+        f"    box.log.append(repr(({expression}, )))\n    box.before = box.n\n    box.n += 1\n    return x * 2",
+        space,
+    )
+
+    def history(run: Any) -> list[str]:
+        box = Box()
+        box.n, box.before, box.log = 0, 0, []
+        for call in range(5):
+            if call == 3:
+                box.n = box.before
+            run(box, torch.ones(1))
+        return box.log
+
+    compiled = sidefx_train.compile(space["step"], backend="eager")
+    assert history(compiled) == history(space["step"])
+    assert not compiled.report().fallbacks, str(compiled.report())

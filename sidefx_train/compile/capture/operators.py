@@ -277,9 +277,9 @@ def truth(interp: Interpreter, value: Any) -> bool:
         method = special(interp, value, "__bool__")
         if method is not ABSENT and method is not None:
             answer = call_special(interp, method, value, ())
-            if type(answer) is not bool:
+            if interp.type_of(answer) is not bool:
                 raise TypeError(f"__bool__ should return bool, returned {type(answer).__name__}")
-            return answer
+            return answer if type(answer) is bool else interp.world.truth(answer)
         if interp.world.class_attr(interp.type_of(value), "__bool__") is ABSENT:
             method = special(interp, value, "__len__")
             if method is not ABSENT and method is not None:

@@ -116,6 +116,9 @@ class World(Protocol):
     def unheard(self, error: BaseException) -> bool:
         """True if an exception may end where nobody catches it, in the clean-up of what dies."""
 
+    def watched(self, value: Any) -> bool:
+        """True if a weak reference tells the program when the object dies."""
+
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
         """A Python callable about to be handed to C code; ``reenter(*args, **kwargs)`` interprets it. Returns what to
         hand over (usually ``reenter``)."""
@@ -186,6 +189,9 @@ class DirectWorld:
 
     def unheard(self, error: BaseException) -> bool:
         return not isinstance(error, Unsupported)
+
+    def watched(self, value: Any) -> bool:
+        return False
 
     def type_of(self, obj: Any) -> type:
         return type(obj)

@@ -21,7 +21,7 @@ def hand_out(value: InterpretedGenerator) -> tuple[types.CodeType, State]:
     name = value.__qualname__
     if value.running or frame.done:
         raise Unsupported("SFX104", f"the generator {name} leaves the step {'at its end' if frame.done else 'running'}")
-    layout, _, state, _ = describe(frame, frame.pc, False, value.handled.value, given=1)
+    layout, _, state, _ = describe(frame, frame.pc, False, value.handled.value, value.interp.world.watched, given=1)
     return generator(layout, value.started, value.delegate is not None), state
 
 

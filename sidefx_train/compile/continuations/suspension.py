@@ -63,13 +63,11 @@ class Suspension:
         point: why it stopped.
         bridges: how each frame goes on.
         spaces: the globals of each.
-        states: values of the trace: for each frame ``[cells, values]``.
     """
 
     point: StopPoint
     bridges: tuple[Bridge, ...]
     spaces: tuple[dict[str, Any], ...]
-    states: tuple[State, ...]
 
 
 def stop_points(error: BaseException, code: str, reason: str, location: Location | None) -> tuple[StopPoint, ...]:
@@ -96,13 +94,19 @@ def stop_points(error: BaseException, code: str, reason: str, location: Location
     return tuple(reversed(found))
 
 
-def suspend(frames: list[Frame], handled: BaseException | None, point: StopPoint) -> Suspension:
+def suspend(
+    frames: list[Frame], handled: BaseException | None, point: StopPoint, watched: Callable[[Any], bool]
+) -> tuple[Suspension, tuple[State, ...]]:
     """Describes frames that stand in front of an instruction each.
 
     Args:
         frames: outermost first; all but the last have entered a call.
         handled: the exception being handled.
         point: why they are suspended.
+        watched: says whether weak references tell when an object dies.
+
+    Returns:
+        The frames, and what they hold, in values of the trace: for each ``[cells, values]``.
 
     Raises:
         Unsupported: one of them cannot go on natively.
@@ -112,22 +116,27 @@ def suspend(frames: list[Frame], handled: BaseException | None, point: StopPoint
     for frame in reversed(frames):
         entered = frame is not frames[-1]
         index = frame.pc - 1 if entered else frame.pc
-        made, state, handled = _frame(frame, index, entered, handled)
+        made, state, handled = _frame(frame, index, entered, handled, watched)
         bridges.insert(0, made)
         states.insert(0, state)
-    return Suspension(point, tuple(bridges), tuple(f.globals for f in frames), tuple(states))
+    return Suspension(point, tuple(bridges), tuple(f.globals for f in frames)), tuple(states)
 
 
 def _frame(
-    frame: Frame, index: int, entered: bool, handled: BaseException | None
+    frame: Frame, index: int, entered: bool, handled: BaseException | None, watched: Callable[[Any], bool]
 ) -> tuple[Bridge, State, BaseException | None]:
     """The bridge over a frame's instruction, the frame's state, and what its caller was handling."""
-    layout, needed, state, handled = describe(frame, index, entered, handled)
+    layout, needed, state, handled = describe(frame, index, entered, handled, watched)
     return bridge(layout, entered, needed), state, handled
 
 
 def describe(
-    frame: Frame, index: int, entered: bool, handled: BaseException | None, given: int = 0
+    frame: Frame,
+    index: int,
+    entered: bool,
+    handled: BaseException | None,
+    watched: Callable[[Any], bool],
+    given: int = 0,
 ) -> tuple[Layout, Callable[[int], tuple[str, ...]], State, BaseException | None]:
     """Where a frame stands and what of it is kept.
 
@@ -136,6 +145,7 @@ def describe(
         index: its next instruction.
         entered: that is a call, and its operands are gone.
         handled: the exception being handled inside.
+        watched: says whether weak references tell when an object dies.
         given: how many values will be on the stack besides.
 
     Returns:
@@ -157,8 +167,9 @@ def describe(
         stored, unbound = unbound, stored
     bound_after = {*bound, *(own.slots[i] for i in stored)} - {own.slots[i] for i in unbound}
 
-    # What cleans up when it dies lives as long as its variable, needed or not.
-    kept = {i for i, name in enumerate(own.slots) if name in bound and cleans_up(bound[name])}
+    # What somebody notices the death of lives as long as its variable, needed or not.
+    held = [(i, bound[name]) for i, name in enumerate(own.slots) if name in bound]
+    kept = {i for i, value in held if cleans_up(value) or watched(value)}
 
     def needed(position: int, known: Any = bound_after) -> tuple[str, ...]:
         live = live_slots(own, position) | kept

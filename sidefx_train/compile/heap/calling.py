@@ -31,7 +31,7 @@ from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
-from sidefx_train.compile.heap.freezing import Freezer
+from sidefx_train.compile.heap.freezing import Freezer, late_text
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS, deletes
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
 from sidefx_train.compile.heap.library import is_library
@@ -68,6 +68,7 @@ class CallingWorld:
     tracer: GraphTracer
     interp: Interpreter
     context: opaque.ContextVariables
+    locks: opaque.Locks
     new_classes: dict[int, type]
     caches: caches.Caches
     writes: Writes
@@ -198,9 +199,7 @@ class CallingWorld:
         if _joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
         if isinstance(getattr(fn, "__self__", None), str) and contains_later([*args, *kwargs.values()]):
-            return Later(
-                fn, tuple(map(self.freeze, args)), {name: self.freeze(value) for name, value in kwargs.items()}
-            )
+            return late_text(self, fn, args, kwargs)
         if fn is print and self._writes_inside(kwargs.get("file")):
             self._print_now(args, **kwargs)
             return None
@@ -229,9 +228,9 @@ class CallingWorld:
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
             return self.context.call(fn.__name__, args[0], args[1:])
         if isinstance(getattr(fn, "__self__", None), opaque.LOCKS):
-            return opaque.lock_method(fn.__name__)
+            return self.locks.call(fn.__name__, fn.__self__, args, kwargs)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), opaque.LOCKS):
-            return opaque.lock_method(fn.__name__)
+            return self.locks.call(fn.__name__, args[0], args[1:], kwargs)
         if cls is functools._lru_cache_wrapper:
             return caches.call(self, fn, args, kwargs)
         if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
@@ -530,9 +529,9 @@ class CallingWorld:
             alive = world()
             assert alive is not None, f"{fn!r} is called by a capture that is over"
             call = alive.led_back[number]
-            if not alive.reentry.swapped:
-                return call(*args, **kwargs)
-            return alive.reentry.outside(lambda: call(*args, **kwargs))
+            swapped = alive.reentry.swapped
+            answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
+            return natives.concrete(answer) if type(answer) is torch.SymBool else answer  # C code may compare it
 
         NATIVE_CODE.add(id(led_back.__code__))
         vars(led_back)["leads_to"] = fn

@@ -80,8 +80,9 @@ class Definitions:
                 self.took(cls, name, entries.get(name, ABSENT))
 
     def runs(self, fn: types.FunctionType) -> None:
-        """Notes the body of a function that is about to run."""
-        if id(fn) not in self._bodies:
+        """Notes the body of a function that is about to run; one that is made anew has guards on its parts."""
+        record = self._heap.record_of(fn)
+        if id(fn) not in self._bodies and (record is None or record.base.kind == "const"):
             self._bodies[id(fn)] = (fn, self._heap.locate())
         if not self._checked:
             self._checked = True

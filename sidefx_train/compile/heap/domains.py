@@ -2,7 +2,8 @@
 
 A replay computes what is used of such numbers, and nothing else: that a division is by zero is not noticed where its
 result goes nowhere, and is noticed late where it does. So each operation that may raise asks first, which makes the
-answer a condition of the entry; where it does raise, it is done with the numbers' values.
+answer a condition of the entry; where it does raise, it is done with the numbers' values. Asked of a number that exists
+only when the graph runs, the capture stops there, to go on behind the operation.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def function_raises(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> bool
     if not _changes(args):
         return False
     if fn is math.pow:
-        return not _asked(world, args[0] > 0)
-    if not all(_asked(world, holds(value)) for value in args for holds in _DOMAINS.get(fn, ())):
+        return not _asked(world, args[0] > 0, unknown=True)
+    if not all(_asked(world, holds(value), unknown=True) for value in args for holds in _DOMAINS.get(fn, ())):
         return True
     return fn is math.log and len(args) == 2 and _asked(world, args[1] == 1)
 
@@ -73,12 +74,23 @@ def no_integer(world: CallingWorld, value: Any) -> bool:
 
 
 def _changes(args: tuple[Any, ...]) -> bool:
-    """True for numbers of which one is symbolic and none is known only when the graph runs."""
-    if not all(type(value) in _NUMBERS for value in args):
-        return False
-    symbolic = [value for value in args if isinstance(value, _SYMBOLIC)]
-    return bool(symbolic) and not any(map(compat.is_unbacked, symbolic))
+    """True for numbers of which one is symbolic."""
+    return all(type(value) in _NUMBERS for value in args) and any(isinstance(value, _SYMBOLIC) for value in args)
 
 
-def _asked(world: CallingWorld, condition: Any) -> bool:
-    return bool(world.truth(condition)) if isinstance(condition, torch.SymBool) else bool(condition)
+def _asked(world: CallingWorld, condition: Any, unknown: bool = False) -> bool:
+    """A condition's truth, which the entry relies on.
+
+    Args:
+        world: the world of the capture.
+        condition: of numbers, some symbolic.
+        unknown: the answer for a library's arithmetic with what exists only when the graph runs: it does not raise.
+    """
+    if not isinstance(condition, torch.SymBool):
+        return bool(condition)
+    if not compat.is_unbacked(condition):
+        return bool(world.truth(condition))
+    frame = world.interp.current_frame
+    if frame is not None and world.heap.trusts(frame.globals):
+        return unknown
+    world.heap.refuse("SFX101", "does arithmetic that may raise, with a value that exists only when the graph runs")

@@ -245,7 +245,7 @@ def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
         if record.instance is not None:
             changes += _instance(record.instance)
     for cell in heap.cells.values():
-        if cell.value is not cell.initial:
+        if cell.value is not cell.initial or cell.emptied:
             kind: EffectKind = "del_cell" if cell.value is ABSENT else "set_cell"
             changes.append(Effect(kind, cell.source, None, cell.value))
     for space in heap.namespaces.values():
@@ -317,9 +317,8 @@ def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
         return []
     keys = {key: world.heap.real_key(key) for key in now}
     if record.filled:
-        before = [key for key in record.snapshot if record.snapshot[key] is not ABSENT or key in now]
-        gone = [key for key in before if key not in now]
-        kept = [key for key in before if key in now]
+        gone = [key for key in record.snapshot if key not in now]
+        kept = [key for key in record.snapshot if key in now]
         if list(now)[: len(kept)] != kept:  # a key was deleted and added again: rebuild in eager's order
             changes = [Effect("clear", record.base, through=record.through)]
             return changes + [

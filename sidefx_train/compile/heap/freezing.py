@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.heap.arrays import ArrayRecord
-from sidefx_train.compile.heap.later import NUMBERS, Later, Shown, TensorMoment
+from sidefx_train.compile.heap.later import NUMBERS, CallResult, Later, Shown, TensorMoment
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, empty_like, make_tuple
 
@@ -77,6 +78,44 @@ class Freezer:
         interp = self.world.interp
         as_str, as_repr = interp.call(str, (value,), {}), interp.call(repr, (value,), {})
         return Later(Shown, (as_str, as_repr))
+
+
+def late_text(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Later:
+    """Text that is made when the values in it exist.
+
+    Raises:
+        Unsupported: making it raises, whatever the values are, which must not wait until then.
+    """
+    kwargs = kwargs or {}
+    made = Later(fn, tuple(map(world.freeze, args)), {name: world.freeze(value) for name, value in kwargs.items()})
+    try:
+        with compat.real_world():
+            _sample(made)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        world.heap.refuse("SFX106", f"makes text of a value that is known only after the step, which raises {told}")
+    return made
+
+
+def _sample(value: Any) -> Any:
+    """Something of the kind that a frozen value will be: its formatting succeeds or fails alike."""
+    if isinstance(value, NUMBERS):
+        return _KINDS[type(value)](1 if compat.is_unbacked(value) else compat.hint_of(value))
+    if isinstance(value, TensorMoment):
+        return torch.zeros((1,) * value.fake.dim(), dtype=value.fake.dtype)
+    if isinstance(value, CallResult):
+        return ""
+    if isinstance(value, Later):
+        named = {name: _sample(item) for name, item in value.kwargs.items()}
+        return value.fn(*map(_sample, value.args), **named)
+    if type(value) in (list, tuple):
+        return type(value)(map(_sample, value))
+    if type(value) is dict:
+        return {name: _sample(item) for name, item in value.items()}
+    return value
+
+
+_KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 def _has_own_text(cls: type) -> bool:

@@ -32,7 +32,7 @@ from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
 from sidefx_train.compile.guards.memory import storage_of
-from sidefx_train.compile.heap import iterators, raised, weak
+from sidefx_train.compile.heap import anew, iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.definitions import Definitions
 from sidefx_train.compile.heap.later import Later
@@ -186,7 +186,7 @@ class Heap:
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
         self.dropped: Callable[[str], None] = _not_callable_yet
-        self.own_key: Callable[[Any], Any] = _not_callable_yet
+        self.own_key: Callable[..., Any] = _not_callable_yet
         self.in_part = False
         self.walked: frozenset[str] = frozenset()
         self.growing: frozenset[str] = frozenset()
@@ -286,6 +286,8 @@ class Heap:
             return raised.exception_record(self, real, source, self._bind(real, source)).shadow
         if cls is types.MappingProxyType:
             return self._proxy(real, source)
+        if cls is types.FunctionType and anew.is_made_anew(self, real, source):
+            return anew.function(self, real, source).shadow
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return self._opaque(real, source)
         return self._instance(real, source)
@@ -326,7 +328,8 @@ class Heap:
         """The stand-in of a dict's key; keys are covered by the dict's ``keys`` guard."""
         if is_plain(real_key) or isinstance(real_key, (*BY_IDENTITY, *BY_VALUE, *PASSED_THROUGH)):
             return real_key
-        return self.own_key(self.shadow(real_key, self.sources.const(real_key, f"key {position} of {base.label}")))
+        place = self.sources.const(real_key, f"key {position} of {base.label}")
+        return self.own_key(self.shadow(real_key, place), pin=False)
 
     def cell(self, cell: types.CellType, label: str) -> CellRecord:
         record = self.cells.get(id(cell))
@@ -385,7 +388,7 @@ class Heap:
             parts = _key_parts(key)
             if parts is not None:
                 todo += parts
-            elif isinstance(record, (InstanceRecord, TensorRecord)):
+            elif record is not None and (isinstance(record, _TOLD_APART) or type(key) is types.FunctionType):
                 self.hashed.setdefault(id(record), record)
 
     def separate_keys(self) -> list[Guard]:
@@ -405,7 +408,7 @@ class Heap:
             parts = _key_parts(key)
             if parts is not None:
                 todo += parts
-            elif record is None or record.base.kind in ("const", "call"):  # a weak reference gives but one object
+            elif record is None or record.base.is_fixed:
                 continue
             elif isinstance(record, TensorRecord) or vars(object)["__hash__"] is type(key).__hash__:
                 self.guard("is", record.base, record.real)
@@ -417,7 +420,7 @@ class Heap:
         """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
         if source.kind == "const":
             return source
-        if source.kind == "call":  # a weak reference always gives the same object, which must be free to die
+        if source.kind == "call":  # a weak reference gives but one object, which must be free to die
             self.guard("type", source, type(real))
             return source
         by_type = source.from_arguments and not issubclass(type(real), (torch.nn.Module, torch.optim.Optimizer))
@@ -638,11 +641,21 @@ class Heap:
         owner = self.shadow(real.__self__, self.sources.slot(source, "__self__"))
         return self.register(Record(self, real, types.MethodType(real.__func__, owner), source))
 
-    def _partial(self, real: Any, source: Source) -> Any:
+    def _pinned(self, real: Any, source: Source) -> Source:
+        """Guards the identity of what stands for itself, or its class where it is made anew; the path to its parts."""
+        if anew.is_made_anew(self, real, source):
+            self.guard("type", source, type(real))
+            return source
         self.guard("is", source, real)
-        base = self.sources.const(real, source.label)
+        return self.sources.const(real, source.label)
+
+    def _partial(self, real: Any, source: Source) -> Any:
+        base = self._pinned(real, source)
         func = self.shadow(real.func, self.sources.slot(base, "func"))
         spots, names = self.sources.slot(base, "args"), self.sources.slot(base, "keywords")
+        if base is source:
+            self.guard("length", spots, len(real.args))
+            self.guard("keys", names, tuple(real.keywords))
         args = [self.shadow(value, self.sources.item(spots, i)) for i, value in enumerate(real.args)]
         keywords = {k: self.shadow(v, self.sources.item(names, k), k) for k, v in real.keywords.items()}
         return self.register(Record(self, real, functools.partial(func, *args, **keywords), base, base))
@@ -676,8 +689,7 @@ class Heap:
         return self.register(Record(self, real, shadow, base, base))
 
     def _weak(self, real: Any, source: Source) -> Any:
-        self.guard("is", source, real)
-        base = self.sources.const(real, source.label)
+        base = self._pinned(real, source)
         return self.register(Record(self, real, weak.shadow_of(self, real, base), base, base))
 
     def _instance(self, real: Any, source: Source) -> Any:
@@ -755,7 +767,10 @@ def _key_parts(key: Any) -> tuple[Any, ...] | None:
     return (key(),) if isinstance(key, weakref.ReferenceType) else None
 
 
-def _not_callable_yet(fn: Any) -> Any:
+_TOLD_APART = (InstanceRecord, TensorRecord)
+
+
+def _not_callable_yet(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("the heap has no interpreter to call back into")
 
 

@@ -195,6 +195,17 @@ def concrete(value: Any) -> Any:
     return value
 
 
+def one_object(left: Any, right: Any) -> Any:
+    """``left is right`` where one is a symbolic number, which Python may have as one object with an equal one."""
+    kinds = (type(left), type(right))
+    if left is right or not all(kind in _PYTHON_NUMBERS for kind in kinds) or not any(k in NUMBERS for k in kinds):
+        return ABSENT
+    return concrete(left) is concrete(right)
+
+
+_PYTHON_NUMBERS = frozenset({int, float, bool, *NUMBERS})
+
+
 def concrete_within(value: Any) -> Any:
     """A value with :func:`concrete` numbers, also in plain containers, of which new ones are made where needed."""
     if type(value) in (list, tuple):

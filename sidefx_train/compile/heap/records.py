@@ -146,14 +146,24 @@ class InstanceRecord(Record):
         mine = object.__getattribute__(self.shadow, "__dict__")
         if name in mine:
             return mine[name]
-        if self.filled or name in self.missing or name in self.written:
+        if self.filled or name in self.written:
+            return ABSENT
+        value = self._bring(name)
+        if value is not ABSENT:
+            mine[name] = value
+        return value
+
+    def _bring(self, name: str) -> Any:
+        """What the entry was when the step began, guarded; :data:`ABSENT` where there was none."""
+        if name in self.snapshot:
+            return self.snapshot[name]
+        if self.filled or name in self.missing:
             return ABSENT
         if name not in self.space:
             self.missing.add(name)
             self.heap.guard("absent", self.base, name)
             return ABSENT
         value = self.heap.shadow(self.space[name], self.heap.sources.attr(self.base, name), name)
-        mine[name] = value
         self.snapshot[name] = value
         return value
 
@@ -168,6 +178,7 @@ class InstanceRecord(Record):
         """True if the attribute was there."""
         if self.get(name) is ABSENT:
             return False
+        self._bring(name)  # whether there is anything to take out of the object outside
         self.written[name] = None
         self.removed.add(name)
         del object.__getattribute__(self.shadow, "__dict__")[name]
@@ -180,13 +191,24 @@ class InstanceRecord(Record):
         except AttributeError:
             if name in self.written or name in self.snapshot or name in self.missing:
                 raise
+        value = self._bring_slot(name)
+        if value is ABSENT:
+            return object.__getattribute__(self.real, name)  # raises
+        object.__setattr__(self.shadow, name, value)
+        return value
+
+    def _bring_slot(self, name: str) -> Any:
+        """What the slot held when the step began, guarded; :data:`ABSENT` where it was not set."""
+        if name in self.snapshot:
+            return self.snapshot[name]
+        if name in self.missing:
+            return ABSENT
         if not is_set(self.real, name):
             self.missing.add(name)
             self.heap.guard("unset_slot", self.base, name)
+            return ABSENT
         value = object.__getattribute__(self.real, name)
-        value = self.heap.shadow(value, self.heap.sources.slot(self.base, name), name)
-        object.__setattr__(self.shadow, name, value)
-        self.snapshot[name] = value
+        value = self.snapshot[name] = self.heap.shadow(value, self.heap.sources.slot(self.base, name), name)
         return value
 
     def set_slot(self, name: str, value: Any) -> None:
@@ -198,6 +220,7 @@ class InstanceRecord(Record):
         if name not in self.written:
             self.get_slot(name)
         object.__delattr__(self.shadow, name)
+        self._bring_slot(name)  # whether there is anything to take out of the object outside
         self.written[name] = None
 
     def fill(self) -> None:
@@ -450,13 +473,17 @@ _SET_ENTRY = 16
 
 
 class CellRecord(Record):
-    """A closure cell that existed before the capture."""
+    """A closure cell that existed before the capture.
 
-    NOTES = ("read", "initial", "value")
+    Attributes:
+        emptied: the step deleted the variable without having read what it held.
+    """
+
+    NOTES = ("read", "initial", "value", "emptied")
 
     def __init__(self, heap: Heap, real: types.CellType, source: Source) -> None:
         super().__init__(heap, real, real, source)
-        self.read = False
+        self.read = self.emptied = False
         self.initial: Any = ABSENT
         self.value: Any = ABSENT
 
@@ -473,10 +500,12 @@ class CellRecord(Record):
         return self.value
 
     def set(self, value: Any) -> None:
+        self.emptied = value is ABSENT and self.initial is ABSENT
         self.read = True
         self.value = value
 
     def reset(self) -> None:
+        self.emptied = False
         self.read = self.initial is not ABSENT
         self.value = self.initial
 
@@ -510,6 +539,16 @@ class NamespaceRecord(Record):
 
     def set(self, name: str, value: Any) -> None:
         self.values[name] = value
+
+    def delete(self, name: str) -> bool:
+        """True if the name was there."""
+        if self.get(name) is ABSENT:
+            return False
+        if name not in self.snapshot:  # is there anything to take out of the namespace outside?
+            self.values.pop(name, None)
+            self.get(name)
+        self.values[name] = ABSENT
+        return True
 
     def reset(self) -> None:
         self.values = dict(self.snapshot)

@@ -51,6 +51,11 @@ class Source:
         return f"<Source {self.label}>"
 
     @property
+    def is_fixed(self) -> bool:
+        """True if the path leads to the same object at every call: a constant, or what its weak reference gives."""
+        return self.kind == "const" or (self.kind == "call" and self.parent is not None and self.parent.is_fixed)
+
+    @property
     def from_arguments(self) -> bool:
         """True if the path starts at the step's arguments: objects there are new at every call."""
         source = self

@@ -42,6 +42,8 @@ def held_by(value: Any) -> Iterable[Any]:
         return [held for held in gc.get_referents(value) if not callable(held)]
     if cls in READ_BY_C:
         return list(vars(value).values())
+    if cls is slice:
+        return (value.start, value.stop, value.step)
     return value.args if isinstance(value, BaseException) else ()
 
 

@@ -1,17 +1,20 @@
 """Weak references during a capture.
 
 A weak reference of the trace refers to a shadow. It must not call anybody back when the shadow dies after the capture,
-so one with a callback is a :class:`ShadowRef`, which only remembers the callback for the epilogue. Where the key of an
-entry that the step leaves in a dict from outside has died, the callback would have run: such a step is refused.
+so one with a callback is a :class:`ShadowRef`, which only remembers the callback for the epilogue. An object of the
+step's own that dies in the step, with such a reference to it, is to die outside: the capture stops there. Where the key
+of an entry that the step leaves in a dict from outside has died, the callback would have run: such a step is refused.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture import policy
 from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap.library import is_library
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
@@ -24,12 +27,12 @@ class ShadowRef(weakref.ref):  # type: ignore[type-arg]
 
     __slots__ = ("callback",)
 
-    def __new__(cls, target: Any, callback: Any = None) -> ShadowRef:
-        made: ShadowRef = super().__new__(cls, target)
+    def __new__(cls, target: Any, callback: Any = None, died: Callable[[Any], None] | None = None) -> ShadowRef:
+        made: ShadowRef = super().__new__(cls, target, died)
         return made
 
-    def __init__(self, target: Any, callback: Any = None) -> None:
-        super().__init__(target)  # type: ignore[call-arg]
+    def __init__(self, target: Any, callback: Any = None, died: Callable[[Any], None] | None = None) -> None:
+        super().__init__(target, died)  # type: ignore[call-arg]
         self.callback = callback
 
 
@@ -39,13 +42,22 @@ def check_keys(heap: Heap, base: Source, keys: Iterable[Any]) -> None:
         heap.refuse("SFX104", f"puts an object into {base.label} that dies in the step and calls back there")
 
 
+def calls_back(target: Any) -> bool:
+    """True if the death of an outside object runs code of the program, not just that of a weak container."""
+    callbacks = [ref.__callback__ for ref in weakref.getweakrefs(target)]
+    return any(call is not None and not is_library(getattr(call, "__module__", None) or "") for call in callbacks)
+
+
 def make(world: CallingWorld, args: tuple[Any, ...]) -> Any:
     """``weakref.ref(target, callback)`` in the step; :data:`ABSENT` where Python should raise."""
     if not args or len(args) > 2:
         return ABSENT
     if len(args) == 1 or args[1] is None:
         return world.guarded(weakref.ref, args[:1], {})
-    return world.guarded(ShadowRef, args, {})
+    if world.heap.record_of(args[0]) is not None:
+        return world.guarded(ShadowRef, args, {})
+    what = f"a {policy.describe(type(args[0]))} to which a weak reference with a callback refers"
+    return world.guarded(ShadowRef, (*args, lambda ref: world.interp.note_dropped(what)), {})
 
 
 def shadow_of(heap: Heap, real: Any, base: Source) -> Any:

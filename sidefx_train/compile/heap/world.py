@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 import sys
 import types
 import weakref
@@ -15,7 +16,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
-from sidefx_train.compile.capture import policy
+from sidefx_train.compile.capture import operators, policy
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
@@ -28,6 +29,7 @@ from sidefx_train.compile.heap.calling import CallingWorld
 from sidefx_train.compile.heap.counters import Writes
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.domains import operator_raises
+from sidefx_train.compile.heap.freezing import late_text
 from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import (
@@ -65,6 +67,7 @@ class TraceWorld(CallingWorld):
         running: objects of such kinds whose method is being interpreted.
         deferred: calls to replay after the graph, in order.
         context: context variables that the step sets and resets.
+        locks: locks that it takes and releases.
         freed: autograd nodes whose graph a backward pass has freed.
         hooked: autograd nodes of tensors on which the step registered a hook.
         replayed: how often the version of a memory is moved by views that are replayed after the graph.
@@ -80,6 +83,7 @@ class TraceWorld(CallingWorld):
         module_spaces: namespaces of modules that the program holds as dicts.
         own_spaces: dicts of the trace that executed code uses as its globals.
         defined_at: where the step is defined.
+        tagged: tensors made in the step on which it set attributes of its own, with their names.
         pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
     """
 
@@ -107,6 +111,7 @@ class TraceWorld(CallingWorld):
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
         self.context = opaque.ContextVariables(self)
+        self.locks = opaque.Locks(self)
         self.freed: set[Any] = set()
         self.hooked: set[Any] = set()
         self.replayed: dict[int, int] = {}
@@ -121,6 +126,7 @@ class TraceWorld(CallingWorld):
         self.module_spaces: dict[int, dict[str, Any]] = {}
         self.own_spaces: dict[int, dict[str, Any]] = {}
         self.class_views: dict[int, tuple[Any, type]] = {}
+        self.tagged: dict[int, tuple[torch.Tensor, dict[str, None]]] = {}
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}
         self.new_functions: dict[int, types.FunctionType] = {}
@@ -210,6 +216,12 @@ class TraceWorld(CallingWorld):
         self.heap.definitions.runs(fn)
         return True
 
+    def watched(self, value: Any) -> bool:
+        if isinstance(value, torch.Tensor):  # torch has weak references of its own to those
+            return False
+        record = self.heap.record_of(value)
+        return weakref.getweakrefcount(value) > 0 if record is None else weak.calls_back(record.real)
+
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         if id(namespace) in self.own_spaces:
             namespace[name] = value
@@ -219,11 +231,7 @@ class TraceWorld(CallingWorld):
     def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
         if id(namespace) in self.own_spaces:
             return namespace.pop(name, ABSENT) is not ABSENT
-        record = self.heap.namespace(namespace)
-        if record.get(name) is ABSENT:
-            return False
-        record.set(name, ABSENT)
-        return True
+        return self.heap.namespace(namespace).delete(name)
 
     def new_cell(self, cell: types.CellType) -> None:
         self.new_cells[id(cell)] = cell
@@ -370,6 +378,8 @@ class TraceWorld(CallingWorld):
         elif record is not None:
             self.heap.refuse("SFX104", f"sets {name!r} of {record.source.label}, which cannot be shadowed")
         else:
+            if type(obj) is compat.FakeTensor and type(field) not in _C_DESCRIPTORS:
+                self.tagged.setdefault(id(obj), (obj, {}))[1][name] = None
             object.__setattr__(obj, name, value)
 
     def _function(self, fn: types.FunctionType) -> None:
@@ -399,6 +409,8 @@ class TraceWorld(CallingWorld):
 
     def native_getattr(self, obj: Any, name: str) -> Any:
         record = self.heap.record_of(obj)
+        if name == "__dict__" and type(obj) is compat.FakeTensor:  # it is the stand-in's
+            self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
         if name == "__dict__" and not isinstance(obj, _OTHER_SPACES):
             return space_of(self.heap, obj)
         if isinstance(record, InstanceRecord):
@@ -423,9 +435,10 @@ class TraceWorld(CallingWorld):
         value = self.guarded(getattr, (obj, name), {}) if issubclass(type(obj), torch.Tensor) else getattr(obj, name)
         if isinstance(obj, types.FunctionType) and name in ("__defaults__", "__kwdefaults__"):
             values = value.values() if isinstance(value, dict) else value or ()
-            if id(obj) in self.new_functions or all(is_plain(item) for item in values):
+            held = self.heap.sources.const(obj, obj.__qualname__) if record is None else record.base
+            body_guarded = held.kind == "const" and all(is_plain(item) for item in values)
+            if id(obj) in self.new_functions or body_guarded:
                 return value
-            held = self.heap.sources.const(obj, obj.__qualname__)
             shadow = self.heap.shadow(value, self.heap.sources.slot(held, name))
             self.touch(shadow, deep=False)
             return shadow
@@ -495,13 +508,17 @@ class TraceWorld(CallingWorld):
         if name in _TEXT:
             return self._text(name, args)
         if name == "mod" and isinstance(first, str) and contains_later(args[1]):
-            return Later(percent, (first, self.freeze(args[1])))
+            return late_text(self, percent, (first, args[1]))
         if name == "is_":
             self.heap.tell_apart(*args)
-            return ABSENT
+            return natives.one_object(*args)
+        if name in ("add", "iadd") and all(type(value) is str or _is_text(value) for value in args):
+            return late_text(self, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), Later):
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
+        if name == "contains" and type(args[1]) is torch.SymBool:
+            return operators.contains(self.interp, first, natives.concrete(args[1]))
         if name == "contains" and type(args[1]) is torch.SymInt:
             found = natives.among(self, first, args[1])
             if found is not ABSENT:
@@ -525,7 +542,7 @@ class TraceWorld(CallingWorld):
                 self.touch(value)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
-            if operator_raises(self, name, args):
+            if operator_raises(self, name, args) or (name in _COMPARES and any(type(v) is torch.SymBool for v in args)):
                 args = natives.concrete_within(args)
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
                 return self._run(natives.OPERATORS[name], args, {})
@@ -561,8 +578,8 @@ class TraceWorld(CallingWorld):
                 )
             return ABSENT
         if name == "build_string":
-            return Later(join_text, (self.freeze(tuple(args[0])),))
-        return Later(_TEXT[name], tuple(self.freeze(value) for value in args))
+            return late_text(self, join_text, (tuple(args[0]),))
+        return late_text(self, _TEXT[name], args)
 
 
 def _decides(value: Any) -> bool:
@@ -584,6 +601,14 @@ _SHOWN_TYPES: dict[type, type] = {
     Later: str,
 }
 _WITHOUT_ORDER = frozenset({"contains", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "isub"})
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is Later and value.fn in _MAKES_TEXT
+
+
+_COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
+"""Operators that torch's symbolic truth values have not, or not with Python's own."""
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _TRACED = frozenset({compat.FakeTensor, *NUMBERS})
 _TEXT: dict[str, Callable[..., Any]] = {
@@ -593,3 +618,4 @@ _TEXT: dict[str, Callable[..., Any]] = {
     "ascii": ascii,
     "build_string": join_text,
 }
+_MAKES_TEXT = frozenset({*_TEXT.values(), percent, join_text, operator.add})

@@ -82,7 +82,9 @@ class Rebuilder(TensorRebuilder):
         if isinstance(value, TraceKey):
             return self.expression(value.value)
         if isinstance(value, torch.Tensor):
-            return self._with_gradient(value, self._remember(value, self.tensor(value)))
+            made = self._remember(value, self._marked(value, self.tensor(value)))
+            self._tag(value, made)
+            return self._with_gradient(value, made)
         if isinstance(value, NUMBERS):
             return self._number(value)
         if isinstance(value, TensorMoment):
@@ -137,10 +139,26 @@ class Rebuilder(TensorRebuilder):
         node = moment.node
         if len(self.world.writes.to(moment.fake)) != moment.writes:
             held = self.output(self.world.tracer.clone_after(moment.fake, node, moment.after))
-            if self.world.type_of(moment.fake) is torch.nn.Parameter:
-                return f"{self.writer.constant(torch.nn.Parameter)}({held}, {moment.fake.requires_grad})"
+            if isinstance(moment.fake, (torch.nn.Parameter, torch.nn.Buffer)):
+                return self._marked(moment.fake, held)
             return self._with_autograd(moment.fake, held)
         return self.expression(moment.fake)
+
+    def _marked(self, value: torch.Tensor, expression: str) -> str:
+        """A tensor as the parameter or buffer that the step made of it."""
+        if isinstance(value, torch.nn.Parameter):
+            return f"{self.writer.constant(torch.nn.Parameter, 'Parameter')}({expression}, {value.requires_grad})"
+        if isinstance(value, torch.nn.Buffer):
+            persistent = getattr(value, "persistent", True)
+            return f"{self.writer.constant(torch.nn.Buffer, 'Buffer')}({expression}, persistent={persistent})"
+        return expression
+
+    def _tag(self, value: torch.Tensor, expression: str) -> None:
+        """Gives a tensor the attributes of the user's own that the step gave it."""
+        _, names = self.world.tagged.get(id(value), (value, {}))
+        for name in names:
+            if name in vars(value):  # not deleted again
+                self.lines.append(f"{expression}.{name} = {self.expression(vars(value)[name])}")
 
     def _later(self, value: Later) -> str:
         return self.call(value.fn, value.args, value.kwargs)

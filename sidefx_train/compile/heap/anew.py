@@ -1,0 +1,52 @@
+"""Outside objects that are known by what they are made of, because a program makes them anew for every call.
+
+Functions, partials and weak references stand for themselves in a capture, so they are told by identity. What a step
+made before a break, or is given, is another object at every call: a closure over the step's own variables, the
+``lambda`` of an argument. Such a function is its code, its globals and what its cells hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING
+
+from sidefx_train.compile.heap.records import Attributes, InstanceRecord, Record
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.heap import Heap
+    from sidefx_train.compile.heap.source import Source
+
+
+def is_made_anew(heap: Heap, real: object, source: Source) -> bool:
+    """True if the object under a path is to be expected to be another at the next call."""
+    if source.kind == "const":
+        return False
+    if source.label in heap.moving:
+        return True
+    own = type(real) is not types.FunctionType or "<locals>" in real.__qualname__
+    return heap.in_part and source.from_arguments and own
+
+
+def replaced_alike(old: object, new: object) -> bool:
+    """True if one object took the place of another that is made the same way."""
+    if type(old) is types.FunctionType and type(new) is types.FunctionType:
+        return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
+    return type(old) is functools.partial and type(new) is functools.partial
+
+
+def function(heap: Heap, real: types.FunctionType, source: Source) -> Record:
+    """The record of a function that stands for itself: whatever it refers to is reached by its path."""
+    sources = heap.sources
+    heap.guard("type", source, types.FunctionType)
+    for name in ("__code__", "__globals__"):
+        heap.guard("is", sources.slot(source, name), getattr(real, name))
+    record = Record(heap, real, real, source, source)
+    record.instance = InstanceRecord(heap, real, Attributes(), source, source)
+    heap.register(record)  # before its cells, which may hold it
+    for name in ("__defaults__", "__kwdefaults__"):
+        heap.shadow(getattr(real, name), sources.slot(source, name))
+    closure = sources.slot(source, "__closure__")
+    for index, cell in enumerate(real.__closure__ or ()):
+        heap.shadow(cell, sources.item(closure, index, f"{source.label}.{real.__code__.co_freevars[index]}"))
+    return record

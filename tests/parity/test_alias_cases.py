@@ -380,6 +380,31 @@ PROGRAMS = {
         "a = x * 2; b = a[1:]; b.resize_as_(y); b.add_(1); return a, b",
         "attempt('outs[1].add_(1)', 'eval', outs, {})",
     ),
+    "a view that leaves, made between two uses": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x[::2]; c = x.unsqueeze(0); b = a.T.relu(); d = torch.where(a[0] > 0, a[0], x); d.t_(); return b, c, d, b",
+        "",
+    ),
+    "two views that leave, and uses before, between and after": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x * 1.1; b = x.t(); c = x / 3 + x * 0.7; d = x.view(-1); return a + c * x.cos() + x.exp(), b, d",
+        "",
+    ),
+    "two results made by turns of one argument": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x * 1.1; b = x / 3; c = x.exp(); d = x.sin(); return a + c, b * d",
+        "",
+    ),
+    "results, and a view, made by turns of a result": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "y = x * 0.9; a = y * 1.1; b = y / 3; v = y[0]; c = y.exp(); d = y.sin(); return y, a + c, b * d, v",
+        "",
+    ),
+    "an argument that is updated after a view and two results were made of it": (
+        f"w = {_WHOLE}.requires_grad_(); x = {_WHOLE}.cos().requires_grad_() * 1.5",
+        "a = x * 1.1; b = x / 3; c = x * w; d = x * 0.7; x.mul_(w); return a + c, b * d, x",
+        "",
+    ),
     "what no kernel knows, and nothing reads": (
         f"x = {_WHOLE}",
         "a = x[::2]; b = torch.view_as_complex(a.reshape(-1, 2)); a.zero_(); b.relu(); return a, b",

@@ -10,7 +10,8 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable
-from sidefx_train.compile.joint.trace import JointGraph, Place, Stage
+from sidefx_train.compile.joint.trace import JointGraph, Stage
+from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.autograd import passing
 from sidefx_train.compile.residual.views import replay
 from sidefx_train.errors import SideFXError
@@ -86,6 +87,9 @@ def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 _before = passing("Before", compat.alias_unseen)
 """A tensor as autograd knows it before it is updated."""
 
+_detour = passing("Detour", compat.alias_unseen)
+"""A tensor by way of a node of its own: what comes that way is added to its gradient when that node's turn has come."""
+
 
 def _once(grads: list[Any]) -> list[Any]:
     """Gradients made with ``create_graph``: whatever they are used for, they must not pass for constants."""
@@ -115,6 +119,9 @@ class Joined:
         self.graph = graph
         self.forward = forward.run
         self.parts = [_Backward(stage, done.run) for stage, done in zip(graph.stages, backwards, strict=True)]
+        self.detours: dict[Point, list[int]] = {}
+        for i, (_, before) in enumerate(graph.detours):
+            self.detours.setdefault(before, []).append(i)
 
     def run(self, args: list[Any]) -> list[Any]:
         """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
@@ -131,14 +138,20 @@ class Joined:
         for i in graph.apart:
             results[i] = compat.alias_unseen(results[i])
         views: dict[int, torch.Tensor] = {}
+        detours: dict[int, torch.Tensor] = {}
+        made_by: dict[str, Any] = {"input": taken, "result": results, "view": views, "detour": detours}
 
         def at(place: Place) -> Any:
-            kind, i = place
-            return (taken if kind == "input" else results if kind == "result" else views)[i]
+            return made_by[place[0]][place[1]]
+
+        def make_detours(before: Point) -> None:
+            for i in self.detours.get(before, ()):
+                detours[i] = _detour(at(graph.detours[i][0]))
 
         def make_views(stage: int) -> None:
             for i, view in enumerate(graph.views):
                 if graph.ready[i] == stage:
+                    make_detours(("view", i))
                     numbers, path = tuple(results[j] for j in view.numbers), view.path
                     views[i] = replay(
                         at(view.base), path.ops, path.grad, numbers, path.version, path.apart, path.creation
@@ -147,6 +160,7 @@ class Joined:
         with torch.enable_grad():  # what autograd did not see in the step is not in the backward
             for number, part in enumerate(self.parts):
                 make_views(number)
+                make_detours(("stage", number))
                 made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
                 for i, tensor in zip(part.stage.results, made, strict=True):
                     results[i] = self._updated(tensor, given[i], taken, number) if i in given else tensor
@@ -156,8 +170,9 @@ class Joined:
     def _updated(self, value: torch.Tensor, position: int, taken: list[Any], stage: int) -> torch.Tensor:
         """The input at ``position`` with the history of its new value; what comes later may need the one it had."""
         tensor = taken[position]
-        later = (part.stage.entrances for part in self.parts[stage + 1 :])
-        if tensor.requires_grad and any(("input", position) in entrances for entrances in later):
+        later = {place for part in self.parts[stage + 1 :] for place in part.stage.entrances}
+        later |= {self.graph.detours[i][0] for kind, i in later if kind == "detour"}
+        if tensor.requires_grad and ("input", position) in later:
             taken[position] = _before(tensor)
         counted = tensor._version
         _Update.apply(tensor, value)

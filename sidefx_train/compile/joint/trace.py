@@ -17,7 +17,8 @@ from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
-from sidefx_train.compile.joint.contributions import Uses, contributions, first_use, one_by_one
+from sidefx_train.compile.joint.contributions import Uses, contributions
+from sidefx_train.compile.joint.turns import Place, Point, in_turn, times
 from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, own_counter, storage_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Origin = tuple[Literal["input", "result", "tangent"], int]
-Place = tuple[Literal["input", "result", "view"], int]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Stage:
         backward: takes what it needs and the tangents; its results are gradients.
         results: what it is the backward of, by position among the results of the forward; one tangent each.
         feeds: where each input of the backward comes from.
-        entrances: what gets the gradients, one per result of the backward: inputs, results of earlier stages, views.
+        entrances: what gets the gradients, one per result of the backward: inputs, results of earlier stages, views,
+            detours.
         depends: for each of them, the tangents that its gradient is made of.
         any_layout: tangents are taken as they come: eager adds up their elements in the order of their memory.
     """
@@ -67,6 +68,8 @@ class JointGraph:
         updates: (result, input) of what is the new value of an input, in its memory.
         views: views that leave and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
+        detours: (what gets the gradient, made right before which stage or view), in order: nodes that hand gradients on
+            which the engine would add too early if they came from their stage.
     """
 
     forward: TracedGraph
@@ -77,6 +80,7 @@ class JointGraph:
     updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
+    detours: tuple[tuple[Place, Point], ...]
 
     @property
     def graphs(self) -> tuple[TracedGraph, ...]:
@@ -105,7 +109,7 @@ class _RecordedStage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All of the backward, with ``updates``, ``views`` and ``ready`` of the joint graph to be.
+    """All of the backward, with ``updates``, ``views``, ``ready`` and ``detours`` of the joint graph to be.
 
     Operations run one by one where it was recorded ``in_order``.
     """
@@ -114,6 +118,7 @@ class Recorded:
     updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
+    detours: tuple[tuple[Place, Point], ...]
     in_order: bool
 
 
@@ -169,43 +174,16 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     if changed:
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)
-    if in_order:
-        recorded = [_apart(*pair) for pair in zip(recorded, uses, strict=True)]
     edges_of: dict[Place, tuple[Any, int]] = {
         ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
     }
     edges_of |= {place: edge_of(fake) for place, fake in fakes.items()}
-    made = _times(views, edges_of, ready, uses)
-    return Recorded(tuple(recorded), tuple(updates.items()), views, made, in_order)
-
-
-def _apart(stage: _RecordedStage, uses: dict[Place, Uses]) -> _RecordedStage:
-    """A stage that hands gradients over use by use: others may be added to them outside."""
-    grads: list[tuple[Place, torch.Tensor]] = []
-    for place, grad in stage.grads:
-        parts = uses[place].grads
-        grads += [(place, part) for part in (parts if one_by_one(parts, grad) else [grad])]
-    return replace(stage, grads=tuple(grads))
-
-
-def _times(
-    views: tuple[LiveView, ...],
-    edges: dict[Place, tuple[Any, int]],
-    ready: dict[Place, int],
-    uses: list[dict[Place, Uses]],
-) -> tuple[int, ...]:
-    """The stage before which each view is made: the engine goes back first through what was made last."""
-    needed: dict[Place, int] = {}
-    for stage in reversed(range(len(uses))):
-        needed |= dict.fromkeys(uses[stage], stage)
-    times: list[int] = []
-    for i, view in reversed(list(enumerate(views))):
-        stages = range(ready["view", i], needed.get(("view", i), len(uses)))
-        made = first_use(view.value, edges[view.base]) if view.base in edges else -1
-        later = (k for k in stages if view.base in uses[k] and uses[k][view.base].last > made)
-        times.append(next(later, stages.stop))
-        needed[view.base] = min(needed.get(view.base, len(uses)), times[-1])
-    return tuple(reversed(times))
+    made = times(views, edges_of, ready, uses)
+    detours: tuple[tuple[Place, Point], ...] = ()
+    if in_order:
+        handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
+        recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
+    return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, in_order)
 
 
 def _unconnected(results: list[tuple[Place, torch.Tensor]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
@@ -386,7 +364,15 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     ]
     traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
     return JointGraph(
-        traced, tuple(stages), len(outputs), tuple(aliases), apart, recorded.updates, recorded.views, recorded.ready
+        traced,
+        tuple(stages),
+        len(outputs),
+        tuple(aliases),
+        apart,
+        recorded.updates,
+        recorded.views,
+        recorded.ready,
+        recorded.detours,
     )
 
 

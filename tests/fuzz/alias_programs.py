@@ -77,7 +77,7 @@ RARE = (
     "{0}.detach_()",
     "{0}.resize_({0}.numel() // 2)",
     "{0}.resize_(5, 4).fill_(1.5)",
-    "{0}.resize_as_({1})",
+    "{0}.resize_as_({1}) if {0}.is_contiguous() and {1}.numel() <= {0}.numel() else {0}.resize_as_({1}).fill_(1.5)",
     "{0}.set_({1})",
     "{0}.data = {1}",
     "{0}.data = {1}.clone()",

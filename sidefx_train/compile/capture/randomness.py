@@ -14,6 +14,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import CALLED, NO_GRAD, UNSEEN
+from sidefx_train.compile.capture.counting import count_lists
 from sidefx_train.compile.capture.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.kernels import check_kernel
 from sidefx_train.compile.capture.overlap import check_overlap
@@ -121,6 +122,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
         check_kernel(func, args, kwargs or {})
         made = super().__torch_dispatch__(func, types, args, kwargs or {})
         self._lay_out(func, args, kwargs or {}, made)
+        count_lists(func, args)
         if not torch.is_grad_enabled():
             mode = "inference" if torch.is_inference_mode_enabled() else "no_grad"
             if func.is_view or torch.Tag.inplace_view in func.tags:

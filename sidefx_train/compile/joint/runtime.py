@@ -39,7 +39,8 @@ class _CapturedPart(torch.autograd.Function):
         with torch.no_grad():
             fixed = not part.stage.any_layout
             given += [layout.fit(tangent, fixed) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
-            grads = list(part.run(given))
+            run = part.cast if part.cast is not None and compat.autocast_enabled() else part.run
+            grads = list(run(given))
         for i, made_of in enumerate(part.stage.depends):
             if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
                 grads[i] = None
@@ -100,10 +101,17 @@ def _once(grads: list[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Backward:
-    """A part of the backward, compiled; the list it is given may be emptied."""
+    """A part of the backward, compiled; the list it is given may be emptied.
+
+    Attributes:
+        stage: what it is.
+        run: the compiled graph.
+        cast: the graph under the autocast of the caller, for where one is on; without it, what was compiled runs then.
+    """
 
     stage: Stage
     run: Callable[[list[Any]], Sequence[Any]]
+    cast: Callable[[list[Any]], Sequence[Any]] | None
 
 
 class Joined:
@@ -113,12 +121,20 @@ class Joined:
         graph: how they belong together.
         forward: the compiled forward.
         backwards: the compiled backward, stage by stage.
+        casting: the same, to be called under autocast.
     """
 
-    def __init__(self, graph: JointGraph, forward: Executable, backwards: list[Executable]) -> None:
+    def __init__(
+        self,
+        graph: JointGraph,
+        forward: Executable,
+        backwards: list[Executable],
+        casting: Sequence[Callable[[list[Any]], Any] | None],
+    ) -> None:
         self.graph = graph
         self.forward = forward.run
-        self.parts = [_Backward(stage, done.run) for stage, done in zip(graph.stages, backwards, strict=True)]
+        compiled = [done.run for done in backwards]
+        self.parts = [_Backward(*each) for each in zip(graph.stages, compiled, casting, strict=True)]
         self.detours: dict[Point, list[int]] = {}
         for i, (_, before) in enumerate(graph.detours):
             self.detours.setdefault(before, []).append(i)
@@ -128,6 +144,7 @@ class Joined:
         graph, taken = self.graph, list(args)
         with torch.no_grad():
             results = list(self.forward(args))
+            results += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in graph.hidden]
         given = dict(graph.updates)
         for part in self.parts:
             for i in part.stage.results:
@@ -157,12 +174,22 @@ class Joined:
                         at(view.base), path.ops, path.grad, numbers, path.version, path.apart, path.creation
                     )
 
+        final = [(place, at(place)._version + count) for place, count in graph.turned]
+
+        def apply(part: _Backward) -> Any:
+            moved = [(at(place), version, at(place)._version) for place, version in final]
+            for tensor, version, _ in moved:
+                compat.set_version(tensor, version)
+            made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
+            for tensor, _, version in moved:
+                compat.set_version(tensor, version)
+            return made
+
         with torch.enable_grad():  # what autograd did not see in the step is not in the backward
             for number, part in enumerate(self.parts):
                 make_views(number)
                 make_detours(("stage", number))
-                made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
-                for i, tensor in zip(part.stage.results, made, strict=True):
+                for i, tensor in zip(part.stage.results, apply(part), strict=True):
                     results[i] = self._updated(tensor, given[i], taken, number) if i in given else tensor
             make_views(len(self.parts))
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
@@ -197,9 +224,14 @@ class _Layout:
         return made.zero_() if tangent is None else made.copy_(tangent)
 
 
-def join(graph: JointGraph, forward: Executable, backwards: list[Executable]) -> Executable:
+def join(
+    graph: JointGraph,
+    forward: Executable,
+    backwards: list[Executable],
+    casting: Sequence[Callable[[list[Any]], Any] | None],
+) -> Executable:
     """One executable of all."""
-    joined = Joined(graph, forward, backwards)
+    joined = Joined(graph, forward, backwards, casting)
     sources, seconds = dict(forward.sources), dict(forward.seconds)
     for number, backward in enumerate(backwards):
         name = f"backward {number}" if number else "backward"

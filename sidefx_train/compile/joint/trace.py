@@ -18,6 +18,7 @@ from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.contributions import Uses, contributions
+from sidefx_train.compile.joint.shared import Hidden, shared_values
 from sidefx_train.compile.joint.turns import Place, Point, in_turn, times
 from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, own_counter, storage_of
 
@@ -70,6 +71,10 @@ class JointGraph:
         ready: for each of them, the stage before which it is made.
         detours: (what gets the gradient, made right before which stage or view), in order: nodes that hand gradients on
             which the engine would add too early if they came from their stage.
+        turned: (input or result, how often): version counters that the views will move, as ``squeeze_`` does; what the
+            backward needs is saved as of after that.
+        hidden: shape, type and device of values that do not leave, at which the backward is cut: results behind all
+            that the forward returns.
     """
 
     forward: TracedGraph
@@ -81,6 +86,8 @@ class JointGraph:
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
     detours: tuple[tuple[Place, Point], ...]
+    turned: tuple[tuple[Place, int], ...]
+    hidden: tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]
 
     @property
     def graphs(self) -> tuple[TracedGraph, ...]:
@@ -93,14 +100,14 @@ class _RecordedStage:
     """A backward that has been recorded behind the forward.
 
     Attributes:
-        results: positions of outputs that need autograd.
+        results: what it is the backward of.
         tangents: inputs of the backward, one for each.
         begin: the last node before it.
         end: its last node.
         grads: (what it belongs to, gradient).
     """
 
-    results: tuple[int, ...]
+    results: tuple[Place, ...]
     tangents: tuple[torch.Tensor, ...]
     begin: fx.Node
     end: fx.Node
@@ -109,7 +116,7 @@ class _RecordedStage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All of the backward, with ``updates``, ``views``, ``ready`` and ``detours`` of the joint graph to be.
+    """All of the backward, with ``updates``, ``views``, ``ready``, ``detours`` and ``hidden`` of the joint graph to be.
 
     Operations run one by one where it was recorded ``in_order``.
     """
@@ -119,6 +126,7 @@ class Recorded:
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
     detours: tuple[tuple[Place, Point], ...]
+    hidden: tuple[torch.Tensor, ...]
     in_order: bool
 
 
@@ -136,7 +144,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     metadata, differentiable = residual.metadata, residual.differentiable
     updates, views = residual.updates, residual.views
     tracer = world.tracer
-    fakes: dict[Place, torch.Tensor] = {("result", i): differentiable[i] for i in metadata.tangents}
+    fakes: dict[Place, Any] = {("result", i): differentiable[i] for i in metadata.tangents}
     _check_separate(world, [fake for i, fake in differentiable.items() if i not in updates])
     tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
     inputs = _inputs(world, metadata.inputs)
@@ -145,30 +153,43 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     recorded: list[_RecordedStage] = []
     uses: list[dict[Place, Uses]] = []
     fakes |= {("view", i): view.value for i, view in enumerate(views)}
-    levels, ready = _levels(fakes, {(edge.node, edge.output_nr) for _, edge in inputs})
+    values = list(fakes.values())
+    ends = {(edge.node, edge.output_nr) for _, edge in inputs}
+    levels, ready = _levels(fakes, ends)
+    hidden: list[torch.Tensor] = []
+    if in_order:
+        met = shared_values(levels, fakes.__getitem__, ends | {edge_of(fake) for fake in fakes.values()})
+        with compat.no_recording(), torch.no_grad():
+            empty = [each.empty() for each in met]
+        hidden = [like for like in empty if like is not None] if all(like is not None for like in empty) else []
+        if hidden:
+            fakes |= {("hidden", i): each for i, each in enumerate(met)}
+            tangents |= {("hidden", i): tracer.add_tangent(like, len(tangents) + i) for i, like in enumerate(hidden)}
+            levels, ready = _levels(fakes, ends)
     for results, earlier in levels:
         entrances: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
-        entrances += [(place, get_gradient_edge(fakes[place])) for place in earlier]
+        entrances += [(place, _edge(fakes[place])) for place in earlier]
         begin = tracer.last_node()
         roots, given = [fakes[place] for place in results], tuple(tangents[place] for place in results)
         try:
             with (
                 torch.enable_grad(),
+                compat.autocast_off(),
                 _without_hooks(world),
-                _without_gradients(list(fakes.values())),
+                _without_gradients(values),
                 _stopping_at([edge for _, edge in entrances]),
                 contributions(roots, [edge for _, edge in entrances]) as parts,
             ):
                 edges = [edge for _, edge in entrances]
-                found = torch.autograd.grad(roots, edges, given, retain_graph=True, allow_unused=True) if edges else ()
+                asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
+                found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
         except RuntimeError as error:
             first = str(error).splitlines()[0]
             world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
         grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
         if not grads:
             world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
-        positions = tuple(position for _, position in results)
-        recorded.append(_RecordedStage(positions, given, begin, tracer.last_node(), tuple(grads)))
+        recorded.append(_RecordedStage(results, given, begin, tracer.last_node(), tuple(grads)))
         uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
     changed = before.diff(observe(world))
     if changed:
@@ -183,10 +204,14 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     if in_order:
         handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
         recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
-    return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, in_order)
+    return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
 
 
-def _unconnected(results: list[tuple[Place, torch.Tensor]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
+def _edge(value: torch.Tensor | Hidden) -> Any:
+    return value.edge if isinstance(value, Hidden) else get_gradient_edge(value)
+
+
+def _unconnected(results: list[tuple[Place, Any]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
     """Results by the autograd graphs they have in common, up to ``ends``, in the order in which those were begun."""
     groups: list[tuple[list[Place], set[Any], int]] = []
     for place, fake in results:
@@ -209,7 +234,7 @@ def _unconnected(results: list[tuple[Place, torch.Tensor]], ends: set[tuple[Any,
 
 
 def _levels(
-    fakes: dict[Place, torch.Tensor], inputs: set[tuple[Any, int]]
+    fakes: dict[Place, Any], inputs: set[tuple[Any, int]]
 ) -> tuple[list[tuple[tuple[Place, ...], tuple[Place, ...]]], dict[Place, int]]:
     """Results, level by level, each with what leaves too and they were computed from; and the level of each view."""
     place_of = {edge_of(fake): place for place, fake in fakes.items()}
@@ -349,6 +374,8 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     stages = [
         cutter.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
     ]
+    returned = len(cutter.results)
+    stages = [_placed(stage, each, returned) for stage, each in zip(stages, recorded.stages, strict=True)]
     forward = _graph(tracer, cutter.inputs, list(before), cutter.results)
     storages = [
         storage_of(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
@@ -372,8 +399,32 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         recorded.updates,
         recorded.views,
         recorded.ready,
-        recorded.detours,
+        tuple((_place(place, returned), before) for place, before in recorded.detours),
+        _turned(world, cutter, len(outputs)),
+        tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
     )
+
+
+def _placed(stage: Stage, recorded: _RecordedStage, returned: int) -> Stage:
+    """The stage with hidden values in their places, behind the ``returned`` results of the forward."""
+    results = tuple(_place(place, returned)[1] for place in recorded.results)
+    return replace(stage, results=results, entrances=tuple(_place(place, returned) for place in stage.entrances))
+
+
+def _place(place: Place, returned: int) -> Place:
+    kind, i = place
+    return ("result", returned + i) if kind == "hidden" else place
+
+
+def _turned(world: TraceWorld, cutter: _Cutter, outputs: int) -> tuple[tuple[Place, int], ...]:
+    """What holds the memory whose version counter the replay of views moves, and by how much."""
+    holders: dict[int, Place] = {}
+    for kind, nodes in (("result", cutter.results[:outputs]), ("input", cutter.inputs)):
+        for i, node in enumerate(nodes):
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and own_counter(node) is None:
+                holders.setdefault(storage_of(value), (kind, i))  # type: ignore[arg-type]
+    return tuple((holders[storage], count) for storage, count in world.replayed.items() if count and storage in holders)
 
 
 class _Cutter:
@@ -392,7 +443,7 @@ class _Cutter:
         self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def stage(self, recorded: _RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
-        """The backward that was recorded as the nodes ``among``."""
+        """The backward that was recorded as the nodes ``among``; what it is the backward of is not in it yet."""
         tracer = self.tracer
         tangents = [tracer.node_of(tangent) for tangent in recorded.tangents]
         grads = [tracer.node_of(grad) for _, grad in recorded.grads]
@@ -417,7 +468,7 @@ class _Cutter:
         backward = _graph(tracer, [*crossing, *tangents], [*constants, *wanted], grads)
         return Stage(
             TracedGraph(backward, tuple(taken), tracer.fake_mode, _draws(wanted), gradients=True),
-            recorded.results,
+            (),
             tuple(feeds),
             tuple(entrance for entrance, _ in recorded.grads),
             _dependence(wanted, tangents, grads),

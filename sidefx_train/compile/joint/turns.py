@@ -10,8 +10,8 @@ import torch
 from sidefx_train.compile.joint.contributions import Uses, first_use, one_by_one
 from sidefx_train.compile.residual.views import LiveView
 
-Place = tuple[Literal["input", "result", "view", "detour"], int]
-"""What a gradient goes to."""
+Place = tuple[Literal["input", "result", "view", "detour", "hidden"], int]
+"""What a gradient goes to; hidden are values that do not leave."""
 
 Point = tuple[Literal["stage", "view"], int]
 """What is made outside, as a node of autograd."""

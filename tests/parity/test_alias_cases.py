@@ -510,6 +510,17 @@ PROGRAMS = {
         "y.masked_fill_(y > 0, -1.0); return x * 2, a",
         "",
     ),
+    "a view of what was turned before and after, beside another that leaves": (
+        f"x = {_WHOLE}",
+        "a = torch.where(x > 0, x, x); a.transpose_(0, -1); b = a.diagonal().clone().detach(); c = a.swapaxes(0, -1); "
+        "a.transpose_(0, -1); d = x.unsafe_split(2)[0]; return d, c, b",
+        "attempt('outs[1].add_(1)', 'eval', outs, {})",
+    ),
+    "a negative view that was written through a part": (
+        f"x = {_WHOLE}",
+        "a = torch._neg_view(torch.stack([x, x])); a[0] = 3; return a,",
+        "attempt('outs[0].unsafe_split(2)[0]', 'eval', outs, {})",
+    ),
     "what no kernel knows, and nothing reads": (
         f"x = {_WHOLE}",
         "a = x[::2]; b = torch.view_as_complex(a.reshape(-1, 2)); a.zero_(); b.relu(); return a, b",

@@ -370,6 +370,9 @@ class Retracer:
                 value = value.value
             elif isinstance(value, torch.Tensor):
                 made = compat.from_functional(value)
+                if (made.is_neg(), made.is_conj()) != _bits(node.meta.get("val")):  # in the memory of another one
+                    value = aten.clone.default(value)
+                    made = compat.from_functional(value)
                 value = layouts.like_captured(value, tuple(made.stride()), node.meta.get("val"))
             plain = compat.from_functional(value)
             results[node] = len(outputs)
@@ -451,6 +454,11 @@ class Retracer:
 
 def _symbolic(args: tuple[Any, ...]) -> bool:
     return any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in args)
+
+
+def _bits(value: Any) -> tuple[bool, bool]:
+    """Whether a tensor is negative and conjugate where it is in memory."""
+    return (value.is_neg(), value.is_conj()) if isinstance(value, torch.Tensor) else (False, False)
 
 
 def _with_bits(value: Any, made: torch.Tensor) -> Any:

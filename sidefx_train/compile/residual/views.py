@@ -330,7 +330,8 @@ class Views:
         if path.grad and not self._plain_history(value, path.base):
             return None
         numbers = tuple(node.meta["val"] for node in path.numbers)
-        base = path.base.meta["val"] if isinstance(path.base, fx.Node) else path.base
+        # One that nothing but views refers to is turned by what is replayed; what the graph says of it stays as it is.
+        base = compat.fake_snapshot(path.base.meta["val"]) if isinstance(path.base, fx.Node) else path.base
         version = base._version
         try:
             with compat.no_recording():

@@ -478,6 +478,11 @@ PROGRAMS = {
         "torch._foreach_add_([x, y], 1); torch._foreach_mul_([y, x], [x[:2], x]); return x * 2, y",
         "attempt('outs[1].add_(1)', 'eval', outs, {})",
     ),
+    "a list that holds a view of a non-leaf twice, written": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5",
+        "a = x.view_as(x); torch._foreach_add_([a, a], 1); return a,",
+        "",
+    ),
     "a list of tensors that the backward needs, written": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = x.relu(); b = a.exp(); torch._foreach_add_([b], [a]); return a, b",

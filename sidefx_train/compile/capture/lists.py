@@ -26,7 +26,7 @@ def count_lists(func: Any, args: tuple[Any, ...]) -> None:
 def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
     """Calls, one for each tensor, where tensors share memory: the order of the writes is to be seen then.
 
-    Each is an operation and its arguments. ``None`` if nothing is shared, or where that is not what a kernel does.
+    Each is an operation and its arguments. ``None`` if nothing is shared, or where that is not what eager does.
     """
     if not _writes_lists(func):
         return None
@@ -36,6 +36,8 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     memory = [t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided and t.device.type == "cpu"]
     if name not in _ALIKE or len(memory) < len(tensors) or len(set(memory)) == len(memory):
         return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in args[0]):
+        return None  # autograd gives each a new history after all have been written
     calls = []
     for i in range(len(args[0])):
         item = [arg[i] if isinstance(arg, (list, tuple)) else arg for arg in args]

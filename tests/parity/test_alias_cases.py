@@ -478,6 +478,11 @@ PROGRAMS = {
         "torch._foreach_add_([x, y], 1); torch._foreach_mul_([y, x], [x[:2], x]); return x * 2, y",
         "attempt('outs[1].add_(1)', 'eval', outs, {})",
     ),
+    "a view of a part that the step made a leaf": (
+        f"x = {_WHOLE}",
+        "a = x.unsafe_split(2)[0]; a.requires_grad_(); b = a.t(); c = b.relu(); return b, c, c[0]",
+        "",
+    ),
     "a list that holds a view of a non-leaf twice, written": (
         f"x = {_WHOLE}.requires_grad_() * 1.5",
         "a = x.view_as(x); torch._foreach_add_([a, a], 1); return a,",

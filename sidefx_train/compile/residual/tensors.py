@@ -235,7 +235,11 @@ class TensorRebuilder(ABC):
         elif isinstance(base, torch.Tensor) and (record := self.world.heap.record_of(base)) is not None:
             place = ("input", next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real))
         else:
-            place = ("result", self._index[base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)])
+            made_by = base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)
+            if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)
+                reason = "a tensor leaves the step whose backward goes to a leaf that was made in it (requires_grad_)"
+                self.world.heap.refuse("SFX107", reason)
+            place = ("result", self._index[made_by])
         for node in path.numbers:
             self.output(node)
         self.live.append(LiveView(value, place, path, tuple(self._index[node] for node in path.numbers)))

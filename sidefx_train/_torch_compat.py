@@ -17,7 +17,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -228,6 +228,19 @@ def set_strides(fake: torch.Tensor, strides: tuple[int, ...]) -> None:
     """Gives a new stand-in other strides; nobody has seen it."""
     with below_autograd(), no_recording():
         torch.ops.aten.as_strided_.default(fake, fake.shape, strides)
+
+
+def output_of(node: Any, number: int) -> tuple[tuple[Any, ...], torch.dtype, torch.device]:
+    """Shape, type and device of what a node of the autograd graph has made."""
+    made = node._input_metadata[number]
+    return tuple(made.shape), made.dtype, made.device
+
+
+def set_memory(fake: torch.Tensor, other: torch.Tensor) -> None:
+    """Puts a new stand-in where another begins in memory; nobody has seen it."""
+    place = (other.untyped_storage(), other.storage_offset(), fake.shape, fake.stride())
+    with below_autograd(), no_recording():
+        torch.ops.aten.set_.source_Storage_storage_offset(fake, *place)
 
 
 def data_dependent_errors() -> tuple[type[BaseException], ...]:
@@ -707,6 +720,22 @@ def training_kernels() -> Iterator[None]:
     """Grad mode is on, as kernels that save for backward want it, and yet autograd records nothing."""
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         yield
+
+
+def autocast_off() -> AbstractContextManager[Any]:
+    """Autocast is off inside, for all devices, whatever it was."""
+    return torch._C._DisableAutocast()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """What autocast makes of weights inside is not kept for what comes after."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def without_autocast(function: Any, *args: Any) -> Any:

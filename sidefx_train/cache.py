@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sidefx_train.errors import SideFXWarning
@@ -28,6 +30,8 @@ from sidefx_train.errors import SideFXWarning
 _FORMAT = "sidefx_train cache 1"
 _RECORD, _LIBRARY = ".sfx", ".so"
 _DEFAULT_LIMIT_MB = 2048
+_used_here: set[str] = set()
+"""Names of libraries that this process has built or asked for."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,14 @@ def add_library(built: Path) -> str | None:
     """Takes a shared library in under the hash of its bytes, which is returned; ``None`` if that is not possible."""
     content = built.read_bytes()
     name = _digest(content)
+    _used_here.add(name)
     return name if _write(library_path(name), content) else None
 
 
 def library(name: str) -> Path | None:
     """The library of this name, if it is there and its bytes are the ones the name was made from."""
     path = library_path(name)
+    _used_here.add(name)
     try:
         with path.open("rb") as file:
             _check_owner(file.fileno())
@@ -127,6 +133,21 @@ def library(name: str) -> Path | None:
         return None
     _touch(path)
     return path
+
+
+def load_module(name: str, path: Path) -> ModuleType | None:
+    """The extension module in a library; ``None`` if another process has removed the file meanwhile."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        return None
+    try:
+        module = importlib.util.module_from_spec(spec)
+    except ImportError:
+        if path.exists():
+            raise
+        return None
+    spec.loader.exec_module(module)
+    return module
 
 
 def library_path(name: str) -> Path:
@@ -157,9 +178,13 @@ def limit_bytes() -> int:
 
 
 def shrink() -> int:
-    """Removes what was used longest ago until the cache is below its limit; returns the bytes freed."""
+    """Removes what was used longest ago until the cache is below its limit; returns the bytes freed.
+
+    Libraries that this process has built or asked for stay: it may be about to load them.
+    """
     known, limit, freed = entries(), limit_bytes(), 0
     total = sum(entry.size for entry in known)
+    known = [entry for entry in known if entry.kind != "library" or entry.path.stem not in _used_here]
     while known and total - freed > limit:
         freed += _remove(known.pop())
     return freed

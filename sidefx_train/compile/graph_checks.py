@@ -55,7 +55,8 @@ def check_graph(
         BackendError: something does not hold.
     """
     if enabled():
-        _Check(stage, module, fake_mode).run(names, list(entry) if entry is not None else None, functional)
+        with compat.autocast_off():
+            _Check(stage, module, fake_mode).run(names, list(entry) if entry is not None else None, functional)
 
 
 def around(nodes: list[fx.Node], index: int) -> str:

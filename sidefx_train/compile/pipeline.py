@@ -23,7 +23,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
-from sidefx_train.compile.backend import build
+from sidefx_train.compile.backend import build, build_casting
 from sidefx_train.compile.backend.verify import verified
 from sidefx_train.compile.capture.interpreter import Suspended
 from sidefx_train.compile.capture.location import definition_of
@@ -402,7 +402,9 @@ def compile_graphs(
         if captured.joint is None:
             return executable
         backwards = [compiler(stage.backward, config) for stage in captured.joint.stages]
-    joined = join(captured.joint, executable, backwards)
+    one_by_one = config.backend in ("eager", "aot_eager")
+    casting = [build_casting(stage.backward) if one_by_one else None for stage in captured.joint.stages]
+    joined = join(captured.joint, executable, backwards, casting)
     conditions = [condition for each in (executable, *backwards) for condition in each.conditions]
     return replace(joined, conditions=tuple(conditions))
 

@@ -68,6 +68,7 @@ WRITES = (
     "{0}.detach().add_(1)",
     "{0}.data.mul_(2)", "{0}.lerp_({1}, 0.5)",
     "{0}.exp_()", "{0}.index_fill_(0, torch.tensor([0]), 2.0)", "{0}.masked_fill_({0} > 0, -1.0)",
+    "torch._foreach_add_([{0}, {1}], 1)", "torch._foreach_add_([{0}], [{1}])",
 )  # fmt: skip
 
 TURNS = ("{0}.t_()", "{0}.unsqueeze_(0)", "{0}.squeeze_()", "{0}.transpose_(0, -1)", "{0}.as_strided_((2,), (1,))")
@@ -76,6 +77,7 @@ RARE = (
     "{0}.detach_()",
     "{0}.resize_({0}.numel() // 2)",
     "{0}.resize_(5, 4).fill_(1.5)",
+    "{0}.resize_as_({1}) if {0}.is_contiguous() and {1}.numel() <= {0}.numel() else {0}.resize_as_({1}).fill_(1.5)",
     "{0}.set_({1})",
     "{0}.data = {1}",
     "{0}.data = {1}.clone()",

@@ -134,30 +134,40 @@ def _pictured(known: list[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def _compare(want: Any, have: Any, where: str) -> None:
+def _compare(want: Any, have: Any, where: str, close: bool = False) -> None:
     if isinstance(want, dict):
         if set(want) != set(have):
             raise Differs(f"{where}: {_told(have)}, eager: {_told(want)}")
         for name in want:
-            _compare(want[name], have[name], f"{where}, {name}")
+            _compare(want[name], have[name], f"{where}, {name}", close)
     elif isinstance(want, (list, tuple)) and any(isinstance(item, (dict, torch.Tensor, list)) for item in want):
         if len(want) != len(have):
             raise Differs(f"{where}: {len(have)} of them, eager has {len(want)}")
         for i, (a, b) in enumerate(zip(want, have, strict=True)):
-            _compare(a, b, f"{where} {i}")
+            _compare(a, b, f"{where} {i}", close)
     elif isinstance(want, torch.Tensor):
-        if not isinstance(have, torch.Tensor) or want.shape != have.shape or not same_contents(want, have):
+        known = isinstance(have, torch.Tensor) and want.shape == have.shape and want.dtype == have.dtype
+        if not known or not (_alike(want, have) if close else same_contents(want, have)):
             raise Differs(f"{where}: {have}, eager has {want}")
     elif want != have:
         raise Differs(f"{where}: {have}, eager has {want}")
+
+
+def _alike(want: torch.Tensor, have: torch.Tensor) -> bool:
+    return torch.allclose(want.resolve_neg(), have.resolve_neg(), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def _told(found: dict[str, Any]) -> str:
     return str({name: value for name, value in found.items() if isinstance(value, str)} or list(found))
 
 
-def check(source: str, backend: str = "aot_eager") -> Outcome:
+def check(source: str, backend: str = "aot_eager", close: bool = False) -> Outcome:
     """Compares the program's two worlds.
+
+    Args:
+        source: the program.
+        backend: of the captured one.
+        close: values may differ in rounding.
 
     Raises:
         Differs: they differ; the message says where.
@@ -167,7 +177,7 @@ def check(source: str, backend: str = "aot_eager") -> Outcome:
         warnings.simplefilter("ignore")
         eager, captured = _World(source, None), _World(source, backend)
         for index in range(CALLS):
-            _compare(eager.call(), captured.call(), f"call {index}")
+            _compare(eager.call(), captured.call(), f"call {index}", close)
     report = captured.compiled.report()
     reasons = tuple(f"{item.code} {item.reason}" for item in report.breaks + report.fallbacks)
     internal = [reason for reason in reasons if reason.startswith(("SFX204", "SFX205"))]

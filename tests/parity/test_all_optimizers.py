@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sidefx_train
 from tests.parity.harness import Program, batches, classifier, mlp, parity
 
 ALL = {
@@ -113,3 +114,32 @@ def numbers_as_tensors(module, inputs):
 @pytest.mark.parametrize("name", ["RAdam", "ASGD", "Adafactor"])
 def test_counting_optimizer_with_numbers_as_tensors(name):
     parity(lambda: train(name, "default"), steps=7, captures=CAPTURES.get(name, 1), backend=numbers_as_tensors)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"fused": True}, {"foreach": False}], ids=lambda o: next(iter(o))
+)
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad"])
+def test_version_counters(name, options, backend):
+    """A graph kept from before the update must notice it exactly where eager does."""
+    seen = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        optimizer = ALL[name](model.parameters(), lr=0.1, **options)
+
+        def step(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+        call = sidefx_train.compile(step, backend=backend, fullgraph=True, on_failure="raise") if compiled else step
+        versions = []
+        for _ in range(3):
+            call(torch.ones(2, 3))
+            state = [value for p in model.parameters() for value in optimizer.state[p].values()]
+            held = [*model.parameters(), *(value for value in state if isinstance(value, torch.Tensor))]
+            versions.append([tensor._version for tensor in held])
+        seen.append(versions)
+    assert seen[0] == seen[1], f"eager: {seen[0]}, captured: {seen[1]}"

@@ -30,7 +30,8 @@ LEFT_TO_EAGER = {
     "windows": lambda x: x.view(-1).unfold(0, 2, 1).mul_(2),
     "its own source": lambda x: x.index_add_(0, torch.tensor([0, 1, 2, 3]), x),
     "matrix product": lambda x: torch.mm(square(x), square(x), out=square(x)),
-    "several at once": lambda x: torch._foreach_add_([x[0], x[:2]], 1),
+    "in a list": lambda x: torch._foreach_add_([x[1:]], [x[:-1]]),
+    "several at once, with a factor": lambda x: torch._foreach_addcmul_([x[0], x[:2]], [x[1], x[:2]], [x[1], x[:2]]),
     "in another type": lambda x: x.view(-1)[1:4].copy_(x.view(torch.int32).view(-1)[:3]),
 }
 CAPTURED = {
@@ -39,6 +40,8 @@ CAPTURED = {
     "other rows": lambda x: x[2:].copy_(x[:2]),
     "other columns": lambda x: x[:, ::2].mul_(x[:, 1:2]),
     "into itself": lambda x: torch.sin(x, out=x),
+    "several at once": lambda x: torch._foreach_add_([x[0], x[:2]], 1),
+    "one read by the next": lambda x: torch._foreach_mul_([x[0], x[1]], [x[1], x[0]]),
     "several apart": lambda x: torch._foreach_mul_([x[0], x[1]], [x[0], x[2]]),
 }
 

@@ -95,6 +95,23 @@ def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.
     assert {path.stem for path in (folder / "graphs").iterdir()} == {"old", "new"}
 
 
+def test_a_library_stays_until_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIDEFX_CACHE_MB", "0")
+    built = folder.parent / "built.so"
+    built.write_bytes(os.urandom(1000))
+    name = cache.add_library(built)
+    assert name is not None and cache.store("native", "key", {"library": name})
+    assert cache.load("native", "key") is None and cache.library(name) is not None
+
+
+def test_a_library_that_another_process_removed_is_no_error(folder: Path) -> None:
+    assert cache.load_module("gone", folder / "libraries" / "gone.so") is None
+    damaged = folder / "damaged.so"
+    damaged.write_bytes(b"no library")
+    with pytest.raises(ImportError):
+        cache.load_module("damaged", damaged)
+
+
 def test_a_limit_that_is_no_number_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIDEFX_CACHE_MB", "much")
     with pytest.warns(SideFXWarning, match="SIDEFX_CACHE_MB='much'"):

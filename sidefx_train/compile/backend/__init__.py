@@ -8,6 +8,7 @@ cpp         builds Inductor's C++
 measuring   what is decided by timing it
 runner      generates the Python function around a compiled graph
 checks      index checks in front of it
+casting     a backward op by op, under the autocast of who calls it
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
+from sidefx_train.compile.backend.casting import build_casting
 from sidefx_train.compile.backend.eager import build_eager
 from sidefx_train.compile.backend.functional import build_functional
 from sidefx_train.compile.backend.inductor import build_inductor, lower_for_another, take_lowered
@@ -26,7 +28,7 @@ from sidefx_train.compile.backend.stored import key_of
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 
-__all__ = ["build", "can_be_handed_over", "hand_over", "take"]
+__all__ = ["build", "build_casting", "can_be_handed_over", "hand_over", "take"]
 
 
 def can_be_handed_over(traced: TracedGraph, config: CompileConfig) -> bool:
@@ -45,7 +47,8 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
     """
     measure_elsewhere()
     try:
-        return lower_for_another(traced, config)
+        with compat.autocast_off():
+            return lower_for_another(traced, config)
     except BackendError:
         raise
     except Exception as error:
@@ -65,7 +68,8 @@ def build(traced: TracedGraph, config: CompileConfig) -> Executable:
     """
     shape_env = traced.fake_mode.shape_env
     known = set(compat.recorded_conditions(shape_env))
-    executable = _built(traced, config)
+    with compat.autocast_off():  # casts are in the graph already
+        executable = _built(traced, config)
     added = [condition for condition in compat.recorded_conditions(shape_env) if condition not in known]
     return replace(executable, conditions=(*executable.conditions, *added))
 

@@ -10,7 +10,6 @@ built from, so equal graphs are built once.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import shlex
@@ -165,11 +164,9 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
     ``None`` if the library is gone, or the native module that it calls.
     """
     path = cache.library(name)
-    spec = importlib.util.spec_from_file_location("sidefx_graph", path) if path is not None else None
-    if spec is None or spec.loader is None:
+    module = cache.load_module("sidefx_graph", path) if path is not None else None
+    if module is None:
         return None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     if hasattr(module, "bind"):
         native = native_module()
         if native is None:

@@ -235,10 +235,6 @@ def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
             wrote(int(target[1:]), 1)
         else:
             wrote_base(int(target[1:]))
-    for call in graph.tail:
-        if call.op._schema.name.startswith("aten::_fused"):
-            for name in call.args[0]:
-                written.setdefault(str(name), 1 - counted)
     names = [name for name, count in written.items() for _ in range(count)]
     if names:
         source(f"increment_version({tuple_text(names)})")

@@ -26,6 +26,7 @@ def write_tail(graph: RunnerPlan, source: Source) -> None:
             if lines is not None:
                 source.bind("native", native)
                 source(lines)
+                source(f"increment_version({tuple_text([str(name) for name in call.args[0]])})")
                 i += 2
                 continue
         line = _native_update(graph, call, source, 0.0) if native is not None else None

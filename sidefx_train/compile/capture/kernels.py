@@ -13,20 +13,33 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.errors import Unsupported
 
+aten = torch.ops.aten
+_ORDERING = frozenset(
+    {
+        *(aten.max, aten.min, aten.argmax, aten.argmin, aten.amax, aten.amin, aten.aminmax, aten.sort, aten.median),
+        *(aten.nanmedian, aten.mode, aten.kthvalue, aten.topk, aten.cummax, aten.cummin),
+    }
+)
+"""Operations that ask which of two numbers is greater; they take the same arguments for tensors of one element."""
+
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype)
 
 
 def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tries an operation on complex numbers or truth values, which many kernels do not know.
+    """Tries an operation on tensors without elements, on complex numbers or truth values, or that is to keep floats in
+    integers: many kernels refuse these.
 
     Raises:
         Unsupported: the kernel raises, and so does eager.
     """
-    if torch.Tag.pointwise not in func.tags or torch.Tag.nondeterministic_seeded in func.tags:
+    _check_empty(func, args, kwargs)
+    ordering = getattr(func, "overloadpacket", None) in _ORDERING
+    if not (torch.Tag.pointwise in func.tags or ordering) or torch.Tag.nondeterministic_seeded in func.tags:
         return
     given = (*args, *kwargs.values())
     tensors = [arg for arg in given if isinstance(arg, torch.Tensor)]
     special = any(tensor.dtype == torch.bool or tensor.is_complex() for tensor in tensors)
+    special = special or (func._schema.is_mutable and _narrows(tensors, given))
     if not special and not any(type(arg) in (bool, complex) for arg in given):
         return
     if any(tensor.device.type != "cpu" for tensor in tensors) or len(set(map(id, tensors))) < len(tensors):
@@ -38,22 +51,80 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         raise Unsupported("SFX102", f"{func} raises: {reason}")
 
 
+def _narrows(tensors: list[torch.Tensor], given: tuple[Any, ...]) -> bool:
+    """True for a write of floating point numbers to a tensor of integers, which is given first."""
+    return not tensors[0].is_floating_point() and any(
+        arg.is_floating_point() if isinstance(arg, torch.Tensor) else type(arg) is float for arg in given
+    )
+
+
+def _check_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tries an operation all of whose tensors are empty: what it does cannot depend on what they hold."""
+    given = (*args, *kwargs.values())
+    tensors = [arg for arg in given if isinstance(arg, torch.Tensor)]
+    if not tensors or not all(_is_empty(tensor) for tensor in tensors) or func._schema.is_mutable or func.is_view:
+        return
+    if torch.Tag.nondeterministic_seeded in func.tags or not all(_is_plain(arg) for arg in given):
+        return
+    named = tuple((name, _empty_kind(arg)) for name, arg in kwargs.items())
+    reason = _refusal_of_empty(func, tuple(map(_empty_kind, args)), named)
+    if reason:
+        raise Unsupported("SFX102", f"{func} raises: {reason}")
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
+    known = all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))
+    return known and tensor.device.type == "cpu" and tensor.layout is torch.strided and 0 in tensor.shape
+
+
+def _is_plain(arg: Any) -> bool:
+    if isinstance(arg, (list, tuple)):
+        return all(type(item) in _SCALARS for item in arg)
+    return isinstance(arg, torch.Tensor) or type(arg) in _SCALARS
+
+
+def _empty_kind(arg: Any) -> tuple[Any, ...]:
+    """What tells an empty tensor, a list or a number from another."""
+    if isinstance(arg, torch.Tensor):
+        return ("tensor", tuple(arg.shape), arg.stride(), arg.dtype)
+    return ("list", tuple(arg)) if isinstance(arg, (list, tuple)) else ("number", type(arg), arg)
+
+
+def _made_empty(kind: tuple[Any, ...]) -> Any:
+    what, value, *rest = kind
+    if what == "tensor":
+        stride, dtype = rest
+        return torch.empty_strided(value, stride, dtype=dtype)
+    return list(value) if what == "list" else rest[0]
+
+
+@lru_cache(maxsize=256)
+def _refusal_of_empty(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
+    """What the kernel says to tensors without elements; empty if it takes them."""
+    with compat.real_world(), torch.no_grad():
+        return _said(func, list(map(_made_empty, args)), {name: _made_empty(kind) for name, kind in kwargs})
+
+
+def _said(func: Any, args: list[Any], kwargs: dict[str, Any]) -> str:
+    try:
+        func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, IndexError) as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
 def _kind(arg: Any) -> tuple[str, Any, Any]:
-    """What decides on a kernel: a tensor's type and whether it is a number, or a number itself."""
-    return ("tensor", arg.dtype, arg.dim() == 0) if isinstance(arg, torch.Tensor) else ("number", type(arg), arg)
+    """What decides on a kernel: a tensor's type and how many dimensions it has, or a number itself."""
+    return ("tensor", arg.dtype, arg.dim()) if isinstance(arg, torch.Tensor) else ("number", type(arg), arg)
 
 
 def _sample(kind: tuple[str, Any, Any]) -> Any:
     what, cls, value = kind
-    return torch.ones(() if value else (1,), dtype=cls) if what == "tensor" else value
+    return torch.ones((1,) * value, dtype=cls) if what == "tensor" else value
 
 
 @lru_cache(maxsize=1024)
 def _refusal(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
     """What the kernel says to one element of each tensor; empty if it takes them."""
     with compat.real_world(), torch.no_grad():
-        try:
-            func(*map(_sample, args), **{name: _sample(kind) for name, kind in kwargs})
-        except (RuntimeError, NotImplementedError) as error:
-            return str(error).splitlines()[0]
-    return ""
+        return _said(func, list(map(_sample, args)), {name: _sample(kind) for name, kind in kwargs})

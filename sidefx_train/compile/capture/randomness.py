@@ -16,9 +16,10 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import CALLED, NO_GRAD, UNSEEN
 from sidefx_train.compile.capture.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.kernels import check_kernel
+from sidefx_train.compile.capture.lists import count_lists, one_after_another
 from sidefx_train.compile.capture.overlap import check_overlap
 from sidefx_train.compile.capture.resizing import resized, turn
-from sidefx_train.compile.capture.strides import lay_out
+from sidefx_train.compile.capture.strides import is_misplaced, lay_out
 from sidefx_train.compile.capture.vectors import mark
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.errors import Unsupported
@@ -110,6 +111,13 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             if all(value is not None for value in known):
                 with compat.real_world():
                     return func(*known)
+        calls = one_after_another(func, args, kwargs or {})
+        if calls is not None:
+            with self:
+                for each, item, named in calls:
+                    each(*item, **named)
+            count_lists(func, args)
+            return None
         called, func = func, _SHARING.get(func, func)
         check_overlap(func, args, kwargs or {})
         if self.cursors and _is_draw(func, args, kwargs or {}):
@@ -121,6 +129,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
         check_kernel(func, args, kwargs or {})
         made = super().__torch_dispatch__(func, types, args, kwargs or {})
         self._lay_out(func, args, kwargs or {}, made)
+        count_lists(func, args)
         if not torch.is_grad_enabled():
             mode = "inference" if torch.is_inference_mode_enabled() else "no_grad"
             if func.is_view or torch.Tag.inplace_view in func.tags:
@@ -137,6 +146,9 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
     def _lay_out(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         before = made.stride() if isinstance(made, torch.Tensor) and made.layout is torch.strided else ()
         lay_out(func, args, kwargs, made)
+        if is_misplaced(func, args, made):
+            for stand_in in (made, self._node(func).meta["val"]):
+                compat.set_memory(stand_in, args[0])
         if before and made.stride() != before:
             compat.set_strides(self._node(func).meta["val"], made.stride())
 

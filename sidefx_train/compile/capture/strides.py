@@ -1,4 +1,4 @@
-"""Strides of dimensions of size 1, which kernels choose and stand-ins guess.
+"""Layouts that kernels choose and stand-ins guess: strides of dimensions of size 1, and where empty views are.
 
 Nothing in memory depends on them, but a program can see them, and views of what leaves a step are made by them.
 """
@@ -19,13 +19,23 @@ def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any)
     """Gives a new stand-in the strides that the kernel gives its result, where that is in doubt."""
     if not isinstance(made, torch.Tensor) or type(made) is not compat.FakeTensor:
         return
-    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable or func.is_view:
+    computed = torch.Tag.pointwise in func.tags and not func._schema.is_mutable and not func.is_view
+    if not computed and func is not torch.ops.aten.view.default:
         return
     if not any(isinstance(n, int) and n == 1 for n in made.shape) or not any(map(_is_odd, _tensors(args))):
         return
     strides = _by_kernel(func, args, kwargs)
     if strides is not None and strides != tuple(made.stride()):
         compat.set_strides(made, strides)
+
+
+def is_misplaced(func: Any, args: tuple[Any, ...], made: Any) -> bool:
+    """True for the stand-in of an empty view, taken from torch's cache, which forgets what it is a view of."""
+    if func is not torch.ops.aten.view.default or type(made) is not compat.FakeTensor:
+        return False
+    if not all(isinstance(n, int) for n in made.shape) or 0 not in made.shape:
+        return False  # a comparison of symbols would be recorded
+    return bool(made.untyped_storage()._cdata != args[0].untyped_storage()._cdata)
 
 
 def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -20,6 +20,19 @@ DRAWS = frozenset(
 )
 """Draws whose numbers go along the memory (``normal_`` takes another way where a tensor is not contiguous)."""
 
+_LAID_OUT_ANEW = frozenset(
+    {
+        *(aten.addbmm_, aten.addmm_, aten.baddbmm_, aten.cumprod_, aten.cumsum_, aten.index_add_, aten.index_copy_),
+        *(aten.index_reduce_, aten.masked_fill_, aten.masked_scatter_, aten.mvlgamma_, aten.renorm_, aten.scatter_),
+        *(aten.scatter_add_, aten.scatter_reduce_, aten.tril_, aten.triu_),
+    }
+)
+
+
+def keeps_layout(target: Any) -> bool:
+    """False for an operation whose result is contiguous where it is not done in place."""
+    return getattr(target, "overloadpacket", None) not in _LAID_OUT_ANEW
+
 
 def turned(image: torch.Tensor) -> torch.Tensor:
     """``image`` in channels-last layout."""

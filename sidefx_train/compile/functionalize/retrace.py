@@ -247,7 +247,9 @@ class Retracer:
         (root,) = self.options.roots[node]
         for number, base in enumerate(self.options.bases):
             if any(self.options.roots[self.placeholders[m]] == frozenset((root,)) for m in base.members):
-                return view_of(self.base_values[number], place_in(base, made, self.traced.inputs, number))
+                return _with_bits(
+                    view_of(self.base_values[number], place_in(base, made, self.traced.inputs, number)), made
+                )
         if root in self.options.written:
             whole = self.env[root]
             was = root.meta["val"]
@@ -257,7 +259,7 @@ class Retracer:
                 raise BackendError("SFX201", f"{node.target} on a tensor that is written, and not contiguous: {root}")
             if was.dtype != made.dtype or was.numel() * was.itemsize < extent(made)[1]:
                 raise BackendError("SFX201", f"{node.target} reaches past the tensor that it is a view of: {root}")
-            return whole.as_strided(made.shape, made.stride(), made.storage_offset())
+            return _with_bits(whole.as_strided(made.shape, made.stride(), made.storage_offset()), made)
         value = self._value(viewed)  # type: ignore[arg-type]
         if tuple(compat.from_functional(value).stride()) != tuple(viewed.meta["val"].stride()):  # type: ignore[union-attr]
             raise BackendError("SFX201", f"{node.target} on a tensor that gets another layout: {viewed}")
@@ -352,6 +354,8 @@ class Retracer:
             if has_tensor_scalar((args, kwargs)):
                 val = node.meta.get("val")
                 return call_with_scalars(target, args, kwargs, val.dtype if isinstance(val, torch.Tensor) else None)
+        elif not layouts.keeps_layout(target) and not compat.from_functional(args[0]).is_contiguous():
+            return args[0].copy_(target(args[0].clone(), *args[1:], **kwargs))
         return target(*args, **kwargs)
 
     # --- results
@@ -366,6 +370,9 @@ class Retracer:
                 value = value.value
             elif isinstance(value, torch.Tensor):
                 made = compat.from_functional(value)
+                if (made.is_neg(), made.is_conj()) != _bits(node.meta.get("val")):  # in the memory of another one
+                    value = aten.clone.default(value)
+                    made = compat.from_functional(value)
                 value = layouts.like_captured(value, tuple(made.stride()), node.meta.get("val"))
             plain = compat.from_functional(value)
             results[node] = len(outputs)
@@ -447,6 +454,17 @@ class Retracer:
 
 def _symbolic(args: tuple[Any, ...]) -> bool:
     return any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in args)
+
+
+def _bits(value: Any) -> tuple[bool, bool]:
+    """Whether a tensor is negative and conjugate where it is in memory."""
+    return (value.is_neg(), value.is_conj()) if isinstance(value, torch.Tensor) else (False, False)
+
+
+def _with_bits(value: Any, made: torch.Tensor) -> Any:
+    """A view by places in memory, conjugate and negative as ``made`` is."""
+    value = value.conj() if made.is_conj() else value
+    return aten._neg_view.default(value) if made.is_neg() else value
 
 
 def _is_dense(value: torch.Tensor) -> bool:

@@ -398,6 +398,7 @@ def _written_under(record: TensorRecord) -> bool:
 def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
+    history = _history(record)
     turned = (fake.shape, fake.stride()) != record.entry_layout
     if finished and record.edge is None and record.requires_grad and turned:
         record.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
@@ -405,15 +406,15 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
         if not fake.requires_grad or turned:
             reason = f"{record.source.label}, made outside the step with a history, is detached or turned in it"
             record.heap.refuse("SFX107", reason)
-        if _history(record) is not record.edge.node and not updated(world, record):
+        if history is not record.edge.node and not updated(world, record):
             record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
         if _written_under(record):
             record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
-    if finished and record.edge is None and fake.grad_fn is not None and not updated(world, record):
+    if finished and record.edge is None and history is not None and not updated(world, record):
         record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
-    if fake.requires_grad != record.requires_grad and not (finished and fake.grad_fn is not None):
+    if fake.requires_grad != record.requires_grad and not (finished and history is not None):
         changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
-    watched = fake.is_leaf or record.real.retains_grad
+    watched = history is None or record.real.retains_grad
     if watched and record.grad is not UNREAD and fake.grad is not record.grad:
         changes.append(Effect("set_grad", record.source, None, fake.grad))
     if finished and record.hooks is not None and record.hooks != hook_numbers(fake):

@@ -485,6 +485,11 @@ class Heap:
             self.refuse("SFX109", f"{source.label} is quantized ({real.dtype})")
         if real.layout is not torch.strided:
             self.refuse("SFX109", f"{source.label} has layout {real.layout}")
+        try:
+            with compat.real_world():  # autograd may make its node anew
+                real.grad_fn  # noqa: B018
+        except RuntimeError as error:  # autograd forbids some views of several to be looked at
+            self.refuse("SFX109", f"{source.label} has no stand-in: {error}")
         if real._base is not None and storage_of(real._base) != storage_of(real):
             self.refuse("SFX109", f"{source.label} is a view that was given other memory (.data)")
         static = (

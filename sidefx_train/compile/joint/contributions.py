@@ -24,10 +24,12 @@ class Uses:
 
     Attributes:
         grads: what each use contributes to its gradient, in the order of the backward.
-        last: the place, in the order in which the forward made them, of the one made last.
+        places: where each use stands in the order of the forward.
+        last: the greatest of all places, of uses that contribute nothing too.
     """
 
     grads: list[torch.Tensor] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     last: int = -1
 
 
@@ -37,12 +39,13 @@ def contributions(roots: list[torch.Tensor], edges: list[Any]) -> Iterator[list[
     place = {(edge.node, edge.output_nr): i for i, edge in enumerate(edges)}
     found = [Uses() for _ in edges]
 
-    def note(reached: list[tuple[int, int]]) -> Callable[[Any, Any], None]:
+    def note(reached: list[tuple[int, int]], made: int) -> Callable[[Any, Any], None]:
         def after(grads: tuple[torch.Tensor | None, ...], _: Any) -> None:
             for argument, edge in reached:
                 grad = grads[argument]
                 if grad is not None:
                     found[edge].grads.append(grad)
+                    found[edge].places.append(made)
 
         return after
 
@@ -58,7 +61,7 @@ def contributions(roots: list[torch.Tensor], edges: list[Any]) -> Iterator[list[
         for _, edge in reached:
             found[edge].last = max(found[edge].last, node._sequence_nr())
         if reached:
-            handles.append(node.register_hook(note(reached)))
+            handles.append(node.register_hook(note(reached, node._sequence_nr())))
         waiting += [following for following, _ in node.next_functions]
     try:
         yield found

@@ -10,7 +10,8 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable
-from sidefx_train.compile.joint.trace import JointGraph, Place, Stage
+from sidefx_train.compile.joint.trace import JointGraph, Stage
+from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.autograd import passing
 from sidefx_train.compile.residual.views import replay
 from sidefx_train.errors import SideFXError
@@ -38,7 +39,8 @@ class _CapturedPart(torch.autograd.Function):
         with torch.no_grad():
             fixed = not part.stage.any_layout
             given += [layout.fit(tangent, fixed) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
-            grads = list(part.run(given))
+            run = part.cast if part.cast is not None and compat.autocast_enabled() else part.run
+            grads = list(run(given))
         for i, made_of in enumerate(part.stage.depends):
             if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
                 grads[i] = None
@@ -86,6 +88,9 @@ def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 _before = passing("Before", compat.alias_unseen)
 """A tensor as autograd knows it before it is updated."""
 
+_detour = passing("Detour", compat.alias_unseen)
+"""A tensor by way of a node of its own: what comes that way is added to its gradient when that node's turn has come."""
+
 
 def _once(grads: list[Any]) -> list[Any]:
     """Gradients made with ``create_graph``: whatever they are used for, they must not pass for constants."""
@@ -96,10 +101,17 @@ def _once(grads: list[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Backward:
-    """A part of the backward, compiled; the list it is given may be emptied."""
+    """A part of the backward, compiled; the list it is given may be emptied.
+
+    Attributes:
+        stage: what it is.
+        run: the compiled graph.
+        cast: the graph under the autocast of the caller, for where one is on; without it, what was compiled runs then.
+    """
 
     stage: Stage
     run: Callable[[list[Any]], Sequence[Any]]
+    cast: Callable[[list[Any]], Sequence[Any]] | None
 
 
 class Joined:
@@ -109,18 +121,30 @@ class Joined:
         graph: how they belong together.
         forward: the compiled forward.
         backwards: the compiled backward, stage by stage.
+        casting: the same, to be called under autocast.
     """
 
-    def __init__(self, graph: JointGraph, forward: Executable, backwards: list[Executable]) -> None:
+    def __init__(
+        self,
+        graph: JointGraph,
+        forward: Executable,
+        backwards: list[Executable],
+        casting: Sequence[Callable[[list[Any]], Any] | None],
+    ) -> None:
         self.graph = graph
         self.forward = forward.run
-        self.parts = [_Backward(stage, done.run) for stage, done in zip(graph.stages, backwards, strict=True)]
+        compiled = [done.run for done in backwards]
+        self.parts = [_Backward(*each) for each in zip(graph.stages, compiled, casting, strict=True)]
+        self.detours: dict[Point, list[int]] = {}
+        for i, (_, before) in enumerate(graph.detours):
+            self.detours.setdefault(before, []).append(i)
 
     def run(self, args: list[Any]) -> list[Any]:
         """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
         graph, taken = self.graph, list(args)
         with torch.no_grad():
             results = list(self.forward(args))
+            results += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in graph.hidden]
         given = dict(graph.updates)
         for part in self.parts:
             for i in part.stage.results:
@@ -131,24 +155,41 @@ class Joined:
         for i in graph.apart:
             results[i] = compat.alias_unseen(results[i])
         views: dict[int, torch.Tensor] = {}
+        detours: dict[int, torch.Tensor] = {}
+        made_by: dict[str, Any] = {"input": taken, "result": results, "view": views, "detour": detours}
 
         def at(place: Place) -> Any:
-            kind, i = place
-            return (taken if kind == "input" else results if kind == "result" else views)[i]
+            return made_by[place[0]][place[1]]
+
+        def make_detours(before: Point) -> None:
+            for i in self.detours.get(before, ()):
+                detours[i] = _detour(at(graph.detours[i][0]))
 
         def make_views(stage: int) -> None:
             for i, view in enumerate(graph.views):
                 if graph.ready[i] == stage:
+                    make_detours(("view", i))
                     numbers, path = tuple(results[j] for j in view.numbers), view.path
                     views[i] = replay(
                         at(view.base), path.ops, path.grad, numbers, path.version, path.apart, path.creation
                     )
 
+        final = [(place, at(place)._version + count) for place, count in graph.turned]
+
+        def apply(part: _Backward) -> Any:
+            moved = [(at(place), version, at(place)._version) for place, version in final]
+            for tensor, version, _ in moved:
+                compat.set_version(tensor, version)
+            made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
+            for tensor, _, version in moved:
+                compat.set_version(tensor, version)
+            return made
+
         with torch.enable_grad():  # what autograd did not see in the step is not in the backward
             for number, part in enumerate(self.parts):
                 make_views(number)
-                made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
-                for i, tensor in zip(part.stage.results, made, strict=True):
+                make_detours(("stage", number))
+                for i, tensor in zip(part.stage.results, apply(part), strict=True):
                     results[i] = self._updated(tensor, given[i], taken, number) if i in given else tensor
             make_views(len(self.parts))
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
@@ -156,8 +197,9 @@ class Joined:
     def _updated(self, value: torch.Tensor, position: int, taken: list[Any], stage: int) -> torch.Tensor:
         """The input at ``position`` with the history of its new value; what comes later may need the one it had."""
         tensor = taken[position]
-        later = (part.stage.entrances for part in self.parts[stage + 1 :])
-        if tensor.requires_grad and any(("input", position) in entrances for entrances in later):
+        later = {place for part in self.parts[stage + 1 :] for place in part.stage.entrances}
+        later |= {self.graph.detours[i][0] for kind, i in later if kind == "detour"}
+        if tensor.requires_grad and ("input", position) in later:
             taken[position] = _before(tensor)
         counted = tensor._version
         _Update.apply(tensor, value)
@@ -182,9 +224,14 @@ class _Layout:
         return made.zero_() if tangent is None else made.copy_(tangent)
 
 
-def join(graph: JointGraph, forward: Executable, backwards: list[Executable]) -> Executable:
+def join(
+    graph: JointGraph,
+    forward: Executable,
+    backwards: list[Executable],
+    casting: Sequence[Callable[[list[Any]], Any] | None],
+) -> Executable:
     """One executable of all."""
-    joined = Joined(graph, forward, backwards)
+    joined = Joined(graph, forward, backwards, casting)
     sources, seconds = dict(forward.sources), dict(forward.seconds)
     for number, backward in enumerate(backwards):
         name = f"backward {number}" if number else "backward"

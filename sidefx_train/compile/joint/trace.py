@@ -17,7 +17,9 @@ from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
-from sidefx_train.compile.joint.contributions import Uses, contributions, first_use, one_by_one
+from sidefx_train.compile.joint.contributions import Uses, contributions
+from sidefx_train.compile.joint.shared import Hidden, shared_values
+from sidefx_train.compile.joint.turns import Place, Point, in_turn, times
 from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, own_counter, storage_of
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Origin = tuple[Literal["input", "result", "tangent"], int]
-Place = tuple[Literal["input", "result", "view"], int]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Stage:
         backward: takes what it needs and the tangents; its results are gradients.
         results: what it is the backward of, by position among the results of the forward; one tangent each.
         feeds: where each input of the backward comes from.
-        entrances: what gets the gradients, one per result of the backward: inputs, results of earlier stages, views.
+        entrances: what gets the gradients, one per result of the backward: inputs, results of earlier stages, views,
+            detours.
         depends: for each of them, the tangents that its gradient is made of.
         any_layout: tangents are taken as they come: eager adds up their elements in the order of their memory.
     """
@@ -67,6 +69,12 @@ class JointGraph:
         updates: (result, input) of what is the new value of an input, in its memory.
         views: views that leave and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
+        detours: (what gets the gradient, made right before which stage or view), in order: nodes that hand gradients on
+            which the engine would add too early if they came from their stage.
+        turned: (input or result, how often): version counters that the views will move, as ``squeeze_`` does; what the
+            backward needs is saved as of after that.
+        hidden: shape, type and device of values that do not leave, at which the backward is cut: results behind all
+            that the forward returns.
     """
 
     forward: TracedGraph
@@ -77,6 +85,9 @@ class JointGraph:
     updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
+    detours: tuple[tuple[Place, Point], ...]
+    turned: tuple[tuple[Place, int], ...]
+    hidden: tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]
 
     @property
     def graphs(self) -> tuple[TracedGraph, ...]:
@@ -89,14 +100,14 @@ class _RecordedStage:
     """A backward that has been recorded behind the forward.
 
     Attributes:
-        results: positions of outputs that need autograd.
+        results: what it is the backward of.
         tangents: inputs of the backward, one for each.
         begin: the last node before it.
         end: its last node.
         grads: (what it belongs to, gradient).
     """
 
-    results: tuple[int, ...]
+    results: tuple[Place, ...]
     tangents: tuple[torch.Tensor, ...]
     begin: fx.Node
     end: fx.Node
@@ -105,7 +116,7 @@ class _RecordedStage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All of the backward, with ``updates``, ``views`` and ``ready`` of the joint graph to be.
+    """All of the backward, with ``updates``, ``views``, ``ready``, ``detours`` and ``hidden`` of the joint graph to be.
 
     Operations run one by one where it was recorded ``in_order``.
     """
@@ -114,6 +125,8 @@ class Recorded:
     updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
+    detours: tuple[tuple[Place, Point], ...]
+    hidden: tuple[torch.Tensor, ...]
     in_order: bool
 
 
@@ -131,7 +144,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     metadata, differentiable = residual.metadata, residual.differentiable
     updates, views = residual.updates, residual.views
     tracer = world.tracer
-    fakes: dict[Place, torch.Tensor] = {("result", i): differentiable[i] for i in metadata.tangents}
+    fakes: dict[Place, Any] = {("result", i): differentiable[i] for i in metadata.tangents}
     _check_separate(world, [fake for i, fake in differentiable.items() if i not in updates])
     tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
     inputs = _inputs(world, metadata.inputs)
@@ -140,75 +153,65 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     recorded: list[_RecordedStage] = []
     uses: list[dict[Place, Uses]] = []
     fakes |= {("view", i): view.value for i, view in enumerate(views)}
-    levels, ready = _levels(fakes, {(edge.node, edge.output_nr) for _, edge in inputs})
+    values = list(fakes.values())
+    ends = {(edge.node, edge.output_nr) for _, edge in inputs}
+    levels, ready = _levels(fakes, ends)
+    hidden: list[torch.Tensor] = []
+    if in_order:
+        met = shared_values(levels, fakes.__getitem__, ends | {edge_of(fake) for fake in fakes.values()})
+        with compat.no_recording(), torch.no_grad():
+            empty = [each.empty() for each in met]
+        hidden = [like for like in empty if like is not None] if all(like is not None for like in empty) else []
+        if hidden:
+            fakes |= {("hidden", i): each for i, each in enumerate(met)}
+            tangents |= {("hidden", i): tracer.add_tangent(like, len(tangents) + i) for i, like in enumerate(hidden)}
+            levels, ready = _levels(fakes, ends)
     for results, earlier in levels:
         entrances: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
-        entrances += [(place, get_gradient_edge(fakes[place])) for place in earlier]
+        entrances += [(place, _edge(fakes[place])) for place in earlier]
         begin = tracer.last_node()
         roots, given = [fakes[place] for place in results], tuple(tangents[place] for place in results)
         try:
             with (
                 torch.enable_grad(),
+                compat.autocast_off(),
                 _without_hooks(world),
-                _without_gradients(list(fakes.values())),
+                _without_gradients(values),
                 _stopping_at([edge for _, edge in entrances]),
                 contributions(roots, [edge for _, edge in entrances]) as parts,
             ):
                 edges = [edge for _, edge in entrances]
-                found = torch.autograd.grad(roots, edges, given, retain_graph=True, allow_unused=True) if edges else ()
+                asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
+                found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
         except RuntimeError as error:
             first = str(error).splitlines()[0]
             world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
         grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
         if not grads:
             world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
-        positions = tuple(position for _, position in results)
-        recorded.append(_RecordedStage(positions, given, begin, tracer.last_node(), tuple(grads)))
+        recorded.append(_RecordedStage(results, given, begin, tracer.last_node(), tuple(grads)))
         uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
     changed = before.diff(observe(world))
     if changed:
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)
-    if in_order:
-        recorded = [_apart(*pair) for pair in zip(recorded, uses, strict=True)]
     edges_of: dict[Place, tuple[Any, int]] = {
         ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
     }
     edges_of |= {place: edge_of(fake) for place, fake in fakes.items()}
-    made = _times(views, edges_of, ready, uses)
-    return Recorded(tuple(recorded), tuple(updates.items()), views, made, in_order)
+    made = times(views, edges_of, ready, uses)
+    detours: tuple[tuple[Place, Point], ...] = ()
+    if in_order:
+        handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
+        recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
+    return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
 
 
-def _apart(stage: _RecordedStage, uses: dict[Place, Uses]) -> _RecordedStage:
-    """A stage that hands gradients over use by use: others may be added to them outside."""
-    grads: list[tuple[Place, torch.Tensor]] = []
-    for place, grad in stage.grads:
-        parts = uses[place].grads
-        grads += [(place, part) for part in (parts if one_by_one(parts, grad) else [grad])]
-    return replace(stage, grads=tuple(grads))
+def _edge(value: torch.Tensor | Hidden) -> Any:
+    return value.edge if isinstance(value, Hidden) else get_gradient_edge(value)
 
 
-def _times(
-    views: tuple[LiveView, ...],
-    edges: dict[Place, tuple[Any, int]],
-    ready: dict[Place, int],
-    uses: list[dict[Place, Uses]],
-) -> tuple[int, ...]:
-    """The stage before which each view is made: the engine goes back first through what was made last."""
-    needed: dict[Place, int] = {}
-    for stage in reversed(range(len(uses))):
-        needed |= dict.fromkeys(uses[stage], stage)
-    times: list[int] = []
-    for i, view in reversed(list(enumerate(views))):
-        stages = range(ready["view", i], needed.get(("view", i), len(uses)))
-        made = first_use(view.value, edges[view.base]) if view.base in edges else -1
-        later = (k for k in stages if view.base in uses[k] and uses[k][view.base].last > made)
-        times.append(next(later, stages.stop))
-        needed[view.base] = min(needed.get(view.base, len(uses)), times[-1])
-    return tuple(reversed(times))
-
-
-def _unconnected(results: list[tuple[Place, torch.Tensor]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
+def _unconnected(results: list[tuple[Place, Any]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
     """Results by the autograd graphs they have in common, up to ``ends``, in the order in which those were begun."""
     groups: list[tuple[list[Place], set[Any], int]] = []
     for place, fake in results:
@@ -231,7 +234,7 @@ def _unconnected(results: list[tuple[Place, torch.Tensor]], ends: set[tuple[Any,
 
 
 def _levels(
-    fakes: dict[Place, torch.Tensor], inputs: set[tuple[Any, int]]
+    fakes: dict[Place, Any], inputs: set[tuple[Any, int]]
 ) -> tuple[list[tuple[tuple[Place, ...], tuple[Place, ...]]], dict[Place, int]]:
     """Results, level by level, each with what leaves too and they were computed from; and the level of each view."""
     place_of = {edge_of(fake): place for place, fake in fakes.items()}
@@ -371,6 +374,8 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     stages = [
         cutter.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
     ]
+    returned = len(cutter.results)
+    stages = [_placed(stage, each, returned) for stage, each in zip(stages, recorded.stages, strict=True)]
     forward = _graph(tracer, cutter.inputs, list(before), cutter.results)
     storages = [
         storage_of(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
@@ -386,8 +391,40 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     ]
     traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
     return JointGraph(
-        traced, tuple(stages), len(outputs), tuple(aliases), apart, recorded.updates, recorded.views, recorded.ready
+        traced,
+        tuple(stages),
+        len(outputs),
+        tuple(aliases),
+        apart,
+        recorded.updates,
+        recorded.views,
+        recorded.ready,
+        tuple((_place(place, returned), before) for place, before in recorded.detours),
+        _turned(world, cutter, len(outputs)),
+        tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
     )
+
+
+def _placed(stage: Stage, recorded: _RecordedStage, returned: int) -> Stage:
+    """The stage with hidden values in their places, behind the ``returned`` results of the forward."""
+    results = tuple(_place(place, returned)[1] for place in recorded.results)
+    return replace(stage, results=results, entrances=tuple(_place(place, returned) for place in stage.entrances))
+
+
+def _place(place: Place, returned: int) -> Place:
+    kind, i = place
+    return ("result", returned + i) if kind == "hidden" else place
+
+
+def _turned(world: TraceWorld, cutter: _Cutter, outputs: int) -> tuple[tuple[Place, int], ...]:
+    """What holds the memory whose version counter the replay of views moves, and by how much."""
+    holders: dict[int, Place] = {}
+    for kind, nodes in (("result", cutter.results[:outputs]), ("input", cutter.inputs)):
+        for i, node in enumerate(nodes):
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and own_counter(node) is None:
+                holders.setdefault(storage_of(value), (kind, i))  # type: ignore[arg-type]
+    return tuple((holders[storage], count) for storage, count in world.replayed.items() if count and storage in holders)
 
 
 class _Cutter:
@@ -406,7 +443,7 @@ class _Cutter:
         self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def stage(self, recorded: _RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
-        """The backward that was recorded as the nodes ``among``."""
+        """The backward that was recorded as the nodes ``among``; what it is the backward of is not in it yet."""
         tracer = self.tracer
         tangents = [tracer.node_of(tangent) for tangent in recorded.tangents]
         grads = [tracer.node_of(grad) for _, grad in recorded.grads]
@@ -431,7 +468,7 @@ class _Cutter:
         backward = _graph(tracer, [*crossing, *tangents], [*constants, *wanted], grads)
         return Stage(
             TracedGraph(backward, tuple(taken), tracer.fake_mode, _draws(wanted), gradients=True),
-            recorded.results,
+            (),
             tuple(feeds),
             tuple(entrance for entrance, _ in recorded.grads),
             _dependence(wanted, tangents, grads),

@@ -6,7 +6,6 @@ Where no compiler is found, or the build fails, :func:`native_module` returns ``
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -108,11 +107,9 @@ def _load() -> ModuleType | None:
         if library is None:
             return None
         cache.store("native", key, {"library": name}, "optimizer updates, products, guards, index checks")
-    spec = importlib.util.spec_from_file_location("sidefx_native", library)
-    if spec is None or spec.loader is None:
+    module = cache.load_module("sidefx_native", library)
+    if module is None:
         return None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     module.data_ptr_function(address)
     _find_tensor_words(module)
     return module

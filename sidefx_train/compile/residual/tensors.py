@@ -27,6 +27,7 @@ from sidefx_train.compile.residual.views import (
     Views,
     edge_of,
     edges_behind,
+    first_operation,
     new_leaf,
     own_counter,
     replay,
@@ -64,6 +65,7 @@ class TensorRebuilder(ABC):
         self.updates: dict[int, int] = {}
         self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
         self._turned: dict[int, int] = {}
+        self._begun: dict[int, int] = {}
         self._index: dict[fx.Node, int] = {}
         self._given: list[TensorRecord] = []
         self._left: list[tuple[torch.Tensor, fx.Node, Path | None]] = []
@@ -153,13 +155,15 @@ class TensorRebuilder(ABC):
         node = tracer.node_of(value)
         try:
             value.grad_fn  # noqa: B018
-        except RuntimeError as error:  # autograd forbids some views of several to be looked at
+        except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids some views of several to be looked
+            # at, and makes others again from a base that has been turned since
             self.world.heap.refuse("SFX107", f"a tensor leaves the step of which autograd says: {first_line(error)}")
         path = self.views.path(value, node)
         self._left.append((value, node, path))
         if path is not None:
             if path.grad:
                 self._replayed.append((node, value))
+                self._begun[id(value)] = first_operation(value, path.base)
             if self.leaving.staged and path.grad:
                 return self._live_view(value, path)
             return self._view(path) + (".requires_grad_()" if new_leaf(value) else "")
@@ -209,7 +213,7 @@ class TensorRebuilder(ABC):
         staged = before.staged or bool(self.differentiable)
         counters = {**before.counters, **self.views.counters}
         views = {id(view): view for view in (*before.replayed, *(view for _, view in self._replayed))}
-        replayed = tuple(sorted(views.values(), key=lambda view: view.grad_fn._sequence_nr()))
+        replayed = tuple(sorted(views.values(), key=lambda view: (self._begun[id(view)], view.grad_fn._sequence_nr())))
         return Leaving(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
 
     def _base(self, path: Path) -> str:
@@ -231,7 +235,11 @@ class TensorRebuilder(ABC):
         elif isinstance(base, torch.Tensor) and (record := self.world.heap.record_of(base)) is not None:
             place = ("input", next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real))
         else:
-            place = ("result", self._index[base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)])
+            made_by = base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)
+            if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)
+                reason = "a tensor leaves the step whose backward goes to a leaf that was made in it (requires_grad_)"
+                self.world.heap.refuse("SFX107", reason)
+            place = ("result", self._index[made_by])
         for node in path.numbers:
             self.output(node)
         self.live.append(LiveView(value, place, path, tuple(self._index[node] for node in path.numbers)))

@@ -330,7 +330,8 @@ class Views:
         if path.grad and not self._plain_history(value, path.base):
             return None
         numbers = tuple(node.meta["val"] for node in path.numbers)
-        base = path.base.meta["val"] if isinstance(path.base, fx.Node) else path.base
+        # One that nothing but views refers to is turned by what is replayed; what the graph says of it stays as it is.
+        base = compat.fake_snapshot(path.base.meta["val"]) if isinstance(path.base, fx.Node) else path.base
         version = base._version
         try:
             with compat.no_recording():
@@ -339,6 +340,8 @@ class Views:
             return None
         finally:
             compat.set_version(base, version)
+        if not path.grad and made.grad_fn is not None:  # the base began to require gradients after it was viewed
+            return None
         if path.grad and base is not value._base and _name(made) != _name(value):
             return None  # memory changed behind autograd's back: it does not take the value for a view of this one
         if _facts(made, new_leaf(value)) != _facts(value):
@@ -369,6 +372,16 @@ def storage_of(value: torch.Tensor) -> int:
 def edge_of(value: torch.Tensor) -> tuple[Any, int]:
     """What leads to a tensor in the autograd graph: the node that made it, and which of its outputs it is."""
     return value.grad_fn, value.output_nr
+
+
+def first_operation(value: torch.Tensor, base: torch.Tensor | fx.Node) -> int:
+    """The place, in the order of the forward, of what a view made of its base first."""
+    stop = base.grad_fn if isinstance(base, torch.Tensor) else None
+    node, first = value.grad_fn, -1
+    while node is not None and node is not stop and not hasattr(node, "variable"):
+        first = node._sequence_nr()  # type: ignore[attr-defined]
+        node = node.next_functions[0][0] if node.next_functions else None
+    return first
 
 
 def edges_behind(value: torch.Tensor) -> set[tuple[Any, int]]:
@@ -475,7 +488,10 @@ def _name(t: torch.Tensor) -> str:
 
 
 def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:
-    return (*_layout(t), t.dtype, t.is_conj(), t.is_neg(), begins or t.requires_grad, t._is_view())
+    """What must come out as it was; eager's own operations choose the strides of dimensions of size 1, outside."""
+    size, stride, offset = _layout(t)
+    stride = tuple(None if type(n) is int and n == 1 else step for n, step in zip(size, stride, strict=True))
+    return (size, stride, offset, t.dtype, t.is_conj(), t.is_neg(), begins or t.requires_grad, t._is_view())
 
 
 def new_leaf(t: torch.Tensor) -> bool:

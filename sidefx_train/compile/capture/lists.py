@@ -1,0 +1,50 @@
+"""Operations that write lists of tensors, ``_foreach_add_`` and its kin, as the CPU's kernels do them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+
+_ALIKE = frozenset(
+    {"add_", "sub_", "mul_", "div_", "copy_", "zero_", "neg_", "abs_", "exp_", "log_", "sqrt_", "rsqrt_", "reciprocal_"}
+)
+"""Those that take the arguments of the operation on one tensor, in the same order."""
+
+
+def count_lists(func: Any, args: tuple[Any, ...]) -> None:
+    """Moves version counters: kernels count their writes themselves, one for each tensor, and stand-ins have none.
+
+    The fused updates of optimizers (``_fused_adamw_``) are not counted in eager either.
+    """
+    if _writes_lists(func):
+        compat.increment_version([written for written in args[0] if not written.is_inference()])
+
+
+def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """Calls, one for each tensor, where tensors share memory: the order of the writes is to be seen then.
+
+    Each is an operation and its arguments. ``None`` if nothing is shared, or where that is not what eager does.
+    """
+    if not _writes_lists(func):
+        return None
+    name = func._schema.name.removeprefix("aten::_foreach_")
+    lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
+    tensors = [t for each in lists for t in each if isinstance(t, torch.Tensor)]
+    memory = [t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided and t.device.type == "cpu"]
+    if name not in _ALIKE or len(memory) < len(tensors) or len(set(memory)) == len(memory):
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in args[0]):
+        return None  # autograd gives each a new history after all have been written
+    calls = []
+    for i in range(len(args[0])):
+        item = [arg[i] if isinstance(arg, (list, tuple)) else arg for arg in args]
+        named = {key: arg[i] if isinstance(arg, (list, tuple)) else arg for key, arg in kwargs.items()}
+        calls.append((getattr(torch.ops.aten, name), item, named))
+    return calls
+
+
+def _writes_lists(func: Any) -> bool:
+    return bool(func._schema.is_mutable) and func._schema.name.startswith("aten::_foreach_")

@@ -1,0 +1,39 @@
+"""Contributions to a gradient reach it in the order of the backward, whichever nodes hand them over."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sidefx_train.compile.joint.turns import Contribution, out_of_turn
+
+
+def engine(given: list[Contribution]) -> list[int]:
+    """The places of contributions in the order in which the engine adds them: what was made last runs first."""
+    late = out_of_turn(given)
+    around = {which for which, _ in late}
+    made: list[tuple[str, int]] = []
+    for node in range(max(each.node for each in given) + 1):
+        made += [("detour", which) for which, before in late if before == node]
+        made.append(("node", node))
+    added: list[int] = []
+    for kind, number in reversed(made):
+        if kind == "detour":
+            added.append(given[number].place)
+        else:
+            added += [each.place for i, each in enumerate(given) if each.node == number and i not in around]
+    return added
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_in_the_order_of_the_backward(seed: int) -> None:
+    draw = random.Random(seed)
+    places = draw.sample(range(100), draw.randint(1, 12))
+    given = [Contribution(place, draw.randrange(4)) for place in sorted(places, reverse=True)]
+    assert engine(given) == sorted(places, reverse=True)
+
+
+def test_nothing_takes_a_detour_without_need() -> None:
+    assert not out_of_turn([Contribution(9, 2), Contribution(8, 2), Contribution(5, 1), Contribution(3, 0)])
+    assert out_of_turn([Contribution(9, 1), Contribution(5, 0), Contribution(3, 1)]) == [(2, 0)]

@@ -743,10 +743,95 @@ def forget_compile_threads() -> None:
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's own table under the present options."""
-    importlib.import_module("torch._inductor.lowering")  # some decompositions take it for imported
+    _import_lowering()  # some decompositions take it for imported
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
+
+
+class _LateTemplate:
+    """A template of Jinja's that is read when it is first used; those of Triton's kernels never are on a CPU."""
+
+    def __init__(self, read: Callable[[str], Any], source: str) -> None:
+        self._made = functools.cache(functools.partial(read, source))
+
+    def __bool__(self) -> bool:
+        return bool(self._made())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made(), name)
+
+
+def _import_lowering() -> None:
+    """Imports Inductor's lowerings, which read two dozen templates of kernels for devices other than the CPU."""
+    if "torch._inductor.lowering" in sys.modules:
+        return
+    from torch._inductor.codegen.common import KernelTemplate
+
+    read = KernelTemplate.__dict__["_template_from_string"]
+    late = functools.partial(_LateTemplate, KernelTemplate._template_from_string)
+    KernelTemplate._template_from_string = staticmethod(late)
+    try:
+        importlib.import_module("torch._inductor.lowering")
+    finally:
+        KernelTemplate._template_from_string = read
+
+
+@contextmanager
+def _without_attention_patterns() -> Iterator[None]:
+    """Inductor's joint-graph passes do without the patterns of attention, which take long to make.
+
+    They are made by the next pass outside of this, as if there had been none here.
+    """
+    from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.fx_passes.misc_patterns import _misc_patterns_init
+    from torch._inductor.fx_passes.pad_mm import _pad_mm_init
+    from torch._inductor.pattern_matcher import init_once_fakemode
+
+    @init_once_fakemode
+    def others(input_device: torch.device | None = None) -> None:
+        for make in (_pad_mm_init, _misc_patterns_init):
+            make(input_device) if takes_device else make()
+
+    takes_device = "input_device" in inspect.signature(_pad_mm_init).parameters
+    before = joint_graph.lazy_init
+    joint_graph.lazy_init = others
+    try:
+        yield
+    finally:
+        joint_graph.lazy_init = before
+
+
+@contextmanager
+def _quick_strides() -> Iterator[None]:
+    """Steps of linear indices are read off instead of simplified, which takes a fifth of the time of lowering."""
+    from torch._inductor.codegen import cpp
+
+    before = cpp.stride_at_vec_range
+
+    def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
+        step = _linear_step(index, var)
+        return before(index, var, vec_length) if step is None else step
+
+    cpp.stride_at_vec_range = stride
+    try:
+        yield
+    finally:
+        cpp.stride_at_vec_range = before
+
+
+def _linear_step(index: Any, var: Any) -> Any:
+    """By how much a sum of whole multiples of symbols grows with ``var``; ``None`` for other expressions."""
+    import sympy
+
+    step = sympy.S.Zero
+    for term in sympy.Add.make_args(index):
+        factor, symbol = term.as_coeff_Mul()
+        if not factor.is_Integer or not (symbol.is_Symbol or symbol is sympy.S.One):
+            return None
+        if symbol == var:
+            step += factor
+    return step
 
 
 def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
@@ -807,8 +892,17 @@ def inductor_compile(
     static: list[int],
     fake_mode: FakeTensorMode,
     passes: Sequence[Callable[[fx.GraphModule], Any]] = (),
+    finds_attention: bool = True,
 ) -> tuple[Any, str]:
     """Lowers a functional graph; ``passes`` change it after Inductor's joint-graph passes.
+
+    Args:
+        module: the graph.
+        example_inputs: its inputs, fake ones.
+        static: positions of inputs that stay where they are in memory.
+        fake_mode: of its values.
+        passes: see above.
+        finds_attention: there may be attention in it that is written out; false saves the time to look for it.
 
     Returns:
         A callable that takes one list of real inputs, and the generated code.
@@ -819,8 +913,9 @@ def inductor_compile(
     from torch._inductor.virtualized import V
 
     module = fx.GraphModule(module, fx_graph_cse(module.graph))
-    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad():
-        module = compile_fx._recursive_joint_graph_passes(module)
+    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_strides():
+        with nullcontext() if finds_attention else _without_attention_patterns():
+            module = compile_fx._recursive_joint_graph_passes(module)
         for change in passes:
             change(module)
         output = next(iter(reversed(module.graph.nodes)))
@@ -923,6 +1018,19 @@ def storage_identity(tensor: torch.Tensor) -> int:
 
 WRAPPER_HEADER = "torch/csrc/inductor/cpp_wrapper/cpu.h"
 KERNEL_HEADER = "torch/csrc/inductor/cpp_prefix.h"
+C_TYPES_HEADER = "torch/csrc/inductor/aoti_torch/c/macros.h"
+
+
+def c_interface() -> list[str]:
+    """Texts of the headers that declare what C++ generated for the CPU may call."""
+    folder = os.path.join(os.path.dirname(torch.__file__), "include", "torch", "csrc", "inductor", "aoti_torch")
+    texts = []
+    for name in ("c/shim.h", "c/shim_cpu.h", "generated/c_shim_cpu.h", "generated/c_shim_aten.h"):
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                texts.append(file.read())
+    return texts
 
 
 @contextmanager

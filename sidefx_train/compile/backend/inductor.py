@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
-from sidefx_train.compile.backend.attention import expand_attention
+from sidefx_train.compile.backend.attention import expand_attention, is_written_out
 from sidefx_train.compile.backend.cpp import BuildFailed, accepts_flags, build_library, load_library, prepare_headers
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.memory import keep_freed_memory
@@ -145,9 +148,28 @@ class Clock:
 
 def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
     """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
-    with _turn:
+    with _turn, _fewer_collections():
         clock.lap("wait")
-        return _lower_alone(traced, config, clock, kept)
+        lowered = _lower_alone(traced, config, clock, kept)
+    if lowered.library is not None:
+        prepare_headers()  # for the next graph: it takes longer than to compile this one without
+    return lowered
+
+
+@contextmanager
+def _fewer_collections() -> Iterator[None]:
+    """Python looks for garbage among young objects only: imports and graphs make many that stay, and to look through
+    all of them again and again takes a fifth of the time."""
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, max(old, _OLD))
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, old)
+
+
+_OLD = 10_000
+"""Collections of middle-aged objects between two of old ones."""
 
 
 def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
@@ -155,7 +177,6 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()
     with compat.quick_vector_probes(accepts_flags):
-        prepare_headers()
         clock.lap("import")
         graph = functionalize(
             traced,
@@ -166,13 +187,14 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         clock.lap("functionalize")
         tiny = is_tiny(graph.module)
         attention = attended = ""
+        finds_attention = is_written_out(graph.module)
         if config.autotune == "on":
             threads = 1 if tiny else torch.get_num_threads()
             attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = graph.module.print_readable(print_output=False)
         notes = [*graph.notes, attention]
-        call, code, build = _compile(graph, config, traced, notes, kept)
+        call, code, build = _compile(graph, config, traced, notes, kept, finds_attention)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)
     if tiny:
@@ -214,7 +236,12 @@ class _Build:
 
 
 def _compile(
-    graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, notes: list[str], kept: bool
+    graph: FunctionalGraph,
+    config: CompileConfig,
+    traced: TracedGraph,
+    notes: list[str],
+    kept: bool,
+    finds_attention: bool,
 ) -> tuple[Any, str, _Build]:
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
     compat.register_product_lowerings()
@@ -245,6 +272,7 @@ def _compile(
                     lambda module: said.append(recompute(module)),
                     lambda module: check_graph("recomputation", module, traced.fake_mode, functional=True),
                 ],
+                finds_attention,
             )
         build.constants = "constants_tensor" in code
         notes.extend(said)

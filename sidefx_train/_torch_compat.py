@@ -803,34 +803,40 @@ def _without_attention_patterns() -> Iterator[None]:
 
 
 @contextmanager
-def _quick_strides() -> Iterator[None]:
-    """Steps of linear indices are read off instead of simplified, which takes a fifth of the time of lowering."""
-    from torch._inductor.codegen import cpp
+def _quick_codegen() -> Iterator[None]:
+    """What Inductor's C++ code generation does again and again for the same answer is done once.
 
-    before = cpp.stride_at_vec_range
+    Steps of indices that are linear in a variable are read off instead of simplified, and the rules of data types,
+    which are one object anyway, are not filled in anew for each operation.
+    """
+    from torch._inductor.codegen import common, cpp
+
+    before, rules = cpp.stride_at_vec_range, common.DtypePropagationOpsHandler
 
     def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
-        step = _linear_step(index, var)
+        step = linear_step(index, var)
         return before(index, var, vec_length) if step is None else step
 
     cpp.stride_at_vec_range = stride
+    common.DtypePropagationOpsHandler = functools.cache(rules)
     try:
         yield
     finally:
-        cpp.stride_at_vec_range = before
+        cpp.stride_at_vec_range, common.DtypePropagationOpsHandler = before, rules
 
 
-def _linear_step(index: Any, var: Any) -> Any:
-    """By how much a sum of whole multiples of symbols grows with ``var``; ``None`` for other expressions."""
+def linear_step(index: Any, var: Any) -> Any:
+    """By how much a sum grows with ``var`` that holds whole multiples of it alone; ``None`` for other expressions."""
     import sympy
 
     step = sympy.S.Zero
     for term in sympy.Add.make_args(index):
+        if not term.has(var):
+            continue
         factor, symbol = term.as_coeff_Mul()
-        if not factor.is_Integer or not (symbol.is_Symbol or symbol is sympy.S.One):
+        if not factor.is_Integer or symbol != var:
             return None
-        if symbol == var:
-            step += factor
+        step += factor
     return step
 
 
@@ -911,9 +917,10 @@ def inductor_compile(
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx
     from torch._inductor.virtualized import V
+    from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    module = fx.GraphModule(module, fx_graph_cse(module.graph))
-    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_strides():
+    module = _LazyGraphModule(module, fx_graph_cse(module.graph))  # its code is written only if somebody reads it
+    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_codegen():
         with nullcontext() if finds_attention else _without_attention_patterns():
             module = compile_fx._recursive_joint_graph_passes(module)
         for change in passes:

@@ -21,7 +21,9 @@ _NEEDED = (
 )
 """Functions that the helpers call."""
 
-_BEYOND = re.compile(r"\b(py|pybind11|at|c10|torch|std)::(\w+)|\b(PyObject|RAIIPyObject|ConstantHandle|ArrayRefTensor)\b")
+_BEYOND = re.compile(
+    r"\b(py|pybind11|at|c10|torch|std)::(\w+)|\b(PyObject|RAIIPyObject|ConstantHandle|ArrayRefTensor)\b"
+)
 _KNOWN = {"py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"}
 
 _PRELUDE = r"""

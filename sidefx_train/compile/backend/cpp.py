@@ -116,7 +116,13 @@ class BuildFailed(Exception):
     """The compiler refused generated code; the text is its first error."""
 
 
-def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[str] = ()) -> str:
+def build_library(
+    caller: str,
+    kernels: str,
+    outputs: int,
+    libraries: Sequence[str] = (),
+    meanwhile: Callable[[], None] = lambda: None,
+) -> str:
     """Builds and keeps a library; equal sources are built once.
 
     Args:
@@ -124,6 +130,7 @@ def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[s
         kernels: source of the kernels it calls.
         outputs: how many tensors it returns.
         libraries: further files to link.
+        meanwhile: called while the compiler runs.
 
     Returns:
         The library's name in the cache.
@@ -139,10 +146,10 @@ def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[s
         debuggable = ["-Og" if flag == "-O1" else flag for flag in quick]
         try:
             text = _whole_caller(caller, include, lean, outputs)
-            return _build(text, debuggable, kernels, thorough, libraries)
+            return _build(text, debuggable, kernels, thorough, libraries, meanwhile)
         except BuildFailed:  # it uses more than the lean one has: compiled with torch's header, or refused for good
             pass
-    return _build(whole, quick, kernels, thorough, libraries)
+    return _build(whole, quick, kernels, thorough, libraries, meanwhile)
 
 
 def _whole_caller(caller: str, include: str, head: str, outputs: int) -> str:
@@ -153,7 +160,14 @@ def _whole_caller(caller: str, include: str, head: str, outputs: int) -> str:
     return head + products + caller.replace(include, "") + _ENTRY.replace("@OUTPUTS@", str(outputs))
 
 
-def _build(caller: str, quick: list[str], kernels: str, thorough: list[str], libraries: Sequence[str]) -> str:
+def _build(
+    caller: str,
+    quick: list[str],
+    kernels: str,
+    thorough: list[str],
+    libraries: Sequence[str],
+    meanwhile: Callable[[], None],
+) -> str:
     linked = [*compat.cpp_link_flags(), *libraries]
     parts = _parts(kernels)
     key = _digest(compiler_version(quick[0]), *quick, *thorough, *linked, caller, *parts)
@@ -170,7 +184,7 @@ def _build(caller: str, quick: list[str], kernels: str, thorough: list[str], lib
             include = _precompiled(command, header) if header is not None else None
             extra = ["-include", str(include)] if include is not None else []
             commands.append([*command, *extra, "-w", "-c", str(path), "-o", str(path.with_suffix(".o"))])
-        _run_all(commands)
+        _run_all(commands, meanwhile)
         built = Path(folder) / "graph.so"
         objects = [str(path.with_suffix(".o")) for path, *_ in units]
         _run_all([[quick[0], "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked]])
@@ -248,10 +262,11 @@ def _parts(kernels: str) -> list[str]:
     return parts
 
 
-def _run_all(commands: list[list[str]]) -> None:
-    """Runs compilers side by side; the first error ends all."""
+def _run_all(commands: list[list[str]], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Runs compilers side by side, and ``meanwhile`` beside them; the first error ends all."""
     running = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in commands]
     try:
+        meanwhile()
         for process in running:
             _, said = process.communicate()
             if process.returncode != 0:

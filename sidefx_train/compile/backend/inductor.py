@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,6 +16,7 @@ from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPl
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
 from sidefx_train.compile.backend.cpp import BuildFailed, accepts_flags, build_library, load_library, prepare_headers
 from sidefx_train.compile.backend.functional import example_inputs
+from sidefx_train.compile.backend.garbage import collect_if_due, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
@@ -148,28 +146,12 @@ class Clock:
 
 def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
     """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
-    with _turn, _fewer_collections():
+    with _turn, fewer_collections():
         clock.lap("wait")
         lowered = _lower_alone(traced, config, clock, kept)
     if lowered.library is not None:
         prepare_headers()  # for the next graph: it takes longer than to compile this one without
     return lowered
-
-
-@contextmanager
-def _fewer_collections() -> Iterator[None]:
-    """Python looks for garbage among young objects only: imports and graphs make many that stay, and to look through
-    all of them again and again takes a fifth of the time."""
-    young, middle, old = gc.get_threshold()
-    gc.set_threshold(young, middle, max(old, _OLD))
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, middle, old)
-
-
-_OLD = 10_000
-"""Collections of middle-aged objects between two of old ones."""
 
 
 def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
@@ -226,7 +208,7 @@ class _Build:
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         began = time.perf_counter()
-        name = build_library(caller, kernels, outputs, libraries)
+        name = build_library(caller, kernels, outputs, libraries, meanwhile=collect_if_due)
         entry = load_library(name)
         self.seconds += time.perf_counter() - began
         if entry is None:

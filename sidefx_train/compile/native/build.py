@@ -113,11 +113,27 @@ _GUARDS = _Module(
 )
 
 
+_builders: list[threading.Thread] = []
+
+
 def start_build() -> None:
-    """Builds the modules in the background if they are not there yet."""
-    for module in (_GRAPHS, _GUARDS):
-        if not module.done:
-            threading.Thread(target=module.get, name="sidefx-native", daemon=True).start()
+    """Builds the modules in the background if they are not there yet.
+
+    One after the other where there are no more than two processors: one of them is the capture's. Who needs the second
+    before its turn builds it.
+    """
+    if any(builder.is_alive() for builder in _builders):
+        return
+    missing = [module for module in (_GRAPHS, _GUARDS) if not module.done]
+    turns = [[module] for module in missing] if (os.cpu_count() or 1) > 2 else [missing]
+    _builders[:] = [threading.Thread(target=_build, args=(turn,), name="sidefx-native", daemon=True) for turn in turns]
+    for builder in _builders:
+        builder.start()
+
+
+def _build(modules: list[_Module]) -> None:
+    for module in modules:
+        module.get()
 
 
 def native_ready() -> bool:
@@ -139,6 +155,7 @@ def guards_module() -> ModuleType | None:
 
 
 def _new_locks() -> None:
+    _builders.clear()
     for module in (_GRAPHS, _GUARDS):
         module.lock = threading.Lock()
 

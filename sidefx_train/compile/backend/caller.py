@@ -55,7 +55,7 @@ struct SidefxFailure : std::exception {
     const char* what() const noexcept override { return text; }
 };
 
-// Owns one tensor. What is not inlined is called hundreds of times in one function, which takes seconds to compile else.
+// Owns one tensor. What is not inlined is used hundreds of times in one function, which else takes seconds to compile.
 class RAIIAtenTensorHandle {
     AtenTensorHandle held = nullptr;
 

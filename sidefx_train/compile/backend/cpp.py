@@ -2,9 +2,10 @@
 
 The function that calls the kernels is long and not worth optimising, the kernels are short and are: built as one unit
 at the highest level, as Inductor does it, the caller takes most of the time. Here they are units of their own, compiled
-side by side; the kernels in as many parts as there are processors besides the caller's. The kernels' header is precompiled once per
-machine, behind the first graph: that takes three times as long as to read the plain one. A library is kept under a hash of what it was
-built from, so equal graphs are built once.
+side by side: the caller without torch's header where it can do without (``caller.py``), the kernels in as many parts as
+there are processors besides the caller's. The kernels' header is precompiled once per machine, behind the first graph,
+since that takes three times as long as to read the plain one. A library is kept under a hash of what it was built from,
+so equal graphs are built once.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def compiler_version(compiler: str) -> str:
 
 
 def _parts(kernels: str) -> list[str]:
-    """Kernels in parts of about equal size, one per processor that the caller leaves; each kernel begins by including its header."""
+    """Kernels in parts of about equal size, one per processor but the caller's; each kernel includes its header."""
     pieces = re.split(r"(?m)^(?=[ \t]*#include [^\n]*cpp_prefix\.h)", kernels)
     shared, pieces = pieces[0], pieces[1:]
     if shared.strip() or not pieces:  # something that all of them may need

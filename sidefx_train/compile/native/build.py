@@ -1,8 +1,8 @@
 """Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
 
-There are two, compiled side by side: what graphs call (products, optimizer updates, index checks), and the guards, whose
-headers of torch take longer to read than all else takes to compile and which are needed last. Where no compiler is
-found, or the build fails, there is no module, and torch's operators and Python are used.
+There are two: what graphs call (products, optimizer updates, index checks), and the guards, whose headers of torch take
+longer to read than all else takes to compile and which are needed last. Where no compiler is found, or the build fails,
+there is no module, and torch's operators and Python are used.
 """
 
 from __future__ import annotations

@@ -763,7 +763,7 @@ class _LateTemplate:
 
 
 def _import_lowering() -> None:
-    """Imports Inductor's lowerings, which read two dozen templates of kernels for devices other than the CPU."""
+    """Imports Inductor, which reads two dozen templates of kernels for devices other than the CPU."""
     if "torch._inductor.lowering" in sys.modules:
         return
     from torch._inductor.codegen.common import KernelTemplate
@@ -773,6 +773,7 @@ def _import_lowering() -> None:
     KernelTemplate._template_from_string = staticmethod(late)
     try:
         importlib.import_module("torch._inductor.lowering")
+        importlib.import_module("torch._inductor.compile_fx")
     finally:
         KernelTemplate._template_from_string = read
 

@@ -182,16 +182,16 @@ def _load(wanted: _Module) -> ModuleType | None:
         return None
     source = wanted.source
     key = hashlib.sha256(
-        "\0".join([source, *_FLAGS, platform.python_version(), torch.__version__, cpu_description()]).encode()
+        "\0".join([source, *_FLAGS, platform.python_version(), compat.torch_build(), cpu_description()]).encode()
     ).hexdigest()[:16]
-    known = cache.load("native", key)
-    library = cache.library(known["library"]) if known is not None else None
+    known = cache.load("native", key, machine=True)
+    library = cache.library(known["library"], machine=True) if known is not None else None
     if library is None:
         name = _compile(compiler, source, wanted.reads_tensors)
-        library = cache.library(name) if name is not None else None
+        library = cache.library(name, machine=True) if name is not None else None
         if library is None:
             return None
-        cache.store("native", key, {"library": name}, wanted.label)
+        cache.store("native", key, {"library": name}, wanted.label, machine=True)
     spec = importlib.util.spec_from_file_location(wanted.name, library)
     if spec is None or spec.loader is None:
         return None
@@ -227,5 +227,5 @@ def _compile(compiler: str, text: str, reads_tensors: bool) -> str | None:
         ways = [compat.c10_flags(), ["-DSIDEFX_NO_C10"]] if reads_tensors else [[]]
         for way in ways:
             if subprocess.run([*command, *way], capture_output=True, check=False).returncode == 0:
-                return cache.add_library(built)
+                return cache.add_library(built, machine=True)
     return None

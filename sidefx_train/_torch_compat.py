@@ -779,28 +779,39 @@ def _import_lowering() -> None:
 
 
 @contextmanager
+def _replaced(place: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """``place.name`` is ``make(what it was)`` inside; where this torch has no such name, nothing is replaced."""
+    before = getattr(place, name, None)
+    if before is None:
+        yield
+        return
+    setattr(place, name, make(before))
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
+@contextmanager
 def _without_attention_patterns() -> Iterator[None]:
     """Inductor's joint-graph passes do without the patterns of attention, which take long to make.
 
     They are made by the next pass outside of this, as if there had been none here.
     """
-    from torch._inductor.fx_passes import joint_graph
-    from torch._inductor.fx_passes.misc_patterns import _misc_patterns_init
-    from torch._inductor.fx_passes.pad_mm import _pad_mm_init
+    from torch._inductor.fx_passes import joint_graph, misc_patterns, pad_mm
     from torch._inductor.pattern_matcher import init_once_fakemode
 
-    @init_once_fakemode
-    def others(input_device: torch.device | None = None) -> None:
-        for make in (_pad_mm_init, _misc_patterns_init):
-            make(input_device) if takes_device else make()
+    makers = [getattr(pad_mm, "_pad_mm_init", None), getattr(misc_patterns, "_misc_patterns_init", None)]
 
-    takes_device = "input_device" in inspect.signature(_pad_mm_init).parameters
-    before = joint_graph.lazy_init
-    joint_graph.lazy_init = others
-    try:
+    def make_others(input_device: torch.device | None = None) -> None:
+        for make in filter(None, makers):
+            make(input_device) if "input_device" in inspect.signature(make).parameters else make()
+
+    if not all(makers):  # this torch calls them otherwise: all are made
         yield
-    finally:
-        joint_graph.lazy_init = before
+        return
+    with _replaced(joint_graph, "lazy_init", lambda _: init_once_fakemode(make_others)):
+        yield
 
 
 @contextmanager
@@ -812,18 +823,18 @@ def _quick_codegen() -> Iterator[None]:
     """
     from torch._inductor.codegen import common, cpp
 
-    before, rules = cpp.stride_at_vec_range, common.DtypePropagationOpsHandler
+    def quick(before: Callable[..., Any]) -> Callable[..., Any]:
+        def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
+            step = linear_step(index, var)
+            return before(index, var, vec_length) if step is None else step
 
-    def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
-        step = linear_step(index, var)
-        return before(index, var, vec_length) if step is None else step
+        return stride
 
-    cpp.stride_at_vec_range = stride
-    common.DtypePropagationOpsHandler = functools.cache(rules)
-    try:
+    with (
+        _replaced(cpp, "stride_at_vec_range", quick),
+        _replaced(common, "DtypePropagationOpsHandler", functools.cache),
+    ):
         yield
-    finally:
-        cpp.stride_at_vec_range, common.DtypePropagationOpsHandler = before, rules
 
 
 def linear_step(index: Any, var: Any) -> Any:

@@ -772,10 +772,113 @@ def forget_compile_threads() -> None:
 
 def inductor_decompositions() -> dict[Any, Any]:
     """Inductor's own table under the present options."""
-    importlib.import_module("torch._inductor.lowering")  # some decompositions take it for imported
+    _import_lowering()  # some decompositions take it for imported
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
+
+
+class _LateTemplate:
+    """A template of Jinja's that is read when it is first used; those of Triton's kernels never are on a CPU."""
+
+    def __init__(self, read: Callable[[str], Any], source: str) -> None:
+        self._made = functools.cache(functools.partial(read, source))
+
+    def __bool__(self) -> bool:
+        return bool(self._made())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made(), name)
+
+
+def _import_lowering() -> None:
+    """Imports Inductor, which reads two dozen templates of kernels for devices other than the CPU."""
+    if "torch._inductor.lowering" in sys.modules:
+        return
+    from torch._inductor.codegen.common import KernelTemplate
+
+    read = KernelTemplate.__dict__["_template_from_string"]
+    late = functools.partial(_LateTemplate, KernelTemplate._template_from_string)
+    KernelTemplate._template_from_string = staticmethod(late)
+    try:
+        importlib.import_module("torch._inductor.lowering")
+        importlib.import_module("torch._inductor.compile_fx")
+    finally:
+        KernelTemplate._template_from_string = read
+
+
+@contextmanager
+def _replaced(place: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """``place.name`` is ``make(what it was)`` inside; where this torch has no such name, nothing is replaced."""
+    before = getattr(place, name, None)
+    if before is None:
+        yield
+        return
+    setattr(place, name, make(before))
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
+@contextmanager
+def _without_attention_patterns() -> Iterator[None]:
+    """Inductor's joint-graph passes do without the patterns of attention, which take long to make.
+
+    They are made by the next pass outside of this, as if there had been none here.
+    """
+    from torch._inductor.fx_passes import joint_graph, misc_patterns, pad_mm
+    from torch._inductor.pattern_matcher import init_once_fakemode
+
+    makers = [getattr(pad_mm, "_pad_mm_init", None), getattr(misc_patterns, "_misc_patterns_init", None)]
+
+    def make_others(input_device: torch.device | None = None) -> None:
+        for make in filter(None, makers):
+            make(input_device) if "input_device" in inspect.signature(make).parameters else make()
+
+    if not all(makers):  # this torch calls them otherwise: all are made
+        yield
+        return
+    with _replaced(joint_graph, "lazy_init", lambda _: init_once_fakemode(make_others)):
+        yield
+
+
+@contextmanager
+def _quick_codegen() -> Iterator[None]:
+    """What Inductor's C++ code generation does again and again for the same answer is done once.
+
+    Steps of indices that are linear in a variable are read off instead of simplified, and the rules of data types,
+    which are one object anyway, are not filled in anew for each operation.
+    """
+    from torch._inductor.codegen import common, cpp
+
+    def quick(before: Callable[..., Any]) -> Callable[..., Any]:
+        def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
+            step = linear_step(index, var)
+            return before(index, var, vec_length) if step is None else step
+
+        return stride
+
+    with (
+        _replaced(cpp, "stride_at_vec_range", quick),
+        _replaced(common, "DtypePropagationOpsHandler", functools.cache),
+    ):
+        yield
+
+
+def linear_step(index: Any, var: Any) -> Any:
+    """By how much a sum grows with ``var`` that holds whole multiples of it alone; ``None`` for other expressions."""
+    import sympy
+
+    step = sympy.S.Zero
+    for term in sympy.Add.make_args(index):
+        if not term.has(var):
+            continue
+        factor, symbol = term.as_coeff_Mul()
+        if not factor.is_Integer or symbol != var:
+            return None
+        step += factor
+    return step
 
 
 def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
@@ -836,8 +939,17 @@ def inductor_compile(
     static: list[int],
     fake_mode: FakeTensorMode,
     passes: Sequence[Callable[[fx.GraphModule], Any]] = (),
+    finds_attention: bool = True,
 ) -> tuple[Any, str]:
     """Lowers a functional graph; ``passes`` change it after Inductor's joint-graph passes.
+
+    Args:
+        module: the graph.
+        example_inputs: its inputs, fake ones.
+        static: positions of inputs that stay where they are in memory.
+        fake_mode: of its values.
+        passes: see above.
+        finds_attention: there may be attention in it that is written out; false saves the time to look for it.
 
     Returns:
         A callable that takes one list of real inputs, and the generated code.
@@ -846,10 +958,12 @@ def inductor_compile(
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx
     from torch._inductor.virtualized import V
+    from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    module = fx.GraphModule(module, fx_graph_cse(module.graph))
-    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad():
-        module = compile_fx._recursive_joint_graph_passes(module)
+    module = _LazyGraphModule(module, fx_graph_cse(module.graph))  # its code is written only if somebody reads it
+    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_codegen():
+        with nullcontext() if finds_attention else _without_attention_patterns():
+            module = compile_fx._recursive_joint_graph_passes(module)
         for change in passes:
             change(module)
         output = next(iter(reversed(module.graph.nodes)))
@@ -952,6 +1066,19 @@ def storage_identity(tensor: torch.Tensor) -> int:
 
 WRAPPER_HEADER = "torch/csrc/inductor/cpp_wrapper/cpu.h"
 KERNEL_HEADER = "torch/csrc/inductor/cpp_prefix.h"
+C_TYPES_HEADER = "torch/csrc/inductor/aoti_torch/c/macros.h"
+
+
+def c_interface() -> list[str]:
+    """Texts of the headers that declare what C++ generated for the CPU may call."""
+    folder = os.path.join(os.path.dirname(torch.__file__), "include", "torch", "csrc", "inductor", "aoti_torch")
+    texts = []
+    for name in ("c/shim.h", "c/shim_cpu.h", "generated/c_shim_cpu.h", "generated/c_shim_aten.h"):
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                texts.append(file.read())
+    return texts
 
 
 @contextmanager

@@ -64,8 +64,8 @@ def cache_dir() -> Path:
 
 
 def machine_dir() -> Path:
-    """Folder of what depends on the machine alone and is large (precompiled headers): :func:`cache_dir`, but not inside
-    ``TORCHINDUCTOR_CACHE_DIR``, which people change per run."""
+    """Folder of what depends on the machine alone and takes long to make (precompiled headers, native modules):
+    :func:`cache_dir`, but not inside ``TORCHINDUCTOR_CACHE_DIR``, which people change per run."""
     return _folder(os.environ.get("SIDEFX_CACHE_DIR"))
 
 
@@ -83,9 +83,15 @@ def _folder(root: str | None) -> Path:
     return Path(tempfile.mkdtemp(prefix="sidefx_train_"))
 
 
-def load(kind: str, key: str) -> Any:
-    """What :func:`store` was given, or ``None`` if there is nothing, or nothing that can be believed."""
-    path = _record_path(kind, key)
+def load(kind: str, key: str, machine: bool = False) -> Any:
+    """What :func:`store` was given, or ``None`` if there is nothing, or nothing that can be believed.
+
+    Args:
+        kind: see :class:`CacheEntry`.
+        key: what it is found by.
+        machine: in :func:`machine_dir`, here and in what follows.
+    """
+    path = _record_path(kind, key, machine)
     try:
         with path.open("rb") as file:
             _check_owner(file.fileno())
@@ -99,27 +105,27 @@ def load(kind: str, key: str) -> Any:
         _touch(path)
 
 
-def store(kind: str, key: str, value: Any, label: str = "") -> bool:
+def store(kind: str, key: str, value: Any, label: str = "", machine: bool = False) -> bool:
     """Keeps a JSON-able value under a key; false if the folder cannot be written."""
     payload = zlib.compress(json.dumps(value).encode(), 1)
     header = {"kind": kind, "key": key, "label": label, "size": len(payload), "sha256": _digest(payload)}
-    done = _write(_record_path(kind, key), f"{_FORMAT}\n{json.dumps(header)}\n".encode() + payload)
+    done = _write(_record_path(kind, key, machine), f"{_FORMAT}\n{json.dumps(header)}\n".encode() + payload)
     if done:
         shrink()
     return done
 
 
-def add_library(built: Path) -> str | None:
+def add_library(built: Path, machine: bool = False) -> str | None:
     """Takes a shared library in under the hash of its bytes, which is returned; ``None`` if that is not possible."""
     content = built.read_bytes()
     name = _digest(content)
     _used_here.add(name)
-    return name if _write(library_path(name), content) else None
+    return name if _write(library_path(name, machine), content) else None
 
 
-def library(name: str) -> Path | None:
+def library(name: str, machine: bool = False) -> Path | None:
     """The library of this name, if it is there and its bytes are the ones the name was made from."""
-    path = library_path(name)
+    path = library_path(name, machine)
     _used_here.add(name)
     try:
         with path.open("rb") as file:
@@ -150,8 +156,9 @@ def load_module(name: str, path: Path) -> ModuleType | None:
     return module
 
 
-def library_path(name: str) -> Path:
-    return cache_dir() / "libraries" / f"{name}{_LIBRARY}"
+def library_path(name: str, machine: bool = False) -> Path:
+    """Where the library of this name is kept."""
+    return _place(machine) / "libraries" / f"{name}{_LIBRARY}"
 
 
 def entries() -> list[CacheEntry]:
@@ -193,8 +200,12 @@ def shrink() -> int:
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def _record_path(kind: str, key: str) -> Path:
-    return cache_dir() / f"{kind}s" / f"{key}{_RECORD}"
+def _place(machine: bool) -> Path:
+    return machine_dir() if machine else cache_dir()
+
+
+def _record_path(kind: str, key: str, machine: bool) -> Path:
+    return _place(machine) / f"{kind}s" / f"{key}{_RECORD}"
 
 
 def _read(content: bytes, kind: str, key: str) -> tuple[dict[str, Any], Any]:
@@ -225,11 +236,11 @@ def _write(path: Path, content: bytes) -> bool:
 
 
 def _entries() -> Iterator[CacheEntry]:
-    folder = cache_dir()
-    found = [(path, path.parent.name.rstrip("s"), _label(path)) for path in folder.glob(f"*/*{_RECORD}")]
-    found += [(path, "library", path.stem[:16]) for path in folder.glob(f"libraries/*{_LIBRARY}")]
-    found += [(path, "headers", path.name[:16]) for path in machine_dir().glob("headers/*")]
-    found += [(path, "other", path.name) for path in folder.glob("*.*")]
+    found = [(path, "headers", path.name[:16]) for path in machine_dir().glob("headers/*")]
+    for folder in {cache_dir(), machine_dir()}:
+        found += [(path, path.parent.name.rstrip("s"), _label(path)) for path in folder.glob(f"*/*{_RECORD}")]
+        found += [(path, "library", path.stem[:16]) for path in folder.glob(f"libraries/*{_LIBRARY}")]
+        found += [(path, "other", path.name) for path in folder.glob("*.*")]
     for path, kind, label in found:
         with contextlib.suppress(OSError):  # another process removed it
             files = list(path.iterdir()) if path.is_dir() else [path]

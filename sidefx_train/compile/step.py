@@ -30,7 +30,7 @@ from sidefx_train.compile.functionalize.metadata import in_words
 from sidefx_train.compile.guards.guard import shown
 from sidefx_train.compile.heap.anew import replaced_alike
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.native import native_module, native_ready
+from sidefx_train.compile.native import guards_module, native_module, native_ready, start_build
 from sidefx_train.compile.pipeline import Captured, CaptureFailed, Learned
 from sidefx_train.compile.residual.build import MISS
 from sidefx_train.config import CompileConfig
@@ -256,6 +256,7 @@ class CompiledStep:
 
     def _make_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         self._busy = True
+        start_build()
         try:
             entry = self._captured_entry(args, kwargs)
         finally:
@@ -337,6 +338,7 @@ class CompiledStep:
         """
         if self._has_run:
             native_module()
+            guards_module()
         steps = [self, *(self._parts.steps() if not self._is_part else [])]
         return all(step._job is None or step._job.wait(timeout) for step in steps)
 

@@ -51,6 +51,30 @@ def test_the_folder_is_where_the_environment_says(
     assert cache.machine_dir() != sidefx_train.cache_dir()
 
 
+def test_what_belongs_to_the_machine_outlives_a_run_of_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tmp_path / "built.so"
+    built.write_bytes(b"code")
+    monkeypatch.delenv("SIDEFX_CACHE_DIR", raising=False)
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path / "machine"))
+    cache._folder.cache_clear()
+    try:
+        for run in ("first", "second"):
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / run))
+            if run == "first":
+                name = cache.add_library(built, machine=True)
+                assert name is not None and cache.store("native", "k", {"library": name}, "a module", machine=True)
+            assert cache.load("native", "k", machine=True) == {"library": name}
+            assert cache.load("native", "k") is None, "it is not the run's"
+            assert cache.library(name, machine=True) is not None and cache.library(name) is None
+        assert [entry.kind for entry in cache.entries() if entry.label == "a module"] == ["native"]
+        cache.clear()
+        assert cache.load("native", "k", machine=True) is None
+    finally:
+        cache._folder.cache_clear()
+
+
 @pytest.mark.parametrize("damage", ["shorter", "flipped", "not ours", "empty", "other key", "writable"])
 def test_a_damaged_or_foreign_record_is_ignored_with_a_warning(folder: Path, damage: str) -> None:
     path, key = record(folder), "k"

@@ -18,7 +18,7 @@ from sidefx_train.compile.guards.codegen import failing
 from sidefx_train.compile.guards.definitions import Body, Taken
 from sidefx_train.compile.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.heap.source import Source, SourceTable
-from sidefx_train.compile.native import native_module
+from sidefx_train.compile.native import guards_module
 from sidefx_train.compile.native.guards import LOADS
 
 
@@ -178,7 +178,7 @@ CHANGES: dict[str, Callable[[Thing], Any]] = {
 
 
 def _native() -> Any:
-    native = native_module()
+    native = guards_module()
     if native is None:
         pytest.skip("no C++ compiler")
     return native

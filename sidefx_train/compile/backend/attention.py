@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,16 @@ _LARGEST = 4_000_000
 
 _SMALL = 500_000
 """Likewise, where the weights are more than what attention holds in any case (its three arguments and its result)."""
+
+
+_WEIGHTS = (aten.bmm.default, aten.baddbmm.default)
+_SOFTMAX = (aten.exp.default, aten._softmax.default, aten._safe_softmax.default)
+
+
+def is_written_out(module: fx.GraphModule) -> bool:
+    """True if there may be attention as products and a softmax, which Inductor has patterns for."""
+    targets = Counter(node.target for node in module.graph.nodes if node.op == "call_function")
+    return sum(targets[op] for op in _WEIGHTS) > 1 and any(op in targets for op in _SOFTMAX)
 
 
 def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple[str, str]:

@@ -2,9 +2,10 @@
 
 The function that calls the kernels is long and not worth optimising, the kernels are short and are: built as one unit
 at the highest level, as Inductor does it, the caller takes most of the time. Here they are units of their own, compiled
-side by side, the kernels in as many parts as there are processors. Headers are precompiled once per machine, beside the
-first graph's lowering; until they are there the plain ones are read. A library is kept under a hash of what it was
-built from, so equal graphs are built once.
+side by side: the caller without torch's header where it can do without (``caller.py``), the kernels in as many parts as
+there are processors besides the caller's. The kernels' header is precompiled once per machine, behind the first graph,
+since that takes three times as long as to read the plain one. A library is kept under a hash of what it was built from,
+so equal graphs are built once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
+from sidefx_train.compile.backend.caller import prelude
 from sidefx_train.compile.native import native_module
 
 _LARGEST_PART = 12_000
@@ -30,18 +32,23 @@ _LARGEST_PART = 12_000
 _ENTRY = r"""
 #include <Python.h>
 #include <exception>
-#include <vector>
+
+struct SidefxHandles {
+    AtenTensorHandle* at;
+    explicit SidefxHandles(Py_ssize_t count) : at(new AtenTensorHandle[count]()) {}
+    SidefxHandles(const SidefxHandles&) = delete;
+    ~SidefxHandles() { delete[] at; }
+};
 
 // call(capsules of inputs) -> capsules of outputs
 static PyObject* sidefx_call(PyObject*, PyObject* given) {
     const Py_ssize_t count = PyList_GET_SIZE(given);
-    std::vector<AtenTensorHandle> inputs;
-    inputs.reserve(count);
+    SidefxHandles inputs(count), made(@OUTPUTS@);
+    AtenTensorHandle* outputs = made.at;
     for (Py_ssize_t i = 0; i < count; ++i)
-        inputs.push_back(reinterpret_cast<AtenTensorHandle>(PyCapsule_GetPointer(PyList_GET_ITEM(given, i), nullptr)));
-    std::vector<AtenTensorHandle> outputs(@OUTPUTS@, nullptr);
+        inputs.at[i] = reinterpret_cast<AtenTensorHandle>(PyCapsule_GetPointer(PyList_GET_ITEM(given, i), nullptr));
     try {
-        inductor_entry_impl(inputs.data(), outputs.data());
+        inductor_entry_impl(inputs.at, outputs);
     } catch (const std::exception& error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
     } catch (...) {
@@ -69,8 +76,6 @@ PyMODINIT_FUNC PyInit_sidefx_graph(void) { return PyModule_Create(&sidefx_module
 
 
 _PRODUCT = """
-#include <@HEADER@>
-
 typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
                               int64_t, int64_t, int64_t, int64_t);
 static SidefxProduct sidefx_product = nullptr;  // of the native module
@@ -111,7 +116,13 @@ class BuildFailed(Exception):
     """The compiler refused generated code; the text is its first error."""
 
 
-def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[str] = ()) -> str:
+def build_library(
+    caller: str,
+    kernels: str,
+    outputs: int,
+    libraries: Sequence[str] = (),
+    meanwhile: Callable[[], None] = lambda: None,
+) -> str:
     """Builds and keeps a library; equal sources are built once.
 
     Args:
@@ -119,6 +130,7 @@ def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[s
         kernels: source of the kernels it calls.
         outputs: how many tensors it returns.
         libraries: further files to link.
+        meanwhile: called while the compiler runs.
 
     Returns:
         The library's name in the cache.
@@ -127,10 +139,35 @@ def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[s
         BuildFailed: it does not compile, or cannot be kept.
     """
     quick, thorough = compat.cpp_command(quick=True), compat.cpp_command(quick=False)
+    include = f"#include <{compat.WRAPPER_HEADER}>"
+    lean = prelude(caller) if caller.count(include) == 1 and compat.KERNEL_HEADER not in caller else None
+    whole = _whole_caller(caller, include, f"{include}\n", outputs)
+    if lean is not None:
+        debuggable = ["-Og" if flag == "-O1" else flag for flag in quick]
+        try:
+            text = _whole_caller(caller, include, lean, outputs)
+            return _build(text, debuggable, kernels, thorough, libraries, meanwhile)
+        except BuildFailed:  # it uses more than the lean one has: compiled with torch's header, or refused for good
+            pass
+    return _build(whole, quick, kernels, thorough, libraries, meanwhile)
+
+
+def _whole_caller(caller: str, include: str, head: str, outputs: int) -> str:
+    """The source of the caller, ``head`` in the place of torch's header, with the function that Python calls."""
+    products = ""
     if compat.PRODUCT_FUNCTION in caller:
-        given = _PRODUCT.replace("@HEADER@", compat.WRAPPER_HEADER).replace("@PRODUCT@", compat.PRODUCT_FUNCTION)
-        caller = f"#define SIDEFX_PRODUCT\n{given}{caller}"
-    caller += _ENTRY.replace("@OUTPUTS@", str(outputs))
+        products = "#define SIDEFX_PRODUCT\n" + _PRODUCT.replace("@PRODUCT@", compat.PRODUCT_FUNCTION)
+    return head + products + caller.replace(include, "") + _ENTRY.replace("@OUTPUTS@", str(outputs))
+
+
+def _build(
+    caller: str,
+    quick: list[str],
+    kernels: str,
+    thorough: list[str],
+    libraries: Sequence[str],
+    meanwhile: Callable[[], None],
+) -> str:
     linked = [*compat.cpp_link_flags(), *libraries]
     parts = _parts(kernels)
     key = _digest(compiler_version(quick[0]), *quick, *thorough, *linked, caller, *parts)
@@ -138,16 +175,16 @@ def build_library(caller: str, kernels: str, outputs: int, libraries: Sequence[s
     if known is not None and cache.library(known["library"]) is not None:
         return str(known["library"])
     with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
-        units = [(Path(folder) / "caller.cpp", caller, quick, compat.WRAPPER_HEADER)]
+        units: list[tuple[Path, str, list[str], str | None]] = [(Path(folder) / "caller.cpp", caller, quick, None)]
         for i, part in enumerate(parts):
             units.append((Path(folder) / f"kernels{i}.cpp", part, thorough, compat.KERNEL_HEADER))
         commands = []
         for path, text, command, header in units:
             path.write_text(text)
-            include = _precompiled(command, header)
+            include = _precompiled(command, header) if header is not None else None
             extra = ["-include", str(include)] if include is not None else []
             commands.append([*command, *extra, "-w", "-c", str(path), "-o", str(path.with_suffix(".o"))])
-        _run_all(commands)
+        _run_all(commands, meanwhile)
         built = Path(folder) / "graph.so"
         objects = [str(path.with_suffix(".o")) for path, *_ in units]
         _run_all([[quick[0], "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked]])
@@ -176,18 +213,17 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
 
 
 def prepare_headers() -> None:
-    """Precompiles the headers, if that has not been done on this machine.
+    """Precompiles the kernels' header, if that has not been done on this machine.
 
-    A process of its own does it, at low priority and one after the other; it is not waited for and outlives this one.
+    A process of its own does it, at low priority; it is not waited for and outlives this one.
     Inductor's setting for its own headers (``TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS``) turns it off.
     """
     if not compat.precompiles_headers():
         return
     script = ""
-    for quick, header in ((False, compat.KERNEL_HEADER), (True, compat.WRAPPER_HEADER)):
-        command = compat.cpp_command(quick)
-        if _takes_precompiled(command[0]) and _precompiled(command, header) is None:
-            script += _precompiling(command, header)
+    command = compat.cpp_command(quick=False)
+    if _takes_precompiled(command[0]) and _precompiled(command, compat.KERNEL_HEADER) is None:
+        script += _precompiling(command, compat.KERNEL_HEADER)
     if script:
         quiet = subprocess.DEVNULL
         subprocess.Popen(["sh", "-c", script], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -211,12 +247,12 @@ def compiler_version(compiler: str) -> str:
 
 
 def _parts(kernels: str) -> list[str]:
-    """Kernels in parts of about equal size, one per processor; each kernel begins by including its header."""
+    """Kernels in parts of about equal size, one per processor but the caller's; each kernel includes its header."""
     pieces = re.split(r"(?m)^(?=[ \t]*#include [^\n]*cpp_prefix\.h)", kernels)
     shared, pieces = pieces[0], pieces[1:]
     if shared.strip() or not pieces:  # something that all of them may need
         return [kernels] if kernels.strip() else []
-    count = max(1, min(os.cpu_count() or 1, len(kernels) // _LARGEST_PART))
+    count = max(1, min((os.cpu_count() or 1) - 1, len(kernels) // _LARGEST_PART))
     parts = [""] * count
     for piece in sorted(pieces, key=len, reverse=True):
         smallest = min(range(count), key=lambda i: len(parts[i]))
@@ -224,10 +260,11 @@ def _parts(kernels: str) -> list[str]:
     return parts
 
 
-def _run_all(commands: list[list[str]]) -> None:
-    """Runs compilers side by side; the first error ends all."""
+def _run_all(commands: list[list[str]], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Runs compilers side by side, and ``meanwhile`` beside them; the first error ends all."""
     running = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in commands]
     try:
+        meanwhile()
         for process in running:
             _, said = process.communicate()
             if process.returncode != 0:

@@ -13,9 +13,10 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
-from sidefx_train.compile.backend.attention import expand_attention
+from sidefx_train.compile.backend.attention import expand_attention, is_written_out
 from sidefx_train.compile.backend.cpp import BuildFailed, accepts_flags, build_library, load_library, prepare_headers
 from sidefx_train.compile.backend.functional import example_inputs
+from sidefx_train.compile.backend.garbage import collect_if_due, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
@@ -145,9 +146,12 @@ class Clock:
 
 def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
     """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
-    with _turn:
+    with _turn, fewer_collections():
         clock.lap("wait")
-        return _lower_alone(traced, config, clock, kept)
+        lowered = _lower_alone(traced, config, clock, kept)
+    if lowered.library is not None:
+        prepare_headers()  # for the next graph: it takes longer than to compile this one without
+    return lowered
 
 
 def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
@@ -155,7 +159,6 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()
     with compat.quick_vector_probes(accepts_flags):
-        prepare_headers()
         clock.lap("import")
         graph = functionalize(
             traced,
@@ -166,13 +169,14 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         clock.lap("functionalize")
         tiny = is_tiny(graph.module)
         attention = attended = ""
+        finds_attention = is_written_out(graph.module)
         if config.autotune == "on":
             threads = 1 if tiny else torch.get_num_threads()
             attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = graph.module.print_readable(print_output=False)
         notes = [*graph.notes, attention]
-        call, code, build = _compile(graph, config, traced, notes, kept)
+        call, code, build = _compile(graph, config, traced, notes, kept, finds_attention)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)
     if tiny:
@@ -204,7 +208,7 @@ class _Build:
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         began = time.perf_counter()
-        name = build_library(caller, kernels, outputs, libraries)
+        name = build_library(caller, kernels, outputs, libraries, meanwhile=collect_if_due)
         entry = load_library(name)
         self.seconds += time.perf_counter() - began
         if entry is None:
@@ -214,7 +218,12 @@ class _Build:
 
 
 def _compile(
-    graph: FunctionalGraph, config: CompileConfig, traced: TracedGraph, notes: list[str], kept: bool
+    graph: FunctionalGraph,
+    config: CompileConfig,
+    traced: TracedGraph,
+    notes: list[str],
+    kept: bool,
+    finds_attention: bool,
 ) -> tuple[Any, str, _Build]:
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
     compat.register_product_lowerings()
@@ -245,6 +254,7 @@ def _compile(
                     lambda module: said.append(recompute(module)),
                     lambda module: check_graph("recomputation", module, traced.fake_mode, functional=True),
                 ],
+                finds_attention,
             )
         build.constants = "constants_tensor" in code
         notes.extend(said)

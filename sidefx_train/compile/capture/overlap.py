@@ -33,15 +33,19 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             raise Unsupported("SFX108", f"{func} resizes an empty part of a tensor, and so the tensor's memory")
         (written if writes else read).extend(_tensors(value))
     elementwise = torch.Tag.pointwise in func.tags or func.name().startswith(_ELEMENTWISE)
-    for i, target in enumerate(written):
+    beside: dict[int, list[tuple[torch.Tensor, bool]]] = {}  # operands by their memory: an optimizer's are hundreds
+    for other in read:
+        beside.setdefault(_storage(other), []).append((other, elementwise))
+    for target in written:
         if _is_known(target) and not _is_dense(target) and _several_in_one_place(target):
             raise _refused(func, "more than one element of the written-to tensor is in a single place")
-        others = [(other, elementwise) for other in read] + [(other, False) for other in written[:i]]
+        others = beside.setdefault(_storage(target), [])
         for other, same_place_is_fine in others:
             if same_place_is_fine and (other is target or _layout(other) == _layout(target)):
                 continue
-            if _storage(other) == _storage(target) and _may_share(target, other):
+            if _may_share(target, other):
                 raise _refused(func, "some elements of an operand and of the written-to tensor are in a single place")
+        others.append((target, False))
 
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)

@@ -21,7 +21,7 @@ from sidefx_train.compile.guards.definitions import Body, Taken
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.heap.records import is_plain
 from sidefx_train.compile.heap.source import Source
-from sidefx_train.compile.native import native_module
+from sidefx_train.compile.native import guards_module
 from sidefx_train.compile.native.guards import LOADS, TESTS
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
@@ -69,7 +69,7 @@ def _through_array(source: Source | None) -> bool:
 
 def object_check(guards: list[Guard]) -> Callable[[], bool]:
     """``check()``, true while all of them hold; ``guards`` are those that :func:`split` put first."""
-    native = native_module()
+    native = guards_module()
     if native is None:
         return _python_check(guards)
     if native.tensors_readable():

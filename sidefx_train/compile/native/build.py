@@ -1,6 +1,8 @@
-"""Builds and loads the native module, once per machine, beside Inductor's own compilation.
+"""Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
 
-Where no compiler is found, or the build fails, :func:`native_module` returns ``None`` and torch's operators are used.
+There are two: what graphs call (products, optimizer updates, index checks), and the guards, whose headers of torch take
+longer to read than all else takes to compile and which are needed last. Where no compiler is found, or the build fails,
+there is no module, and torch's operators and Python are used.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import subprocess
 import sysconfig
 import tempfile
 import threading
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -33,50 +37,130 @@ _HEAD = """
 #include <vector>
 """
 
-_TABLE = """
+_ENTRY = """
 static PyMethodDef methods[] = {
-    {"adam", (PyCFunction)(void (*)(void))adam, METH_FASTCALL, nullptr},
-    {"sgd", (PyCFunction)(void (*)(void))sgd, METH_FASTCALL, nullptr},
-    {"bad_index", (PyCFunction)(void (*)(void))bad_index, METH_FASTCALL, nullptr},
-    {"product", (PyCFunction)(void (*)(void))product, METH_FASTCALL, nullptr},
-    {"product_function", product_function, METH_NOARGS, nullptr},
-    {"data_ptr_function", data_ptr_function, METH_O, nullptr},
-    {"find_tensor_words", (PyCFunction)(void (*)(void))find_tensor_words, METH_FASTCALL, nullptr},
-    {"tensors_readable", tensors_readable, METH_NOARGS, nullptr},
-    {"guard_program", guard_program, METH_O, nullptr},
+    @METHODS@
     {nullptr, nullptr, 0, nullptr}};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "sidefx_native", nullptr, -1, methods};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "@NAME@", nullptr, -1, methods};
 
-PyMODINIT_FUNC PyInit_sidefx_native(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_@NAME@(void) { return PyModule_Create(&module); }
 """
 
-SOURCE = "".join([_HEAD, updates.SOURCE, products.SOURCE, tensors.SOURCE, guards.SOURCE, _TABLE])
-"""Little is included, so it compiles in about two seconds."""
+_FAST = '{"@NAME@", (PyCFunction)(void (*)(void))@NAME@, METH_FASTCALL, nullptr},'
 
-_lock = threading.Lock()
-_loaded = threading.Event()
+
+@dataclass
+class _Module:
+    """A native module: its source, and itself once it is loaded.
+
+    Attributes:
+        name: Python's name of it.
+        text: C++ of its functions.
+        fast: those that take an array of arguments.
+        others: entries of the others in the table of methods.
+        label: what it holds, in words.
+        reads_tensors: it includes torch's header of a tensor where that is to be had.
+    """
+
+    name: str
+    text: str
+    fast: tuple[str, ...]
+    others: tuple[str, ...]
+    label: str
+    reads_tensors: bool = False
+    lock: Any = field(default_factory=threading.Lock)
+    done: bool = False
+    module: ModuleType | None = None
+
+    @property
+    def source(self) -> str:
+        rows = [*(_FAST.replace("@NAME@", name) for name in self.fast), *self.others]
+        return _HEAD + self.text + _ENTRY.replace("@METHODS@", "\n    ".join(rows)).replace("@NAME@", self.name)
+
+    def get(self) -> ModuleType | None:
+        """The module; waits while it is being built."""
+        with self.lock:
+            if not self.done:
+                try:
+                    self.module = _load(self)
+                finally:
+                    self.done = True
+            return self.module
+
+
+_GRAPHS = _Module(
+    "sidefx_native",
+    updates.SOURCE + products.SOURCE,
+    ("adam", "sgd", "bad_index", "product"),
+    (
+        '{"product_function", product_function, METH_NOARGS, nullptr},',
+        '{"data_ptr_function", data_ptr_function, METH_O, nullptr},',
+    ),
+    "optimizer updates, products, index checks",
+)
+_GUARDS = _Module(
+    "sidefx_guards",
+    tensors.SOURCE + guards.SOURCE,
+    ("find_tensor_words",),
+    (
+        '{"tensors_readable", tensors_readable, METH_NOARGS, nullptr},',
+        '{"guard_program", guard_program, METH_O, nullptr},',
+    ),
+    "guards",
+    reads_tensors=True,
+)
+
+
+_builders: list[threading.Thread] = []
 
 
 def start_build() -> None:
-    """Builds the module in the background if it is not there yet."""
-    threading.Thread(target=native_module, name="sidefx-native", daemon=True).start()
+    """Builds the modules in the background if they are not there yet.
+
+    One after the other where there are no more than two processors: one of them is the capture's. Who needs the second
+    before its turn builds it.
+    """
+    if any(builder.is_alive() for builder in _builders):
+        return
+    missing = [module for module in (_GRAPHS, _GUARDS) if not module.done]
+    turns = [[module] for module in missing] if (os.cpu_count() or 1) > 2 else [missing]
+    _builders[:] = [threading.Thread(target=_build, args=(turn,), name="sidefx-native", daemon=True) for turn in turns]
+    for builder in _builders:
+        builder.start()
+
+
+def _build(modules: list[_Module]) -> None:
+    for module in modules:
+        module.get()
 
 
 def native_ready() -> bool:
-    """True if :func:`native_module` does not wait for a compiler; else the module is being built from now on."""
-    if not _loaded.is_set():
+    """True if neither module has to be waited for; else they are being built from now on."""
+    ready = _GRAPHS.done and _GUARDS.done
+    if not ready:
         start_build()
-    return _loaded.is_set()
+    return ready
 
 
 def native_module() -> ModuleType | None:
-    """The module, built on first use; ``None`` if this machine cannot build it."""
-    with _lock:
-        try:
-            return _load()
-        finally:
-            _loaded.set()
+    """What graphs call, built on first use; ``None`` if this machine cannot build it."""
+    return _GRAPHS.get()
+
+
+def guards_module() -> ModuleType | None:
+    """The guards, built on first use; ``None`` if this machine cannot build them."""
+    return _GUARDS.get()
+
+
+def _new_locks() -> None:
+    _builders.clear()
+    for module in (_GRAPHS, _GUARDS):
+        module.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_locks)  # who built a module did not come along
 
 
 @lru_cache(maxsize=1)
@@ -90,28 +174,30 @@ def cpu_description() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-@lru_cache(maxsize=1)
-def _load() -> ModuleType | None:
+def _load(wanted: _Module) -> ModuleType | None:
     compiler = os.environ.get("CXX") or shutil.which("g++")
     address = compat.tensor_data_ptr_address()
     if compiler is None or address is None or not hasattr(os, "getuid"):
         return None
+    source = wanted.source
     key = hashlib.sha256(
-        "\0".join([SOURCE, *_FLAGS, platform.python_version(), torch.__version__, cpu_description()]).encode()
+        "\0".join([source, *_FLAGS, platform.python_version(), compat.torch_build(), cpu_description()]).encode()
     ).hexdigest()[:16]
-    known = cache.load("native", key)
-    library = cache.library(known["library"]) if known is not None else None
+    known = cache.load("native", key, machine=True)
+    library = cache.library(known["library"], machine=True) if known is not None else None
     if library is None:
-        name = _compile(compiler)
-        library = cache.library(name) if name is not None else None
+        name = _compile(compiler, source, wanted.reads_tensors)
+        library = cache.library(name, machine=True) if name is not None else None
         if library is None:
             return None
-        cache.store("native", key, {"library": name}, "optimizer updates, products, guards, index checks")
-    module = cache.load_module("sidefx_native", library)
+        cache.store("native", key, {"library": name}, wanted.label, machine=True)
+    module = cache.load_module(wanted.name, library)
     if module is None:
         return None
-    module.data_ptr_function(address)
-    _find_tensor_words(module)
+    if wanted.reads_tensors:
+        _find_tensor_words(module)
+    else:
+        module.data_ptr_function(address)
     return module
 
 
@@ -128,15 +214,15 @@ def _no_hook(_: torch.Tensor) -> None:
     return None
 
 
-def _compile(compiler: str) -> str | None:
+def _compile(compiler: str, text: str, reads_tensors: bool) -> str | None:
     """The name of the built library in the cache, ``None`` if it cannot be built."""
     with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
         source, built = Path(folder) / "native.cpp", Path(folder) / "native.so"
-        source.write_text(SOURCE)
+        source.write_text(text)
         command = [compiler, *_FLAGS, "-std=c++20", "-shared", "-fPIC", f"-I{sysconfig.get_paths()['include']}"]
         command += [str(source), "-o", str(built)]
-        if subprocess.run([*command, *compat.c10_flags()], capture_output=True, check=False).returncode != 0:
-            without = subprocess.run([*command, "-DSIDEFX_NO_C10"], capture_output=True, check=False)
-            if without.returncode != 0:
-                return None
-        return cache.add_library(built)
+        ways = [compat.c10_flags(), ["-DSIDEFX_NO_C10"]] if reads_tensors else [[]]
+        for way in ways:
+            if subprocess.run([*command, *way], capture_output=True, check=False).returncode == 0:
+                return cache.add_library(built, machine=True)
+    return None

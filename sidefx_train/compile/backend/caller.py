@@ -1,0 +1,170 @@
+"""What the function that calls the kernels needs of torch, without torch's headers.
+
+Inductor's own header for it takes a second to read and the compiler uses a hundredth of it. The functions of torch's C
+interface that a caller names are declared as torch's headers declare them; the few C++ helpers around them are here.
+Where a caller needs more than that, it is compiled with torch's header.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from sidefx_train import _torch_compat as compat
+
+_NEEDED = (
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch__reinterpret_tensor",
+)
+"""Functions that the helpers call."""
+
+_BEYOND = re.compile(
+    r"\b(py|pybind11|at|c10|torch|std)::(\w+)|\b(PyObject|RAIIPyObject|ConstantHandle|ArrayRefTensor)\b"
+)
+_KNOWN = {"py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"}
+
+_PRELUDE = r"""
+#include <Python.h>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <limits>
+#include <utility>
+#include <@TYPES@>
+
+extern "C" {
+@DECLARED@
+}
+
+#define AOTI_TORCH_ERROR_CODE_CHECK(call) \
+    if (__builtin_expect((call) != 0, 0)) throw SidefxFailure(#call)
+#define CACHE_TORCH_DTYPE(name) static const auto cached_torch_dtype_##name = aoti_torch_dtype_##name()
+#define CACHE_TORCH_DEVICE(name) static const auto cached_torch_device_type_##name = aoti_torch_device_type_##name()
+#define CACHE_TORCH_LAYOUT(name) static const auto cached_torch_layout_##name = aoti_torch_layout_##name()
+
+struct SidefxFailure : std::exception {
+    char text[256];
+    __attribute__((noinline, cold)) explicit SidefxFailure(const char* call) {
+        std::snprintf(text, sizeof text, "%s API call failed", call);
+    }
+    const char* what() const noexcept override { return text; }
+};
+
+// Owns one tensor. What is not inlined is used hundreds of times in one function, which else takes seconds to compile.
+class RAIIAtenTensorHandle {
+    AtenTensorHandle held = nullptr;
+
+public:
+    RAIIAtenTensorHandle() = default;
+    RAIIAtenTensorHandle(AtenTensorHandle given) : held(given) {}
+    RAIIAtenTensorHandle(RAIIAtenTensorHandle&& other) noexcept : held(other.release()) {}
+    RAIIAtenTensorHandle& operator=(RAIIAtenTensorHandle&& other) noexcept {
+        AtenTensorHandle given = other.release();
+        reset();
+        held = given;
+        return *this;
+    }
+    __attribute__((noinline)) ~RAIIAtenTensorHandle() { reset(); }
+
+    operator AtenTensorHandle() const { return held; }
+    AtenTensorHandle get() const { return held; }
+    AtenTensorHandle release() {
+        AtenTensorHandle given = held;
+        held = nullptr;
+        return given;
+    }
+    __attribute__((noinline)) void reset() noexcept {
+        if (held) aoti_torch_delete_tensor_object(release());
+    }
+    __attribute__((noinline)) void* data_ptr() const {
+        void* found = nullptr;
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(held, &found));
+        return found;
+    }
+    int64_t* sizes() const {
+        int64_t* found = nullptr;
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(held, &found));
+        return found;
+    }
+    int64_t* strides() const {
+        int64_t* found = nullptr;
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(held, &found));
+        return found;
+    }
+};
+
+// The inputs, owned from now on.
+class SidefxInputs {
+    RAIIAtenTensorHandle* items;
+
+public:
+    SidefxInputs(AtenTensorHandle* handles, int64_t count) : items(new RAIIAtenTensorHandle[count]) {
+        for (int64_t i = 0; i < count; ++i) {
+            items[i] = RAIIAtenTensorHandle(handles[i]);
+            handles[i] = nullptr;
+        }
+    }
+    SidefxInputs(const SidefxInputs&) = delete;
+    ~SidefxInputs() { delete[] items; }
+    RAIIAtenTensorHandle& operator[](int64_t i) { return items[i]; }
+};
+
+static inline SidefxInputs steal_from_raw_handles_to_raii_handles(AtenTensorHandle* handles, int64_t count) {
+    return SidefxInputs(handles, count);
+}
+
+static inline RAIIAtenTensorHandle wrap_with_raii_handle_if_needed(AtenTensorHandle handle) { return handle; }
+
+__attribute__((noinline)) static AtenTensorHandle reinterpret_tensor_wrapper(
+    AtenTensorHandle base, int64_t dims, const int64_t* sizes, const int64_t* strides, int64_t offset) {
+    AtenTensorHandle view = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(base, dims, sizes, strides, offset, &view));
+    return view;
+}
+
+template <class T>
+static inline T& temporary_reference(T&& given) { return static_cast<T&>(given); }
+
+namespace py {
+struct gil_scoped_release_simple {
+    PyThreadState* state = PyEval_SaveThread();
+    gil_scoped_release_simple() = default;
+    gil_scoped_release_simple(const gil_scoped_release_simple&) = delete;
+    ~gil_scoped_release_simple() { PyEval_RestoreThread(state); }
+};
+}  // namespace py
+"""
+
+
+def prelude(caller: str) -> str | None:
+    """Source that takes the place of torch's header in front of a caller; ``None`` if only that header will do."""
+    if any(found.group(0) not in _KNOWN for found in _BEYOND.finditer(caller)):
+        return None
+    prototypes = _prototypes()
+    own = {compat.PRODUCT_FUNCTION, f"{compat.PRODUCT_FUNCTION}_relu"}
+    names = set(re.findall(r"\baoti_torch_\w+(?=\()", caller)) - own
+    for kind, macro in (("dtype", "DTYPE"), ("device_type", "DEVICE"), ("layout", "LAYOUT")):
+        names |= {f"aoti_torch_{kind}_{name}" for name in re.findall(rf"\bCACHE_TORCH_{macro}\((\w+)\)", caller)}
+    names |= set(_NEEDED)
+    if not names <= prototypes.keys():
+        return None
+    declared = "\n".join(prototypes[name] for name in sorted(names))
+    if re.search(r"\b(c10|at|torch)::", declared):
+        return None
+    return _PRELUDE.replace("@TYPES@", compat.C_TYPES_HEADER).replace("@DECLARED@", declared)
+
+
+@lru_cache(maxsize=1)
+def _prototypes() -> dict[str, str]:
+    """Declarations of torch's C interface by name."""
+    found: dict[str, str] = {}
+    for header in compat.c_interface():
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", header, flags=re.DOTALL)
+        for declared in re.finditer(r"AOTI_TORCH_EXPORT\s+([\w\s*]*?\b(aoti_torch_\w+)\s*\([^();]*\));", text):
+            found[declared[2]] = " ".join(declared[1].split()) + ";"
+    return found

@@ -1,0 +1,258 @@
+"""What is left out, put off or done otherwise so that a step is compiled sooner leaves the results as they were."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from torch import nn
+
+import sidefx_train
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend import cpp
+from sidefx_train.compile.backend.attention import is_written_out
+from sidefx_train.compile.backend.caller import prelude
+from sidefx_train.compile.backend.garbage import collect_if_due, fewer_collections
+from sidefx_train.compile.native import guards_module, native_module
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+    with compat.inductor_options({"cpp_cache_precompile_headers": False}):
+        yield tmp_path
+
+
+def _trained(model: nn.Module, width: int = 8) -> torch.Tensor:
+    """Losses and parameters of a few captured steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    x, y = torch.randn(16, width), torch.randint(0, 4, (16,))
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    compiled = sidefx_train.compile(step, fullgraph=True, autotune="off")  # choices by time may differ
+    losses = [compiled().reshape(1) for _ in range(4)]
+    return torch.cat([*losses, *(p.detach().flatten() for p in model.parameters())])
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.1), nn.Linear(16, 4))
+
+
+# --- callers -----------------------------------------------------------------------------------------------------
+
+CALLER = f"""
+#include <{compat.WRAPPER_HEADER}>
+CACHE_TORCH_DTYPE(float32);
+CACHE_TORCH_DEVICE(cpu);
+void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {{
+    py::gil_scoped_release_simple release;
+    auto inputs = steal_from_raw_handles_to_raii_handles(input_handles, 2);
+    auto a = std::move(inputs[0]);
+    auto b = std::move(inputs[1]);
+    static constexpr int64_t size[] = {{2L, 3L}};
+    static constexpr int64_t stride[] = {{3L, 1L}};
+    AtenTensorHandle made;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, size, stride, cached_torch_dtype_float32,
+                                                         cached_torch_device_type_cpu, 0, &made));
+    RAIIAtenTensorHandle out(made);
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(out, a, wrap_with_raii_handle_if_needed(
+        reinterpret_tensor_wrapper(b, 2, size, stride, 0L))));
+    a.reset();
+    output_handles[0] = out.release();
+}}
+"""
+
+
+@pytest.fixture
+def headers_read(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Per build, whether the caller was compiled with torch's header."""
+    read: list[bool] = []
+    build = cpp._build
+
+    def noted(caller: str, *rest: Any) -> str:
+        read.append(compat.WRAPPER_HEADER in caller)
+        return build(caller, *rest)
+
+    monkeypatch.setattr(cpp, "_build", noted)
+    return read
+
+
+@pytest.mark.parametrize("more", ["", "static std::vector<int> unused;"])
+def test_a_caller_runs_with_and_without_torchs_header(empty_cache: Path, headers_read: list[bool], more: str) -> None:
+    name = cpp.build_library(CALLER.replace("void inductor", f"{more}\nvoid inductor"), "", 1)
+    run = compat.call_aoti(cpp.load_library(name))
+    a, b = torch.randn(2, 2), torch.randn(2, 3)
+    torch.testing.assert_close(run([a, b])[0], a @ b)
+    assert headers_read == [bool(more)]
+
+
+def test_an_error_in_a_caller_is_raised_and_what_it_held_is_freed(empty_cache: Path) -> None:
+    run = compat.call_aoti(cpp.load_library(cpp.build_library(CALLER, "", 1)))
+    a, b = torch.randn(2, 5), torch.randn(2, 3)
+    before = a._use_count()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="aoti_torch_cpu_mm_out.* failed"):
+            run([a, b])
+    assert a._use_count() == before
+
+
+def test_a_caller_that_the_lean_source_does_not_fit_is_compiled_with_torchs_header(
+    empty_cache: Path, headers_read: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpp, "prelude", lambda caller: "#error not enough\n")
+    run = compat.call_aoti(cpp.load_library(cpp.build_library(CALLER, "", 1)))
+    a, b = torch.randn(2, 2), torch.randn(2, 3)
+    torch.testing.assert_close(run([a, b])[0], a @ b)
+    assert headers_read == [False, True]
+
+
+def test_what_is_not_declared_in_torchs_c_interface_is_left_to_its_header() -> None:
+    assert prelude(CALLER) is not None
+    assert prelude(CALLER.replace("aoti_torch_cpu_mm_out", "aoti_torch_cpu_unheard_of")) is None
+    assert prelude(CALLER + "static PyObject* kept;") is None
+
+
+def test_a_step_is_compiled_without_torchs_header_and_with_equal_numbers(
+    empty_cache: Path, headers_read: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lean = _trained(_model())
+    assert headers_read == [False]
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / "other"))
+    monkeypatch.setattr(cpp, "prelude", lambda caller: None)
+    whole = _trained(_model())
+    assert headers_read == [False, True]
+    assert torch.equal(lean, whole)
+
+
+# --- code generation ---------------------------------------------------------------------------------------------
+
+
+def test_steps_of_linear_indices_are_what_inductor_finds() -> None:
+    from torch._inductor.sizevars import stride_at_vec_range
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    x, y, z = sympy.symbols("x0 x1 x2", integer=True, nonnegative=True)
+    linear = [x, 64 * x + y, sympy.Integer(3), y + 5, 2 * x + x * 3, x + ModularIndexing(y, 1, 8), -x + z * y]
+    for index in linear:
+        for length in (None, 16):
+            assert compat.linear_step(index, x) == stride_at_vec_range(index, x, length), index
+    others = [x * y, x**2, FloorDiv(x, 4), ModularIndexing(x + y, 1, 8), sympy.Rational(1, 2) * x]
+    assert [compat.linear_step(index, x) for index in others] == [None] * len(others)
+
+
+class WrittenOut(nn.Module):
+    """Attention as its formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.head = nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(x).view(2, 8, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        weights = torch.softmax(q @ k.transpose(-2, -1) / 2.0, -1)
+        return self.head((weights @ v).transpose(1, 2).reshape(16, 8))
+
+
+FIRST = """
+import sys
+from tests.unit.test_compile_time import WrittenOut, _model, _trained
+assert "torch._inductor.lowering" not in sys.modules
+_trained(_model())
+from torch._inductor.fx_passes.fuse_attention import _sfdp_init
+from torch._inductor.kernel.mm import mm_template
+from torch._inductor.select_algorithm import TritonTemplate
+assert _sfdp_init.cache_info().currsize == 0, "a step without attention made the patterns of it"
+_trained(WrittenOut())
+assert _sfdp_init.cache_info().currsize == 1, "Inductor did not look for attention"
+read = [t for t in TritonTemplate.all_templates.values() if t.template._made.cache_info().currsize]
+assert not read, "templates of Triton's were read for the CPU"
+assert callable(mm_template.template.render), "a template that is used is read then"
+assert mm_template.template._made.cache_info().currsize == 1
+"""
+
+
+def test_patterns_of_attention_and_templates_are_made_when_they_are_needed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FIRST]
+    subprocess.run(
+        command, check=True, timeout=600, env={**__import__("os").environ, "SIDEFX_CACHE_DIR": str(tmp_path)}
+    )
+
+
+def test_attention_that_is_written_out_is_recognised() -> None:
+    def graph(model: nn.Module) -> torch.fx.GraphModule:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        return make_fx(model)(torch.randn(16, 8))
+
+    assert is_written_out(graph(WrittenOut()))
+    assert not is_written_out(graph(_model()))
+
+
+# --- garbage -----------------------------------------------------------------------------------------------------
+
+
+def test_old_objects_are_looked_through_only_where_it_is_due() -> None:
+    done: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            done.append(info["generation"])
+
+    before = gc.get_threshold()
+    gc.callbacks.append(note)
+    try:
+        with fewer_collections():
+            kept = [[] for _ in range(30 * before[0] * max(1, before[1]))]
+            while_compiling = [generation for generation in done if generation == 2]
+            done.clear()
+            collect_if_due()
+            assert done, "nothing was collected, not even young objects"
+            assert gc.get_threshold()[2] > before[2], "from then on it is as before"
+        assert not while_compiling
+        del kept
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.get_threshold() == before
+
+
+def test_nothing_is_collected_where_the_program_has_switched_that_off() -> None:
+    collections = sum(generation["collections"] for generation in gc.get_stats())
+    gc.disable()
+    try:
+        with fewer_collections():
+            collect_if_due()
+        assert not gc.isenabled()
+        assert sum(generation["collections"] for generation in gc.get_stats()) == collections
+    finally:
+        gc.enable()
+
+
+def test_thresholds_are_the_programs_again_after_an_error() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), fewer_collections():
+        raise KeyError
+    assert gc.get_threshold() == before
+    collect_if_due()  # outside of it: nothing to do
+    assert gc.get_threshold() == before
+
+
+def test_the_native_modules_are_two() -> None:
+    graphs, guards = native_module(), guards_module()
+    assert graphs is not None and guards is not None, "a compiler is there, and refuses the source"
+    assert hasattr(graphs, "product") and hasattr(graphs, "adam") and not hasattr(graphs, "guard_program")
+    assert hasattr(guards, "guard_program") and not hasattr(guards, "product")

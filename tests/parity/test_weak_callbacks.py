@@ -90,7 +90,8 @@ def test_the_callback_runs_where_eager_runs_it(step):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SideFXWarning)
         assert _history(compiled) == _history(step)
-    assert compiled.report().replays, str(compiled.report())
+    report = compiled.report()
+    assert report.replays == 4 and (step is finalized_later or not report.breaks), str(report)
 
 
 def test_a_slice_is_shown_with_its_numbers():

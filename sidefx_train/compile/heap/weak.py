@@ -1,9 +1,9 @@
 """Weak references during a capture.
 
 A weak reference of the trace refers to a shadow. It must not call anybody back when the shadow dies after the capture,
-so one with a callback is a :class:`ShadowRef`, which only remembers the callback for the epilogue. An object of the
-step's own that dies in the step, with such a reference to it, is to die outside: the capture stops there. Where the key
-of an entry that the step leaves in a dict from outside has died, the callback would have run: such a step is refused.
+so one with a callback is a :class:`ShadowRef`, which remembers the callback for the epilogue. The callback is interpreted
+where an object of the step's own dies in the step. Where the key of an entry that the step leaves in a dict from outside
+has died all the same, the callback should have run: such a step is refused.
 """
 
 from __future__ import annotations
@@ -56,8 +56,22 @@ def make(world: CallingWorld, args: tuple[Any, ...]) -> Any:
         return world.guarded(weakref.ref, args[:1], {})
     if world.heap.record_of(args[0]) is not None:
         return world.guarded(ShadowRef, args, {})
-    what = f"a {policy.describe(type(args[0]))} to which a weak reference with a callback refers"
-    return world.guarded(ShadowRef, (*args, lambda ref: world.interp.note_dropped(what)), {})
+    kind = policy.describe(type(args[0]))
+    return world.guarded(ShadowRef, (*args, lambda ref: _died(world, ref, kind)), {})
+
+
+def _died(world: CallingWorld, ref: Any, kind: str) -> None:
+    """Interprets the callback of a reference whose target has just died, or has it die outside instead."""
+    interp = world.interp
+    if interp.stopped is not None:
+        return
+    try:
+        interp.call(ref.callback, (ref,), {})
+    except BaseException as error:
+        if world.unheard(error):
+            raise
+        interp.stopped = None
+        interp.note_dropped(f"a {kind}, to which a weak reference with a callback refers")
 
 
 def shadow_of(heap: Heap, real: Any, base: Source) -> Any:

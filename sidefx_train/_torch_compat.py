@@ -797,7 +797,10 @@ def _import_lowering() -> None:
         return
     from torch._inductor.codegen.common import KernelTemplate
 
-    read = KernelTemplate.__dict__["_template_from_string"]
+    read = vars(KernelTemplate).get("_template_from_string")
+    if type(read) is not staticmethod:  # this torch reads them in another way
+        importlib.import_module("torch._inductor.lowering")
+        return
     late = functools.partial(_LateTemplate, KernelTemplate._template_from_string)
     KernelTemplate._template_from_string = staticmethod(late)
     try:

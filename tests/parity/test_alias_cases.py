@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+import warnings
 
 import pytest
 import torch
 
 import sidefx_train
+from sidefx_train.errors import SideFXWarning
 from tests.fuzz.alias_run import check
 
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
@@ -607,3 +609,23 @@ def test_an_empty_view_is_where_it_is_whatever_was_captured_before():
 def test_program_under_inductor(name):
     """Metadata is eager's there too; values and gradients are close."""
     assert check(source_of(name), "inductor", close=True).replays == 3
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_view_that_eager_refuses_raises(backend, read):
+    """Torch's stand-ins take some views of expanded memory that eager does not; what nothing reads is in no graph."""
+
+    def step(x):
+        flat = x.T.unsqueeze(0).expand(2, 1, 4).view(-1)
+        return flat * 2 if read else x
+
+    def said(run):
+        with pytest.raises(RuntimeError, match="view size is not compatible") as caught:
+            run(torch.ones(4, 1))
+        return str(caught.value)
+
+    compiled = sidefx_train.compile(step, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        assert said(compiled) == said(step) == said(compiled)

@@ -32,6 +32,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     Raises:
         Unsupported: the kernel raises, and so does eager.
     """
+    if func is aten.view.default:
+        _check_view(*args)
     _check_empty(func, args, kwargs)
     ordering = getattr(func, "overloadpacket", None) in _ORDERING
     if not (torch.Tag.pointwise in func.tags or ordering) or torch.Tag.nondeterministic_seeded in func.tags:
@@ -49,6 +51,21 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     reason = _refusal(func, tuple(map(_kind, args)), tuple((name, _kind(arg)) for name, arg in kwargs.items()))
     if reason:
         raise Unsupported("SFX102", f"{func} raises: {reason}")
+
+
+def _check_view(viewed: torch.Tensor, shape: list[int]) -> None:
+    """Tries a view of expanded memory on a tensor without any: by the rule of eager, where stand-ins have another."""
+    layout = (*viewed.shape, *viewed.stride(), *shape)
+    if all(type(number) is int for number in layout) and 0 in viewed.stride():
+        reason = _refusal_of_view(tuple(viewed.shape), viewed.stride(), tuple(shape))
+        if reason:
+            raise Unsupported("SFX102", f"aten.view raises: {reason}")
+
+
+@lru_cache(maxsize=256)
+def _refusal_of_view(size: tuple[int, ...], stride: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    with compat.real_world(), torch.no_grad():
+        return _said(aten.view.default, [torch.empty_strided(size, stride, device="meta"), list(shape)], {})
 
 
 def _narrows(tensors: list[torch.Tensor], given: tuple[Any, ...]) -> bool:

@@ -1,9 +1,9 @@
 """Weak references during a capture.
 
 A weak reference of the trace refers to a shadow. It must not call anybody back when the shadow dies after the capture,
-so one with a callback is a :class:`ShadowRef`, which remembers the callback for the epilogue. The callback is interpreted
-where an object of the step's own dies in the step. Where the key of an entry that the step leaves in a dict from outside
-has died all the same, the callback should have run: such a step is refused.
+so one with a callback is a :class:`ShadowRef`, which remembers the callback for the epilogue. The callback is
+interpreted where an object of the step's own dies in the step. Where the key of an entry that the step leaves in a dict
+from outside has died all the same, the callback should have run: such a step is refused.
 """
 
 from __future__ import annotations

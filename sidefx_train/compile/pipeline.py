@@ -484,7 +484,7 @@ def _all_guards(world: TraceWorld) -> list[Guard]:
         world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
     guards = list(world.heap.guards.values())
     guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
-    guards += [*world.heap.separate_keys(), *_separate_tensors(world), *world.heap.definitions.guards()]
+    guards += [*world.heap.identities.separated(), *_separate_tensors(world), *world.heap.definitions.guards()]
     return _located(guards, world.defined_at)
 
 
@@ -627,7 +627,7 @@ def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
 
 def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
     """Generated code that is true while a capture would stop at the same place."""
-    guards = [*world.heap.guards.values(), *world.heap.separate_keys(), *world.heap.definitions.guards()]
+    guards = [*world.heap.guards.values(), *world.heap.identities.separated(), *world.heap.definitions.guards()]
     if first_failure(tuple(guards), args, kwargs) is not None:
         return None
     writer = Writer()

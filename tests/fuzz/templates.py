@@ -17,8 +17,11 @@ import enum
 import functools
 import itertools
 import math
+import contextvars
 import os
+import queue
 import sys
+import threading
 import time
 import types
 import weakref
@@ -216,6 +219,7 @@ sys.modules["fuzz_imported"] = types.ModuleType("fuzz_imported")
 sys.modules["fuzz_imported"].n = 1
 
 
+VARIABLE = contextvars.ContextVar("VARIABLE")
 G_N = 0
 G_LIST = [3, 1]
 G_TABLE = {"a": 1}
@@ -304,6 +308,8 @@ SETUP = """
     box.kind = Kind.one
     box.buf = torch.arange(12.0).reshape(4, 3)
     box.row = box.buf[1]
+    box.lock = threading.Lock()
+    box.queue = queue.Queue()
     box.weak = weakref.ref(box.other)
     box.weakset = weakref.WeakSet([box.other])
     box.weakkeys = weakref.WeakKeyDictionary({box.other: 1})
@@ -533,6 +539,28 @@ VALUES = [
 STATEMENTS = [
     "box.n = {I}",
     "box.n += 1",
+    "{D1}[{K1}] = {I}\ndel {D1}[{K1}]",
+    "{D1}[{K1}] = {I}\n{D1}.pop({K1})",
+    "box.once = {I}\ndel box.once",
+    "box.slots.b = {I}\ndel box.slots.b",
+    "{S1}.add({N1})\n{S1}.remove({N1})",
+    "G_TABLE['gone'] = {I}\nbox.bag.append(G_TABLE.pop('gone'))",
+    "q_held = Box({I})\ndef q_scaled(k, by=q_held, *, more={I}):\n    return k * q_held.n + by.n + more\nnatively(1)\nq_held.n += 1\nbox.n = q_scaled({I})",
+    "q_part = functools.partial(max, {I}, default=box)\nnatively(1)\nbox.bag.append(len(q_part.args))",
+    "q_made = [lambda k, i=i: k + i + box.n for i in range(2)]\nnatively(1)\nbox.recent.extend(f({I}) for f in q_made)",
+    "q_ref = weakref.ref({W}, lambda ref: box.items.append(1))\nnatively(1)\nbox.flag = q_ref() is {W}",
+    "q_dying = Box({I})\nq_ref = weakref.ref(q_dying, lambda ref: box.items.append(2))\ndel q_dying\nbox.flag = q_ref() is None",
+    "q_member = Box({I})\nbox.weakset.add(q_member)\nbox.n = len(box.weakset)\ndel q_member\nc_n = len(box.weakset)",
+    "if box.lock.acquire(False):\n    box.flag = box.lock.locked()\n    {BODY}\n    box.lock.release()",
+    "box.queue.put({I})\nbox.n = box.queue.get() + box.queue.qsize()",
+    "try:\n    box.name = f'{{box.n:.{{c_n}}q}}'\nexcept ValueError as error:\n    box.name = str(error)",
+    "q_sum = {T}.detach().sum()\ntry:\n    box.name = f'{{q_sum:s}}' if ({B}) else '{{:d}} {{}}'.format({I})\nexcept (ValueError, IndexError, TypeError) as error:\n    box.name = type(error).__name__",
+    "box.name = 'n' + str({I}) + f'-{{c_n}}'",
+    "q_truth = {I} > {I}\nbox.flag = (q_truth is True, q_truth == ({B}), q_truth is not False)[{N} % 3]",
+    "try:\n    box.n = int({T}.detach().sum() > 2) // ({I} % 3)\nexcept ZeroDivisionError:\n    box.items.append(0)",
+    "{+T} = {T}.detach() * 2\n{T}.detach().sum()\nbox.tagged = x.detach() + 1\nbox.tagged.note = {I}",
+    "q_weight = nn.Parameter({T}.detach().clone())\n(q_weight * 2).sum().backward()\nbox.made = q_weight",
+    "box.bag.append(VARIABLE.get(None))\nq_token = VARIABLE.set({I})\nc_n = VARIABLE.get()\nVARIABLE.reset(q_token)",
     "{+I} = {I}",
     "c_n = {I}",
     "c_n += {N}",

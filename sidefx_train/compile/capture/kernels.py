@@ -5,6 +5,7 @@ What nothing reads is left out of a graph, and would not raise there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -22,25 +23,36 @@ _ORDERING = frozenset(
 )
 """Operations that ask which of two numbers is greater; they take the same arguments for tensors of one element."""
 
+_BITWISE = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift")
+    for overload in getattr(aten, name).overloads()
+)
+_INDEXED_WRITES = frozenset({aten.index_put.default, aten.index_put_.default})
+_MOST_ELEMENTS = 1 << 18
+"""Of a tensor that is made to try an operation on its type."""
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype)
 
 
 def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tries an operation on tensors without elements, on complex numbers or truth values, or that is to keep floats in
-    integers: many kernels refuse these.
+    """Tries an operation on tensors without elements, of several types, or of others than floating point: many kernels
+    refuse these.
 
     Raises:
         Unsupported: the kernel raises, and so does eager.
     """
     if func is aten.view.default:
         _check_view(*args)
+    if func in _INDEXED_WRITES and args[2].dtype != args[0].dtype:
+        raise Unsupported("SFX102", f"{func} raises: it writes {args[2].dtype} to {args[0].dtype}")
     _check_empty(func, args, kwargs)
+    _check_types(func, args, kwargs)
     ordering = getattr(func, "overloadpacket", None) in _ORDERING
     if not (torch.Tag.pointwise in func.tags or ordering) or torch.Tag.nondeterministic_seeded in func.tags:
         return
     given = (*args, *kwargs.values())
     tensors = [arg for arg in given if isinstance(arg, torch.Tensor)]
-    special = any(tensor.dtype == torch.bool or tensor.is_complex() for tensor in tensors)
+    special = func in _BITWISE or any(not tensor.is_floating_point() for tensor in tensors)
     special = special or (func._schema.is_mutable and _narrows(tensors, given))
     if not special and not any(type(arg) in (bool, complex) for arg in given):
         return
@@ -51,6 +63,65 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     reason = _refusal(func, tuple(map(_kind, args)), tuple((name, _kind(arg)) for name, arg in kwargs.items()))
     if reason:
         raise Unsupported("SFX102", f"{func} raises: {reason}")
+
+
+def _check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tries an operation on tensors of several types, or of other types than floating point.
+
+    Stand-ins multiply matrices of two types, and take the softmax of integers. The kernel refuses the types if it does
+    not refuse the same call on floats of one type, or on nothing but floats: then the sizes are not what it minds.
+    """
+    given = (*args, *kwargs.values())
+    types = {arg.dtype for arg in given if isinstance(arg, torch.Tensor)}
+    if not types or (len(types) == 1 and next(iter(types)).is_floating_point) or func.is_view:
+        return
+    if torch.Tag.nondeterministic_seeded in func.tags or torch.Tag.pointwise in func.tags:
+        return
+    if not all(_is_plain(arg) for arg in given) or not all(map(_is_strided_on_cpu, given)):
+        return
+    named = tuple((name, _type_kind(arg)) for name, arg in kwargs.items())
+    reason = _refusal_of_types(func, tuple(map(_type_kind, args)), named)
+    if reason:
+        raise Unsupported("SFX102", f"{func} raises: {reason}")
+
+
+def _is_strided_on_cpu(arg: Any) -> bool:
+    if not isinstance(arg, torch.Tensor):
+        return True
+    known = all(isinstance(size, int) for size in arg.shape) and arg.layout is torch.strided
+    return known and arg.device.type == "cpu" and arg.numel() <= _MOST_ELEMENTS
+
+
+def _type_kind(arg: Any) -> tuple[Any, ...]:
+    if isinstance(arg, torch.Tensor):
+        return ("tensor", tuple(arg.shape), arg.dtype)
+    return ("list", tuple(arg)) if isinstance(arg, (list, tuple)) else ("number", type(arg), arg)
+
+
+@lru_cache(maxsize=1024)
+def _refusal_of_types(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
+    """What the kernel says to the tensors' types; empty if it takes them."""
+
+    def said(as_type: Callable[[torch.dtype], torch.dtype]) -> str:
+        """Of zeros, which are indices of everything, and of ones, by which one can divide."""
+        for value in (0, 1):
+            named = {name: _filled(kind, value, as_type) for name, kind in kwargs}
+            reason = _said(func, [_filled(kind, value, as_type) for kind in args], named)
+            if not reason:
+                break
+        return reason
+
+    with compat.real_world(), torch.no_grad():
+        reason = said(lambda dtype: dtype)
+        one_type = bool(reason) and said(lambda dtype: torch.float32 if dtype.is_floating_point else dtype)
+        return "" if not reason or (one_type and said(lambda dtype: torch.float32)) else reason
+
+
+def _filled(kind: tuple[Any, ...], number: int, as_type: Callable[[torch.dtype], torch.dtype]) -> Any:
+    what, value, *rest = kind
+    if what == "tensor":
+        return torch.full(value, number, dtype=as_type(rest[0]))
+    return list(value) if what == "list" else rest[0]
 
 
 def _check_view(viewed: torch.Tensor, shape: list[int]) -> None:

@@ -292,7 +292,7 @@ class CallingWorld:
                 for value in args:
                     self.touch(value, deep=False)
                     for key in held_by(value) or (value,):
-                        self.heap.note_hashed(key)
+                        self.heap.identities.note_hashed(key)
                 args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
             elif isinstance(owner, dict):
                 args = tuple(natives.concrete(value) for value in args)
@@ -376,13 +376,13 @@ class CallingWorld:
             if isinstance(self.heap.record_of(value), InstanceRecord):
                 found.append(value)
         for one, other in itertools.combinations(found, 2):
-            self.heap.tell_apart(one, other)
+            self.heap.identities.tell_apart(one, other)
 
     def _address(self, value: Any, known: bool) -> int:
         """``id(value)``: that of the object outside, unless a library (``copy``, say) only tells objects apart."""
         record = self.heap.record_of(value)
         if known or record is None:
-            self.heap.note_hashed(value)
+            self.heap.identities.note_hashed(value)
             return id(value)
         self.heap.guard("is", record.base, record.real)
         return id(record.real)
@@ -403,7 +403,7 @@ class CallingWorld:
 
     def as_key(self, key: Any) -> Any:
         if type(key) not in PLAIN_TYPES:
-            self.heap.note_hashed(key)
+            self.heap.identities.note_hashed(key)
         return natives.concrete(key)
 
     def own_key(self, key: Any, pin: bool = True) -> Any:
@@ -419,9 +419,9 @@ class CallingWorld:
             return key
         if cls is tuple:
             return tuple(self.own_key(item, pin) for item in key)
-        self.heap.note_hashed(key)
+        self.heap.identities.note_hashed(key)
         if pin:
-            self.heap.pin_key(key)
+            self.heap.identities.pin_key(key)
         if isinstance(key, weakref.ReferenceType):
             self.own_key(key(), pin)  # its hash and equality are those of what it refers to
         if not compares_in_python(cls) or issubclass(cls, torch.Tensor):

@@ -35,6 +35,7 @@ from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.heap import anew, iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.definitions import Definitions
+from sidefx_train.compile.heap.identities import Identities
 from sidefx_train.compile.heap.later import Later
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import (
@@ -58,7 +59,6 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.compile.heap.source import Source, SourceTable
 from sidefx_train.compile.heap.spaces import SpaceRecord, note_space
-from sidefx_train.compile.heap.walkers import attributes_of
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Heap:
         growing: labels of lists that have been seen to grow with every call.
         iterators: where those are whose place is guarded.
         dropped: told when the program drops an iterator that cleans up.
-        hashed: objects that served as keys.
+        identities: which objects the step told from others.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
         own_key: makes a stand-in ready to be hashed and compared by the heap's own bookkeeping.
         definitions: what was taken from modules and classes.
@@ -191,7 +191,7 @@ class Heap:
         self.walked: frozenset[str] = frozenset()
         self.growing: frozenset[str] = frozenset()
         self.passing: frozenset[str] = frozenset()
-        self.hashed: dict[int, Record] = {}
+        self.identities = Identities(self)
         self._texts: dict[int, Later] = {}
         self.iterators: list[Source] = []
         self.dynamic: frozenset[tuple[str, int]] = frozenset()
@@ -367,54 +367,6 @@ class Heap:
             self.guard("is", source, record.real)
         else:
             self.guard("same", source, record.source)
-
-    def tell_apart(self, one: Any, other: Any) -> None:
-        """The step goes by two objects from outside not being one: they must not come to be."""
-        first, second = self.record_of(one), self.record_of(other)
-        if first is None or second is None or first is second or type(first.real) is not type(second.real):
-            return
-        bases = (first.base, second.base)
-        if first.real is not second.real and any(base.kind != "const" for base in bases):
-            key = ("separate", *sorted(map(id, bases)))
-            if key not in self.guards:
-                self.guards[key] = Guard("separate", bases[0], bases, self.locate())
-
-    def note_hashed(self, key: Any) -> None:
-        """A key is about to be told from other keys, in a container of the step's own maybe."""
-        todo = [key]
-        while todo:
-            key = todo.pop()
-            record = self.record_of(key)
-            parts = _key_parts(key)
-            if parts is not None:
-                todo += parts
-            elif record is not None and (isinstance(record, _TOLD_APART) or type(key) is types.FunctionType):
-                self.hashed.setdefault(id(record), record)
-
-    def separate_keys(self) -> list[Guard]:
-        """Keys that were told apart must not come to be one object."""
-        kinds: dict[type, list[Source]] = {}
-        for record in self.hashed.values():
-            kinds.setdefault(type(record.real), []).append(record.base)
-        moving = [bases for bases in kinds.values() if any(base.kind != "const" for base in bases)]
-        return [Guard("separate", bases[0], tuple(bases), None) for bases in moving if len(bases) > 1]
-
-    def pin_key(self, key: Any) -> None:
-        """The step sees what a dict or set has under a key: where that depends on which object it is, so it stays."""
-        todo = [key]
-        while todo:
-            key = todo.pop()
-            record = self.record_of(key)
-            parts = _key_parts(key)
-            if parts is not None:
-                todo += parts
-            elif record is None or record.base.is_fixed:
-                continue
-            elif isinstance(record, TensorRecord) or vars(object)["__hash__"] is type(key).__hash__:
-                self.guard("is", record.base, record.real)
-            elif isinstance(record, InstanceRecord):
-                record.fill()
-                todo += attributes_of(key)
 
     def _bind(self, real: Any, source: Source) -> Source:
         """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
@@ -761,18 +713,6 @@ class Heap:
     def dict_record(self, shadow: Any) -> DictRecord | None:
         record = self.record_of(shadow)
         return record if isinstance(record, DictRecord) else None
-
-
-def _key_parts(key: Any) -> tuple[Any, ...] | None:
-    """What decides which key a composite one is; ``None`` for others."""
-    if isinstance(key, tuple):
-        return key
-    if type(key) is types.MethodType:
-        return (key.__self__,)
-    return (key(),) if isinstance(key, weakref.ReferenceType) else None
-
-
-_TOLD_APART = (InstanceRecord, TensorRecord)
 
 
 def _not_callable_yet(*args: Any, **kwargs: Any) -> Any:

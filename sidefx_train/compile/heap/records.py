@@ -344,7 +344,7 @@ class DictRecord(Record):
         if not self.filled and dict.__len__(self.shadow) > len(self.snapshot):
             for key in _base(self.shadow).__iter__(self.shadow):
                 if key not in self.snapshot:
-                    self.heap.pin_key(key)
+                    self.heap.identities.pin_key(key)
 
     def _take(self, key: Any, real_key: Any) -> None:
         value = dict.__getitem__(self.real, real_key)
@@ -430,7 +430,7 @@ class SetRecord(Record):
         inside = [self.heap.shadow_key(item, self.base, i) for i, item in enumerate(order)]
         added = list(set.__iter__(self.shadow))
         for key in added:
-            self.heap.pin_key(key)
+            self.heap.identities.pin_key(key)
         for _ in _arrangements(self.shadow, self.real, inside):
             self.unordered = any(map(operator.is_not, set.__iter__(self.shadow), inside))
             if not self.unordered:

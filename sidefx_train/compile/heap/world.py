@@ -510,7 +510,7 @@ class TraceWorld(CallingWorld):
         if name == "mod" and isinstance(first, str) and contains_later(args[1]):
             return late_text(self, percent, (first, args[1]))
         if name == "is_":
-            self.heap.tell_apart(*args)
+            self.heap.identities.tell_apart(*args)
             return natives.one_object(*args)
         if name in ("add", "iadd") and all(type(value) is str or _is_text(value) for value in args):
             return late_text(self, operator.add, args) if any(map(_is_text, args)) else ABSENT

@@ -1,0 +1,86 @@
+"""Which object it is: guards for what a step compares by identity, or looks up in dicts and sets.
+
+An object from outside has a shadow of its own, so the step tells shadows apart as it would the objects. That two paths
+lead to two objects, and a key to the object it led to, are conditions of the entry where the objects may be others at
+the next call.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.heap.records import InstanceRecord, Record, TensorRecord
+from sidefx_train.compile.heap.walkers import attributes_of
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.heap import Heap
+    from sidefx_train.compile.heap.source import Source
+
+
+class Identities:
+    """What one capture told apart."""
+
+    def __init__(self, heap: Heap) -> None:
+        self._heap = heap
+        self._hashed: dict[int, Record] = {}
+        """Objects that served as keys."""
+
+    def tell_apart(self, one: Any, other: Any) -> None:
+        """The step goes by two objects from outside not being one: they must not come to be."""
+        first, second = self._heap.record_of(one), self._heap.record_of(other)
+        if first is None or second is None or first is second or type(first.real) is not type(second.real):
+            return
+        bases = (first.base, second.base)
+        if first.real is not second.real and any(base.kind != "const" for base in bases):
+            key = ("separate", *sorted(map(id, bases)))
+            if key not in self._heap.guards:
+                self._heap.guards[key] = Guard("separate", bases[0], bases, self._heap.locate())
+
+    def note_hashed(self, key: Any) -> None:
+        """A key is about to be told from other keys, in a container of the step's own maybe."""
+        for part in _parts([key]):
+            record = self._heap.record_of(part)
+            if record is not None and (isinstance(record, _TOLD_APART) or type(part) is types.FunctionType):
+                self._hashed.setdefault(id(record), record)
+
+    def separated(self) -> list[Guard]:
+        """Keys that were told apart must not come to be one object."""
+        kinds: dict[type, list[Source]] = {}
+        for record in self._hashed.values():
+            kinds.setdefault(type(record.real), []).append(record.base)
+        moving = [bases for bases in kinds.values() if any(base.kind != "const" for base in bases)]
+        return [Guard("separate", bases[0], tuple(bases), None) for bases in moving if len(bases) > 1]
+
+    def pin_key(self, key: Any) -> None:
+        """The step sees what a dict or set has under a key: where that depends on which object it is, so it stays."""
+        todo = [key]
+        for part in _parts(todo):
+            record = self._heap.record_of(part)
+            if record is None or record.base.is_fixed:
+                continue
+            if isinstance(record, TensorRecord) or vars(object)["__hash__"] is type(part).__hash__:
+                self._heap.guard("is", record.base, record.real)
+            elif isinstance(record, InstanceRecord):
+                record.fill()
+                todo += attributes_of(part)
+
+
+def _parts(todo: list[Any]) -> Iterator[Any]:
+    """What decides which keys composite ones are; ``todo`` may grow meanwhile."""
+    while todo:
+        key = todo.pop()
+        if isinstance(key, tuple):
+            todo += key
+        elif type(key) is types.MethodType:
+            todo.append(key.__self__)
+        elif isinstance(key, weakref.ReferenceType):
+            todo.append(key())
+        else:
+            yield key
+
+
+_TOLD_APART = (InstanceRecord, TensorRecord)

@@ -381,6 +381,11 @@ def restoring_state() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+def inside_transform() -> bool:
+    """True inside a transform of ``torch.func``: ``vmap``, ``grad``, ``functionalize``..."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _autocast_nesting() -> int:
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

@@ -5,7 +5,8 @@ What nothing reads is left out of a graph, and would not raise there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +30,30 @@ _BITWISE = frozenset(
     for overload in getattr(aten, name).overloads()
 )
 _INDEXED_WRITES = frozenset({aten.index_put.default, aten.index_put_.default})
+_TYPED = frozenset(
+    {
+        *(
+            aten.mm,
+            aten.addmm,
+            aten.bmm,
+            aten.baddbmm,
+            aten.mv,
+            aten.addmv,
+            aten.addbmm,
+            aten.dot,
+            aten.vdot,
+            aten.addr,
+        ),
+        *(aten.linear, aten.native_batch_norm, aten._native_batch_norm_legit, aten._batch_norm_with_update),
+        *(aten.native_layer_norm, aten.native_group_norm, aten._softmax, aten._log_softmax, aten._cdist_forward),
+        *(aten.nll_loss_forward, aten.nll_loss2d_forward, aten.binary_cross_entropy, aten.linalg_cross, aten.std),
+        *(aten.var, aten.var_mean, aten.std_mean, aten.im2col, aten.col2im, aten.grid_sampler_2d, aten.grid_sampler_3d),
+        *(aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten.upsample_linear1d, aten.upsample_trilinear3d),
+        *(aten.index_add, aten.index_add_, aten.index_copy, aten.index_copy_, aten.polar, aten.complex),
+        *(aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.lerp, aten.lerp_),
+    }
+)
+"""Operations whose kernels are known to mind types and, given zeros, to do nothing worse than to refuse them."""
 _MOST_ELEMENTS = 1 << 18
 """Of a tensor that is made to try an operation on its type."""
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype)
@@ -45,6 +70,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         _check_view(*args)
     if func in _INDEXED_WRITES and args[2].dtype != args[0].dtype:
         raise Unsupported("SFX102", f"{func} raises: it writes {args[2].dtype} to {args[0].dtype}")
+    if compat.inside_transform():  # real tensors would be taken for what it transforms
+        return
     _check_empty(func, args, kwargs)
     _check_types(func, args, kwargs)
     ordering = getattr(func, "overloadpacket", None) in _ORDERING
@@ -73,9 +100,9 @@ def _check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     """
     given = (*args, *kwargs.values())
     types = {arg.dtype for arg in given if isinstance(arg, torch.Tensor)}
-    if not types or (len(types) == 1 and next(iter(types)).is_floating_point) or func.is_view:
+    if not types or (len(types) == 1 and next(iter(types)).is_floating_point):
         return
-    if torch.Tag.nondeterministic_seeded in func.tags or torch.Tag.pointwise in func.tags:
+    if getattr(func, "overloadpacket", None) not in _TYPED:
         return
     if not all(_is_plain(arg) for arg in given) or not all(map(_is_strided_on_cpu, given)):
         return
@@ -103,25 +130,28 @@ def _refusal_of_types(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str,
     """What the kernel says to the tensors' types; empty if it takes them."""
 
     def said(as_type: Callable[[torch.dtype], torch.dtype]) -> str:
-        """Of zeros, which are indices of everything, and of ones, by which one can divide."""
-        for value in (0, 1):
-            named = {name: _filled(kind, value, as_type) for name, kind in kwargs}
-            reason = _said(func, [_filled(kind, value, as_type) for kind in args], named)
-            if not reason:
-                break
-        return reason
+        named = {name: _of_zeros(kind, as_type) for name, kind in kwargs}
+        return _said(func, [_of_zeros(kind, as_type) for kind in args], named)
 
-    with compat.real_world(), torch.no_grad():
+    with _outside():
         reason = said(lambda dtype: dtype)
         one_type = bool(reason) and said(lambda dtype: torch.float32 if dtype.is_floating_point else dtype)
         return "" if not reason or (one_type and said(lambda dtype: torch.float32)) else reason
 
 
-def _filled(kind: tuple[Any, ...], number: int, as_type: Callable[[torch.dtype], torch.dtype]) -> Any:
+def _of_zeros(kind: tuple[Any, ...], as_type: Callable[[torch.dtype], torch.dtype]) -> Any:
+    """A sample; zeros, which are valid indices."""
     what, value, *rest = kind
     if what == "tensor":
-        return torch.full(value, number, dtype=as_type(rest[0]))
+        return torch.zeros(value, dtype=as_type(rest[0]))
     return list(value) if what == "list" else rest[0]
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
+    """Operations inside run on real tensors, as nobody casts or differentiates them."""
+    with compat.real_world(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
 
 
 def _check_view(viewed: torch.Tensor, shape: list[int]) -> None:
@@ -135,7 +165,7 @@ def _check_view(viewed: torch.Tensor, shape: list[int]) -> None:
 
 @lru_cache(maxsize=256)
 def _refusal_of_view(size: tuple[int, ...], stride: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    with compat.real_world(), torch.no_grad():
+    with _outside():
         return _said(aten.view.default, [torch.empty_strided(size, stride, device="meta"), list(shape)], {})
 
 
@@ -189,7 +219,7 @@ def _made_empty(kind: tuple[Any, ...]) -> Any:
 @lru_cache(maxsize=256)
 def _refusal_of_empty(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
     """What the kernel says to tensors without elements; empty if it takes them."""
-    with compat.real_world(), torch.no_grad():
+    with _outside():
         return _said(func, list(map(_made_empty, args)), {name: _made_empty(kind) for name, kind in kwargs})
 
 
@@ -214,5 +244,5 @@ def _sample(kind: tuple[str, Any, Any]) -> Any:
 @lru_cache(maxsize=1024)
 def _refusal(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
     """What the kernel says to one element of each tensor; empty if it takes them."""
-    with compat.real_world(), torch.no_grad():
+    with _outside():
         return _said(func, list(map(_sample, args)), {name: _sample(kind) for name, kind in kwargs})

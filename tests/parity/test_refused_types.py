@@ -26,6 +26,7 @@ def ints(*shape):
 
 REFUSED = {
     "matrices of two types": lambda: doubles(2, 3) @ ones(3, 2),
+    "large matrices of two types": lambda: doubles(600, 600) @ ones(600, 600),
     "a matrix of integers": lambda: ints(2, 3) @ ones(3, 2),
     "matrix and vector": lambda: torch.mv(doubles(2, 3), ones(3)),
     "addmm": lambda: torch.addmm(doubles(2, 2), ones(2, 3), ones(3, 2)),

@@ -106,8 +106,9 @@ def _check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         return
     if not all(_is_plain(arg) for arg in given) or not all(map(_is_strided_on_cpu, given)):
         return
-    named = tuple((name, _type_kind(arg)) for name, arg in kwargs.items())
-    reason = _refusal_of_types(func, tuple(map(_type_kind, args)), named)
+    whole = all(arg.numel() <= _MOST_ELEMENTS for arg in given if isinstance(arg, torch.Tensor))
+    named = tuple((name, _type_kind(arg, whole)) for name, arg in kwargs.items())
+    reason = _refusal_of_types(func, tuple(_type_kind(arg, whole) for arg in args), named)
     if reason:
         raise Unsupported("SFX102", f"{func} raises: {reason}")
 
@@ -116,12 +117,13 @@ def _is_strided_on_cpu(arg: Any) -> bool:
     if not isinstance(arg, torch.Tensor):
         return True
     known = all(isinstance(size, int) for size in arg.shape) and arg.layout is torch.strided
-    return known and arg.device.type == "cpu" and arg.numel() <= _MOST_ELEMENTS
+    return known and arg.device.type == "cpu"
 
 
-def _type_kind(arg: Any) -> tuple[Any, ...]:
+def _type_kind(arg: Any, whole: bool) -> tuple[Any, ...]:
+    """What a sample is made of: of a tensor its type, and its size or that of one element."""
     if isinstance(arg, torch.Tensor):
-        return ("tensor", tuple(arg.shape), arg.dtype)
+        return ("tensor", tuple(arg.shape) if whole else (1,) * arg.dim(), arg.dtype)
     return ("list", tuple(arg)) if isinstance(arg, (list, tuple)) else ("number", type(arg), arg)
 
 

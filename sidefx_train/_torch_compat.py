@@ -216,6 +216,20 @@ def alias_unseen(tensor: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
 
 
+def fake_counted(fake: torch.Tensor) -> torch.Tensor:
+    """A detached twin in the same memory, with the same version counter, unseen by the graph."""
+    with no_recording(), torch.no_grad(), torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView):
+        return fake.detach()
+
+
+def forget_contents(fake: torch.Tensor) -> None:
+    """Makes void what was noted of the contents of a stand-in."""
+    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo"):
+        if hasattr(type(fake), memo):
+            setattr(fake, memo, None)
+    fake.constant = None  # type: ignore[attr-defined]
+
+
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Operations inside are unknown to autograd, and to version counters."""

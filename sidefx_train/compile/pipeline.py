@@ -244,6 +244,7 @@ def _capture_once(
                 raise CaptureFailed("SFX204", "the step took another way the second time", point.location, None)
             _keep_grad_mode(world, state_check, grad_mode)
             world.locks.settle()
+            heap.memory.finish()
             effects = collect(world)
             heap.check_arrays(world.writes)
             check_nothing_left(world.context, effects)

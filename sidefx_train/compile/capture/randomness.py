@@ -18,7 +18,7 @@ from sidefx_train.compile.capture.derivatives import fill_picked, multiplies_pic
 from sidefx_train.compile.capture.kernels import check_kernel
 from sidefx_train.compile.capture.lists import count_lists, one_after_another
 from sidefx_train.compile.capture.overlap import check_overlap
-from sidefx_train.compile.capture.resizing import resized, turn
+from sidefx_train.compile.capture.resizing import enlarged, resized, turn
 from sidefx_train.compile.capture.strides import is_misplaced, lay_out
 from sidefx_train.compile.capture.vectors import mark
 from sidefx_train.compile.heap.constants import constant_value
@@ -106,6 +106,15 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
         if layout is not None:
             with self:
                 return turn(args[0], *layout)
+        if self.graph_tracer.memory is not None:
+            size = enlarged(func, args, kwargs or {})
+            if size is not None:
+                with self:
+                    return self.graph_tracer.memory.grow(args[0], size)
+            with self:
+                given = self.graph_tracer.memory.operator(func, args, kwargs or {})
+            if given is not None:
+                return given
         if func in _ASKS:  # by C++ code: Python's questions are answered before
             known = [constant_value(self.graph_tracer, value) for value in args]
             if all(value is not None for value in known):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -22,12 +22,16 @@ from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import Unsupported
 
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.memory import GivenMemory
+
 
 class GraphTracer:
     """One FX graph under construction and the fake world it is recorded in.
 
     Attributes:
         views: views that were made while autograd recorded, by the nodes that made them.
+        memory: told of operations that give tensors other memory; there is none without a heap.
     """
 
     def __init__(self) -> None:
@@ -40,6 +44,7 @@ class GraphTracer:
         self.real_inputs: list[Any] = []
         self.placeholders: list[fx.Node] = []
         self.views: dict[fx.Node, torch.Tensor] = {}
+        self.memory: GivenMemory | None = None
         self._twins: list[torch.Tensor | None] = []
         self._names: set[str] = set()
         self._last_placeholder: fx.Node | None = None

@@ -46,6 +46,7 @@ class InputFacts:
         updates_history: autograd knows its new value as a result of the step.
         changes_requires_grad: it begins or ceases to require gradients, other than as such a result.
         resizes_storage: its memory gets another size.
+        replaces_storage: it is given other memory.
     """
 
     position: int
@@ -59,6 +60,7 @@ class InputFacts:
     updates_history: bool
     changes_requires_grad: bool
     resizes_storage: bool
+    replaces_storage: bool
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def input_facts(world: TraceWorld) -> tuple[InputFacts, ...]:
 
 
 def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts:
-    shadow, example = record.shadow, world.tracer.inputs[position].example
+    shadow, example = record.memory, world.tracer.inputs[position].example
     writes = [
         node for node in world.writes.to(shadow) if torch.Tag.inplace_view not in getattr(node.target, "tags", ())
     ]
@@ -138,8 +140,9 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
         mutation_hidden=bool(writes) and all(unseen),
         mutation_in_inference="inference" in unseen,
         updates_history=history,
-        changes_requires_grad=shadow.requires_grad != record.requires_grad and not history,
-        resizes_storage=str(shadow.untyped_storage().nbytes()) != record.entry_memory,
+        changes_requires_grad=record.shadow.requires_grad != record.requires_grad and not history,
+        resizes_storage=str(shadow.untyped_storage().nbytes()) != record.entry_memory or record.grown,
+        replaces_storage=record.given is not None and not record.grown,
     )
 
 

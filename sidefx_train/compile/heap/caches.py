@@ -105,7 +105,8 @@ def check_method(world: CallingWorld, fn: Any, name: str) -> None:
 
 def _traces(world: Any) -> list[Any]:
     changes = effects.collect(world).changes
-    return [len(world.deferred), *((c.kind, id(c.target), _identity(c.key), _identity(c.value)) for c in changes)]
+    counted = (len(world.deferred), world.heap.memory.count)
+    return [*counted, *((c.kind, id(c.target), _identity(c.key), _identity(c.value)) for c in changes)]
 
 
 def _identity(value: Any) -> Any:

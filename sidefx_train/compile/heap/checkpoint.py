@@ -140,6 +140,7 @@ class Checkpoint:
         self.variables = dict(world.context.values)
         self.freed = set(world.freed)
         self.states = len(world.pending_state)
+        self.given = heap.memory.count
         self.live = tuple(live)
         roots: list[Any] = [
             *self.live,
@@ -166,6 +167,8 @@ class Checkpoint:
         world = self.world
         if len(world.pending_state) != self.states:
             world.heap.refuse("SFX111", "takes back optimizer state that was made in between")
+        if world.heap.memory.count != self.given:
+            world.heap.refuse("SFX111", "takes back a change of a tensor's memory")
         for value, writes in self._writes():
             if len(world.writes.to(value)) != writes:
                 world.heap.refuse("SFX111", "takes back a change made to a tensor in place")

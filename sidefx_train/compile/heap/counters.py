@@ -40,6 +40,8 @@ def number_in(world: CallingWorld, tensor: Any) -> Any:
     record = world.heap.record_of(tensor)
     if not isinstance(record, TensorRecord) or record.real.numel() != 1 or record.real.device.type != "cpu":
         return None
+    if record.home is not None:
+        return None
     writes = world.writes.to(record.shadow)
     if record.real.dtype is torch.bool:
         return None if writes else world.heap.item_of(record)

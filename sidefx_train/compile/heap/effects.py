@@ -55,6 +55,8 @@ EffectKind = Literal[
     "set_class_attr",
     "set_grad",
     "set_requires_grad",
+    "set_data",
+    "grow",
     "advance",
 ]
 
@@ -101,6 +103,8 @@ class Effect:
             return f"takes {'the rest' if self.value is None else self.value} from {label}"
         if self.kind == "set_grad":
             return f"sets {label}.grad"
+        if self.kind in ("set_data", "grow"):
+            return f"{'sets' if self.kind == 'set_data' else 'enlarges'} the memory of {label}"
         return f"sets {label}.requires_grad"
 
 
@@ -383,23 +387,25 @@ def updated(world: TraceWorld, record: TensorRecord) -> bool:
         return False
     memory = record.shadow.untyped_storage()._cdata
     others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord) and r is not record]
-    return not record.real._is_view() and all(r.shadow.untyped_storage()._cdata != memory for r in others)
+    if record.home is not None:
+        return False
+    return not record.real._is_view() and all(r.memory.untyped_storage()._cdata != memory for r in others)
 
 
 def _written_under(record: TensorRecord) -> bool:
     """True for a view from outside whose memory was written through another input: autograd makes its node anew."""
     if not record.real._is_view():
         return False
-    memory = record.shadow.untyped_storage()._cdata
+    memory = record.memory.untyped_storage()._cdata
     others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord)]
-    return any(r.version != r.entry_version for r in others if r.shadow.untyped_storage()._cdata == memory)
+    return any(r.version != r.entry_version for r in others if r.memory.untyped_storage()._cdata == memory)
 
 
 def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
     history = _history(record)
-    turned = (fake.shape, fake.stride()) != record.entry_layout
+    turned = (record.memory.shape, record.memory.stride()) != record.entry_layout
     if finished and record.edge is None and record.requires_grad and turned:
         record.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
     if finished and record.edge is not None:
@@ -412,6 +418,9 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
             record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
     if finished and record.edge is None and history is not None and not updated(world, record):
         record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
+    if record.given is not None:
+        kind: EffectKind = "grow" if record.grown else "set_data"
+        changes.append(Effect(kind, record.source, None, record.given))
     if fake.requires_grad != record.requires_grad and not (finished and history is not None):
         changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
     watched = history is None or record.real.retains_grad

@@ -38,6 +38,7 @@ from sidefx_train.compile.heap.definitions import Definitions
 from sidefx_train.compile.heap.identities import Identities
 from sidefx_train.compile.heap.later import Later
 from sidefx_train.compile.heap.library import is_library
+from sidefx_train.compile.heap.memory import GivenMemory
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     DEFINITIONS,
@@ -158,6 +159,7 @@ class Heap:
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
         own_key: makes a stand-in ready to be hashed and compared by the heap's own bookkeeping.
         definitions: what was taken from modules and classes.
+        memory: which tensors were given other memory.
         new_spaces: ``__dict__`` of instances made in the step that was looked at, with its instance.
     """
 
@@ -202,6 +204,7 @@ class Heap:
         self._trusted: dict[int, bool] = {}
         self._numbers_by_source: dict[int, Any] = {}
         self.definitions = Definitions(self)
+        self.memory = tracer.memory = GivenMemory(self)
 
     # --- guards --------------------------------------------------------------------------------------------------
 
@@ -444,9 +447,15 @@ class Heap:
             self.refuse("SFX109", f"{source.label} has no stand-in: {error}")
         if real._base is not None and storage_of(real._base) != storage_of(real):
             self.refuse("SFX109", f"{source.label} is a view that was given other memory (.data)")
+        for other in self.memory.replaced():
+            if other.real is real._base or (storage_of(other.real) == storage_of(real) and other.grown):
+                reason = f"{source.label} is read in the memory of {other.source.label}, which was given other memory"
+                self.refuse("SFX109", reason)
+        resized = not isinstance(real, torch.nn.Parameter) and any(label == source.label for label, _ in self.dynamic)
         static = (
             real.grad_fn is None
             and source.label not in self.moving
+            and not resized
             and not source.from_arguments
             and (self._below(source, self._static_roots) or isinstance(real, torch.nn.Parameter))
         )
@@ -486,7 +495,7 @@ class Heap:
             plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))
             fixed = all(isinstance(size, int) for size in other.shadow.shape)
             if plain and fixed and compat.one_counter(other.real, real):
-                return real, other.shadow
+                return real, other.memory
         return None
 
     def _dynamic(self, real: torch.Tensor, source: Source) -> frozenset[int]:

@@ -83,6 +83,11 @@ class TensorRecord(Record):
 
     Attributes:
         hooks: those of the shadow of a leaf before anything ran.
+        home: a stand-in for the memory that it had, with its version counter, where the step gave it another
+            (``.data =``).
+        given: the memory that it has when the step has ended.
+        grown: that is its own, which got larger (``resize_``).
+        returned: it has the memory that it had.
     """
 
     NOTES = ("grad", "attributes")
@@ -97,7 +102,15 @@ class TensorRecord(Record):
         self.entry_version = self.version
         self.entry_layout = (shadow.shape, shadow.stride())
         self.entry_memory = str(shadow.untyped_storage().nbytes())
+        self.home: Any = None
+        self.given: Any = None
+        self.returned = self.grown = False
         self.edge: Any = None if shadow.grad_fn is None else torch.autograd.graph.get_gradient_edge(shadow)
+
+    @property
+    def memory(self) -> Any:
+        """A stand-in for the tensor in the memory that it has at entry."""
+        return self.shadow if self.home is None else self.home
 
     @property
     def version(self) -> int:

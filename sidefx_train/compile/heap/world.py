@@ -52,7 +52,7 @@ from sidefx_train.compile.heap.records import (
 from sidefx_train.compile.heap.reentry import Reentry
 from sidefx_train.compile.heap.spaces import space_of
 from sidefx_train.compile.heap.walkers import hides_later
-from sidefx_train.errors import Location, Unsupported
+from sidefx_train.errors import Location
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _BUILTINS = vars(builtins)
@@ -481,9 +481,8 @@ class TraceWorld(CallingWorld):
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
         if type(obj) is compat.FakeTensor:
             if name == "data":
-                stop = Unsupported("SFX108", "assigns Tensor.data", self.locate())
-                stop.whole = self.heap.record_of(obj) is None  # what was computed from it knows its old memory
-                raise stop
+                self.heap.memory.assign(obj, value)
+                return True
             if name in ("grad", "requires_grad"):
                 if name == "grad":
                     self.heap.overwrite_grad(obj)

@@ -60,7 +60,7 @@ class _Plan:
             if kind != "tangent":
                 self.fed[node] = self.placeholders[i] if kind == "input" else self.returned[i]
         self.aliases = Aliases(self.forward)
-        shared = {self.returned[i] for i, _ in joint.aliases} | set(self.returned[: joint.outputs])
+        shared = {self.returned[i] for i, *_ in (*joint.aliases, *joint.counted)} | set(self.returned[: joint.outputs])
         self.given = {n for n in self.fed.values() if n in shared or self._of_inputs(n)}
         self.saved = [n for n in dict.fromkeys(self.fed.values()) if n not in self.given]
         self.again = self._again()
@@ -146,6 +146,8 @@ class _Plan:
         results: list[fx.Node] = self.returned[: joint.outputs]
         output_of = {self.returned[i]: output for i, output in joint.aliases}
         own = {self.returned[i] for i in joint.apart}
+        counter_of = {self.returned[i]: (position, itself) for i, position, itself in joint.counted}
+        counted: list[tuple[int, int, bool]] = []
         aliases: list[tuple[int, int]] = []
         apart: list[int] = []
         graph = fx.Graph()
@@ -164,6 +166,8 @@ class _Plan:
                     aliases.append((len(results) - 1, output_of[node]))
                 if node in own:
                     apart.append(len(results) - 1)
+                if node in counter_of:
+                    counted.append((len(results) - 1, *counter_of[node]))
             feeds.append(("result", results.index(node)))
         for node, given, feed in zip(self.taken, stage.backward.inputs, stage.feeds, strict=True):
             if feed[0] == "tangent":
@@ -200,6 +204,7 @@ class _Plan:
             stages=(replace(stage, backward=backward, feeds=tuple(feeds)),),
             aliases=tuple(aliases),
             apart=tuple(apart),
+            counted=tuple(counted),
         )
 
     def _taken_by(self, kept: set[fx.Node]) -> list[fx.Node]:

@@ -85,6 +85,13 @@ def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return memory.as_strided(like.size(), like.stride(), like.storage_offset())
 
 
+def _counted(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """The memory, with the version counter of a tensor that is about to be given it."""
+    twin = tensor.detach()
+    twin.data = memory
+    return twin
+
+
 _before = passing("Before", compat.alias_unseen)
 """A tensor as autograd knows it before it is updated."""
 
@@ -152,6 +159,8 @@ class Joined:
                 results[i] = taken[given[i]].detach() if of_input else compat.without_view_relation(results[i])
         for i, output in graph.aliases:  # one version counter for what shares memory: in-place changes are noticed
             results[i] = _seen_as(results[output].detach(), results[i])
+        for i, position, itself in graph.counted:
+            results[i] = taken[position] if itself else _counted(taken[position], results[i])
         for i in graph.apart:
             results[i] = compat.alias_unseen(results[i])
         views: dict[int, torch.Tensor] = {}

@@ -20,7 +20,7 @@ from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.contributions import Uses, contributions
 from sidefx_train.compile.joint.shared import Hidden, shared_values
 from sidefx_train.compile.joint.turns import Place, Point, in_turn, times
-from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, own_counter, storage_of
+from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, first_of, own_counter, storage_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.functionalize.metadata import InputFacts
@@ -66,6 +66,8 @@ class JointGraph:
         outputs: how many results of the forward are the step's.
         aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
         apart: results behind the outputs with version counters of their own, though their memory is known outside.
+        counted: (result, input, is it) of results in memory that the step gives an input, with the version counter of
+            that; some are the input itself.
         updates: (result, input) of what is the new value of an input, in its memory.
         views: views that leave and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
@@ -82,6 +84,7 @@ class JointGraph:
     outputs: int
     aliases: tuple[tuple[int, int], ...]
     apart: tuple[int, ...]
+    counted: tuple[tuple[int, int, bool], ...]
     updates: tuple[tuple[int, int], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
@@ -317,7 +320,7 @@ def _without_gradients(fakes: list[torch.Tensor]) -> Iterator[None]:
 
 def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
     """Views of each other or of an input, both needing autograd, would not tell it of later in-place changes."""
-    outside = {storage_of(r.shadow) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
+    outside = {storage_of(r.memory) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
     taken = set(outside)
     for fake in fakes:
         node = world.tracer.node_of(fake)
@@ -342,6 +345,8 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
         if facts.leaf and (facts.changes_requires_grad or facts.updates_history):
             world.heap.refuse("SFX107", f"{facts.label} joins the step's autograd graph")
         record = records[id(world.tracer.real_inputs[facts.position])]
+        if (record.shadow.shape, record.shadow.dtype) != (record.memory.shape, record.memory.dtype):
+            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, is given another shape or type")
         found.append((facts.position, record.edge if record.edge is not None else get_gradient_edge(record.shadow)))
     return found
 
@@ -382,12 +387,15 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         for node in cutter.results
     ]
     saved = range(len(outputs), len(cutter.results))
-    apart = tuple(i for i in saved if own_counter(cutter.results[i]) is not None)
+    counted = _counted(world, {i: cutter.results[i] for i in saved}, outputs)
+    apart = tuple(i for i in saved if own_counter(cutter.results[i]) is not None and i not in counted)
     if any(own_counter(cutter.results[i]) in residual.counters for i in apart):
         reason = "a tensor's .data leaves the step, of which the backward needs the contents"
         world.heap.refuse("SFX107", reason)
     aliases = [
-        (i, storages.index(storages[i])) for i in saved if i not in apart and storages[i] in storages[: len(outputs)]
+        (i, storages.index(storages[i]))
+        for i in saved
+        if i not in apart and i not in counted and storages[i] in storages[: len(outputs)]
     ]
     traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
     return JointGraph(
@@ -396,6 +404,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         len(outputs),
         tuple(aliases),
         apart,
+        tuple((i, *place) for i, place in counted.items()),
         recorded.updates,
         recorded.views,
         recorded.ready,
@@ -403,6 +412,24 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         _turned(world, cutter, len(outputs)),
         tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
     )
+
+
+def _counted(world: TraceWorld, saved: dict[int, fx.Node], outputs: list[fx.Node]) -> dict[int, tuple[int, bool]]:
+    """What the backward needs of tensors that were given other memory: by their position, and whether it is they."""
+    tracer, found = world.tracer, dict[int, tuple[int, bool]]()
+    for i, node in saved.items():
+        data = own_counter(node)
+        owner = None if data is None else world.heap.memory.owners.get(data)
+        if owner is None:
+            continue
+        record = world.heap.record_of(owner)
+        if isinstance(record, TensorRecord):
+            position = next(j for j, real in enumerate(tracer.real_inputs) if real is record.real)
+            found[i] = position, first_of(node) is first_of(tracer.node_of(owner))
+        elif any(own_counter(out) is data for out in outputs):
+            reason = "a tensor that was given other memory (.data) leaves the step, and the backward needs its contents"
+            world.heap.refuse("SFX107", reason)
+    return found
 
 
 def _placed(stage: Stage, recorded: _RecordedStage, returned: int) -> Stage:

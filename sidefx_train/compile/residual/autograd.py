@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
+
 FREED_MESSAGE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
     "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
@@ -26,7 +28,7 @@ def freed_function(name: str) -> Any:
     class Freed(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-            return value.view_as(value)
+            return compat.alias_unseen(value)
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -42,7 +44,9 @@ _ANCHOR = torch.zeros((), requires_grad=True)
 def freed(value: torch.Tensor, name: str) -> torch.Tensor:
     """``value`` as eager would return it after ``backward()``: it requires grad, its graph is freed."""
     with torch.enable_grad():
-        return freed_function(name).apply(value, _ANCHOR)
+        made = freed_function(name).apply(value, _ANCHOR)
+    compat.set_version(made, value._version)
+    return made  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -111,6 +111,7 @@ def _write(
     tests += write_guards(writer, others)
     inputs = _inputs(world, writer)
     rebuilder = Rebuilder(world, writer, leaving)
+    rebuilder.give_memory(effects.changes)
     for record in [each for each in world.heap.by_real.values() if isinstance(each, TensorRecord)]:
         if updated(world, record):
             rebuilder.update(record)
@@ -144,7 +145,7 @@ def _write(
         if call.result is None:
             rebuilder.deferred(call)
     tests += writer.fetched
-    epilogue = [*rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
+    epilogue = [*rebuilder.homes(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
     epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
@@ -253,6 +254,8 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return [f"{owner}.cell_contents = {rebuilder.expression(value)}"]
     if effect.kind == "del_cell":
         return [f"del {owner}.cell_contents"]
+    if effect.kind in ("set_data", "grow"):
+        return []  # before anything else
     if effect.kind == "set_grad":
         return [f"{owner}.grad = {rebuilder.expression(value)}"]
     if effect.kind == "set_requires_grad":

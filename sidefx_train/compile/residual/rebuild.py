@@ -39,6 +39,7 @@ from sidefx_train.compile.heap.source import stored_keys
 from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.tensors import TensorRebuilder
 from sidefx_train.compile.residual.views import Leaving
+from sidefx_train.compile.residual.views import storage_of as fake_storage
 from sidefx_train.compile.residual.writer import Writer
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Rebuilder(TensorRebuilder):
             if isinstance(record, TensorRecord):
                 self.given(record)
             return self.writer.value(record.source)
+        if isinstance(value, torch.Tensor) and (record := self.world.heap.memory.record_of(value)) is not None:
+            return self.home(record)
         if isinstance(value, TraceKey):
             return self.expression(value.value)
         if isinstance(value, torch.Tensor):
@@ -137,7 +140,8 @@ class Rebuilder(TensorRebuilder):
 
     def _moment(self, moment: TensorMoment) -> str:
         node = moment.node
-        if len(self.world.writes.to(moment.fake)) != moment.writes:
+        moved = fake_storage(moment.fake) != fake_storage(node.meta["val"])
+        if moved or len(self.world.writes.to(moment.fake)) != moment.writes:
             held = self.output(self.world.tracer.clone_after(moment.fake, node, moment.after))
             if isinstance(moment.fake, (torch.nn.Parameter, torch.nn.Buffer)):
                 return self._marked(moment.fake, held)

@@ -18,8 +18,10 @@ from sidefx_train.compile.functionalize.metadata import (
     input_facts,
 )
 from sidefx_train.compile.heap.calling import first_line
+from sidefx_train.compile.heap.effects import Effect
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.residual.autograd import freed, passing, whole_view
+from sidefx_train.compile.residual.memory import grow
 from sidefx_train.compile.residual.views import (
     Leaving,
     LiveView,
@@ -69,6 +71,7 @@ class TensorRebuilder(ABC):
         self._index: dict[fx.Node, int] = {}
         self._given: list[TensorRecord] = []
         self._left: list[tuple[torch.Tensor, fx.Node, Path | None]] = []
+        self._homes: dict[int, tuple[str, TensorRecord]] = {}
         self.asked: Counter[int] = Counter()
 
     @abstractmethod
@@ -131,7 +134,7 @@ class TensorRebuilder(ABC):
         """What a value is made of; ``known`` are bases of others that have been seen."""
         if path is None:
             return "custom_function_view" if self._is_custom_view(value) else "non_alias", self._index[node]
-        record = None if isinstance(path.base, fx.Node) else self.world.heap.record_of(path.base)
+        record = None if isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
         if record is not None:
             return "unsafe_view_alias" if path.unsafe else "alias_of_input", inputs[id(record.real)]
         made_by = path.base if isinstance(path.base, fx.Node) else self.world.tracer.node_of(path.base)
@@ -190,6 +193,28 @@ class TensorRebuilder(ABC):
             return False
         return isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
 
+    def give_memory(self, changes: list[Effect]) -> None:
+        """Gives tensors from outside their new memory, all at once, before anything else is made of them."""
+        lines: list[str] = []
+        for change in changes:
+            if change.kind in ("set_data", "grow"):
+                owner, value = self.writer.value(change.target), self.prepared(change.value)
+                enlarges = change.kind == "grow"
+                lines.append(
+                    f"{self.writer.constant(grow)}({owner}, {value})" if enlarges else f"{owner}.data = {value}"
+                )
+        self.lines += lines
+
+    def homes(self) -> list[str]:
+        """Code for what tensors from outside were, in their old memory, for all that is made of that."""
+        return [f"{name} = {self.writer.value(record.source)}.detach()" for name, record in self._homes.values()]
+
+    def home(self, record: TensorRecord) -> str:
+        """The name of one of them."""
+        self.given(record)
+        name, _ = self._homes.setdefault(id(record), (f"home{len(self._homes)}", record))
+        return name
+
     def update(self, record: TensorRecord) -> None:
         """Makes the new value of an input, which autograd knows, a result of the captured part."""
         node = self.world.tracer.node_of(record.shadow)
@@ -232,7 +257,10 @@ class TensorRebuilder(ABC):
         earlier = next((i for i, view in enumerate(self.live) if view.value is base), None)
         if earlier is not None:
             place = ("view", earlier)
-        elif isinstance(base, torch.Tensor) and (record := self.world.heap.record_of(base)) is not None:
+        elif isinstance(base, torch.Tensor) and (record := self.world.heap.memory.record_of(base)) is not None:
+            if record.home is not None:
+                reason = f"a view of {record.source.label} leaves the step, which was given other memory (.data)"
+                self.world.heap.refuse("SFX107", reason)
             place = ("input", next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real))
         else:
             made_by = base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)

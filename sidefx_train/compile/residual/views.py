@@ -186,7 +186,7 @@ class Views:
             id(real): node for real, node in zip(world.tracer.real_inputs, world.tracer.placeholders, strict=True)
         }
         self._records = {placeholder[id(r.real)]: r for r in records}
-        self._outside = {storage_of(r.shadow) for r in records}
+        self._outside = {storage_of(r.memory) for r in records}
 
     def path(self, value: torch.Tensor, node: fx.Node) -> Path | None:
         """How to make ``value`` outside, or ``None`` if the graph is to return it as it is."""
@@ -274,18 +274,24 @@ class Views:
         record = self._records.get(up[-1])
         base = value._base if value._is_view() else None
         tracer = self.world.tracer
+        moved = None if base is None else self.world.heap.record_of(base)
+        if not value._is_view():  # detached from it, perhaps
+            moved = self._counted_with(value, up)
+        if isinstance(moved, TensorRecord) and moved.home is not None:
+            return moved.shadow, self._below_moved(moved, up)
         if base is not None and not (tracer.has_node(base) and self._made(base, up)):
             base = None
         if record is not None and base is None:
             if record.shadow.requires_grad != record.requires_grad and record.shadow.grad_fn is None:
                 return None, []
-            return record.shadow, _below(up, up[-1], record.shadow)
+            memory = record.shadow if record.returned else record.memory
+            return memory, _below(up, up[-1], memory)
         if base is not None:
-            below = _below(up, _first(tracer.node_of(base)), base)
+            below = _below(up, first_of(tracer.node_of(base)), base)
             if below:
                 return base, below
             self._refuse_turned_base(value)
-            return _unturned(up, _first(tracer.node_of(base)))
+            return _unturned(up, first_of(tracer.node_of(base)))
         if value.requires_grad or up[-1].op != "call_function":
             return None, []
         if not any(_leaves_autograd(n) for n in up):
@@ -297,6 +303,23 @@ class Views:
                 return None, []
             last = later
         return last, _below(up, up[-1], last.meta["val"])
+
+    def _counted_with(self, value: torch.Tensor, up: list[fx.Node]) -> TensorRecord | None:
+        """The tensor from outside, given other memory in the step, whose version counter ``value`` has."""
+        for record in self.world.heap.memory.replaced():
+            if compat.one_counter(value, record.shadow):
+                home = up[-1] is self.world.tracer.node_of(record.home) or self._records.get(up[-1]) is record
+                return None if home and first_of(self.world.tracer.node_of(record.shadow)) not in up else record
+        return None
+
+    def _below_moved(self, record: TensorRecord, up: list[fx.Node]) -> list[fx.Node]:
+        """The nodes of a view that come after the tensor from outside of which it is one, in its new memory."""
+        first = first_of(self.world.tracer.node_of(record.shadow))
+        below = _below(up, first, record.shadow) or (_below(up, up[-1], record.shadow) if record.returned else [])
+        if not below:
+            reason = f"a view of {record.source.label} leaves the step, which was given other memory (.data) since"
+            self.world.heap.refuse("SFX111", reason)
+        return below
 
     def _refuse_turned_base(self, value: torch.Tensor) -> None:
         """A view of what a tensor was before it was turned has nothing to be made from, where that leaves too."""
@@ -318,12 +341,12 @@ class Views:
         """True if an input was written that shares memory with ``base`` in a way that stand-ins do not know of."""
         if isinstance(base, fx.Node) or not base.requires_grad:
             return False
-        records = [r for r in self._records.values() if storage_of(r.shadow) == storage_of(base)]
+        records = [r for r in self._records.values() if storage_of(r.memory) == storage_of(base)]
         return any(r.version != r.entry_version and not compat.one_counter(r.shadow, base) for r in records)
 
     def _made(self, base: torch.Tensor, up: list[fx.Node]) -> bool:
         """True for a base that the step made itself."""
-        return self.world.heap.record_of(base) is None and _first(self.world.tracer.node_of(base)) in up
+        return self.world.heap.record_of(base) is None and first_of(self.world.tracer.node_of(base)) in up
 
     def _held(self, path: Path, value: torch.Tensor) -> Path | None:
         """The path, if following it on the fake base gives what the capture has."""
@@ -419,7 +442,7 @@ def _parent(node: fx.Node) -> fx.Node | None:
     return shared[0] if len(shared) == 1 and isinstance(shared[0], fx.Node) else None
 
 
-def _first(node: fx.Node) -> fx.Node:
+def first_of(node: fx.Node) -> fx.Node:
     """The node that made the tensor which in-place operations returned since."""
     while _in_place(node):
         node = written_args(node)[0]

@@ -1,0 +1,169 @@
+"""Tensors that a step gives other memory: ``t.data = x``, ``t.set_(x)``, a ``resize_`` past the end of the memory.
+
+The stand-in takes over the other's memory, as eager's tensor does, and what is computed from it is computed from a view
+of the other. A tensor from outside keeps a stand-in for the memory that it had (``TensorRecord.home``): the real one is
+given its new memory in the epilogue, before anything else is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.heap.records import TensorRecord
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.heap import Heap
+
+aten = torch.ops.aten
+
+
+class GivenMemory:
+    """What is known of such tensors.
+
+    Args:
+        heap: their stand-ins.
+
+    Attributes:
+        owners: tensors that were given memory, by the nodes of the values they were given.
+        count: how often one was.
+    """
+
+    def __init__(self, heap: Heap) -> None:
+        self.heap = heap
+        self.owners: dict[fx.Node, torch.Tensor] = {}
+        self.count = 0
+        self._grown: dict[int, torch.Tensor] = {}
+
+    def assign(self, tensor: torch.Tensor, value: Any) -> None:
+        """``tensor.data = value``."""
+        if not isinstance(value, torch.Tensor) or not self.heap.tracer.has_node(value):
+            tensor.data = value  # raises
+            self.heap.refuse("SFX108", "assigns Tensor.data something that the step has not computed")
+        self._give(tensor, value, "assigns Tensor.data")
+
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``set_`` and ``resize_`` as the dispatcher sees them; the tensor, or ``None`` for any other operation."""
+        if func is aten.set_.source_Tensor:
+            self._give(args[0], args[1], "calls set_")
+            return args[0]
+        if func is aten.set_.default:
+            given = args[0]
+            self._give(given, given.new_empty(0), "calls set_")
+            return given
+        if func is aten.set_.source_Storage_storage_offset:
+            place = args[1]._cdata
+            known = compat.tracked_tensors(self.heap.tracer.tracer).values()
+            whole = next((t for t in known if _storage(t) == place and t.dtype == args[0].dtype), None)
+            if whole is not None:
+                offset, size, stride = args[2:]
+                self._give(args[0], whole.as_strided(size, stride, offset), "calls set_")
+                return args[0]
+        if func._schema.name == "aten::set_":
+            self.heap.refuse("SFX108", "calls set_ with a storage")
+        return None
+
+    def grow(self, tensor: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+        """A ``resize_`` that needs more memory; what the tensor's memory held stays at its beginning."""
+        whole = self._alone(tensor)
+        memory = torch.empty(math.prod(size), dtype=tensor.dtype, device=tensor.device)
+        memory[: whole.numel()].copy_(whole)
+        self._give(tensor, memory.view(size), "calls resize_")
+        self._grown[id(tensor)] = memory
+        return tensor
+
+    def _alone(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All of a tensor's memory, of which nothing but the tensor knows."""
+        what = "calls resize_, which needs more memory, on a tensor"
+        if not tensor.is_contiguous() or tensor.storage_offset() or tensor._is_view():
+            self.heap.refuse("SFX108", f"{what} that is a view, or not contiguous")
+        if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize:
+            self.heap.refuse("SFX108", f"{what} that does not fill its memory")
+        place = _storage(tensor)
+        others = [other for other in compat.tracked_tensors(self.heap.tracer.tracer).values() if other is not tensor]
+        record = self.heap.record_of(tensor)
+        if isinstance(record, TensorRecord) and record.home is not None:
+            self.heap.refuse("SFX108", f"{what} that was given other memory before")
+        if any(_storage(other) == place for other in others):
+            self.heap.refuse("SFX108", f"{what} whose memory others are in")
+        return compat.alias_unseen(tensor).view(-1)
+
+    def _give(self, tensor: torch.Tensor, value: torch.Tensor, what: str) -> None:
+        tracer = self.heap.tracer
+        record = self.heap.record_of(tensor)
+        view = record.real if isinstance(record, TensorRecord) else tensor
+        if view._is_view():
+            self._refuse(f"{what} of a view", record)
+        if tensor.device != value.device or value.layout is not torch.strided:
+            self._refuse(f"{what}, with memory of another kind", record)
+        if any(each.is_conj() or each.is_neg() or each.is_inference() for each in (tensor, value)):
+            self._refuse(f"{what} of a conjugate, negative or inference tensor", record)
+        if tensor.grad_fn is not None and (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+            self._refuse(f"{what} of a tensor with a history, to another shape or type", record)
+        if isinstance(record, TensorRecord):
+            if record.edge is not None:
+                self._refuse(f"{what} of a tensor that was made outside with a history", record)
+            self._leave_home(record)
+        data = tracer.data_of(value)
+        tensor.data = data
+        compat.forget_contents(tensor)
+        node = tracer.node_of(data)
+        compat.track(tensor, fx.Proxy(node, tracer.tracer), tracer.tracer)
+        self.owners[node] = tensor
+        self._grown.pop(id(tensor), None)
+        self.count += 1
+
+    def _refuse(self, reason: str, record: Any) -> None:
+        stop = Unsupported("SFX108", reason, self.heap.locate())
+        stop.whole = record is None  # what was computed from it knows its old memory
+        raise stop
+
+    def _leave_home(self, record: TensorRecord) -> None:
+        if record.home is not None:
+            return
+        tracer = self.heap.tracer
+        record.home = compat.fake_counted(record.shadow)
+        compat.track(record.home, fx.Proxy(tracer.node_of(record.shadow), tracer.tracer), tracer.tracer)
+
+    def finish(self) -> None:
+        """Takes note of where the tensors from outside are when the step has ended."""
+        for record in self.replaced():
+            if record.given is not None:
+                continue
+            if _place(record.shadow) == _place(record.home):
+                record.returned = True
+                continue
+            record.given = self.heap.tracer.data_of(record.shadow)
+            grown = self._grown.get(id(record.shadow))
+            record.grown = grown is not None and _storage(grown) == _storage(record.shadow)
+            if grown is not None and record.grown and (grown.numel() != record.shadow.numel() or not _is_whole(record)):
+                self.heap.refuse("SFX108", f"{record.source.label} was resized, and does not fill its memory any more")
+
+    def record_of(self, tensor: torch.Tensor) -> TensorRecord | None:
+        """The record of a stand-in, also of one for the memory that a tensor from outside had."""
+        record = self.heap.record_of(tensor)
+        if isinstance(record, TensorRecord):
+            return record
+        return next((each for each in self.replaced() if each.home is tensor), None)
+
+    def replaced(self) -> list[TensorRecord]:
+        """Tensors from outside that have been given other memory."""
+        return [r for r in self.heap.by_real.values() if isinstance(r, TensorRecord) and r.home is not None]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -1
+
+
+def _is_whole(record: TensorRecord) -> bool:
+    dense = sum((size - 1) * stride for size, stride in zip(record.shadow.shape, record.shadow.stride(), strict=True))
+    return bool(record.shadow.storage_offset() == 0 and dense + 1 == record.shadow.numel())
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return _storage(tensor), tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype

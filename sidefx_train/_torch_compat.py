@@ -677,6 +677,12 @@ def running_node() -> str:
     return "" if node is None else node.name()
 
 
+def running_derivative() -> tuple[str, int] | None:
+    """What tells the node of the autograd graph whose derivative is being computed from others: its name and place."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())
+
+
 def creation_of(tensor: torch.Tensor) -> Any:
     """How a view came to be, by which autograd decides what it says of an in-place change; ``None`` for others."""
     return torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None

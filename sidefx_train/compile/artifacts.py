@@ -25,6 +25,10 @@ CALLED = "sidefx_called"
 NO_GRAD = "sidefx_no_grad"
 """In ``meta`` of the node of a view that was made while autograd was off: ``"no_grad"`` or ``"inference"``."""
 
+DERIVED = "sidefx_derived"
+"""In ``meta`` of a node that was recorded while a derivative was computed: the autograd node whose derivative it is, by
+name and by its place in the order of the forward."""
+
 UNSEEN = "sidefx_unseen"
 """In ``meta`` of a node that writes while autograd is off: ``"no_grad"`` or ``"inference"``."""
 

@@ -36,7 +36,11 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     beside: dict[int, list[tuple[torch.Tensor, bool]]] = {}  # operands by their memory: an optimizer's are hundreds
     for other in read:
         beside.setdefault(_storage(other), []).append((other, elementwise))
+    recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in (*written, *read))
     for target in written:
+        if recorded and _is_twisted_part(target):
+            reason = f"{func} writes, with gradients, to a view of another type of what does not begin its memory"
+            raise Unsupported("SFX107", f"{reason}: eager's derivative of that raises")
         if _is_known(target) and not _is_dense(target) and _several_in_one_place(target):
             raise _refused(func, "more than one element of the written-to tensor is in a single place")
         others = beside.setdefault(_storage(target), [])
@@ -46,6 +50,15 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             if _may_share(target, other):
                 raise _refused(func, "some elements of an operand and of the written-to tensor are in a single place")
         others.append((target, False))
+
+
+def _is_twisted_part(target: torch.Tensor) -> bool:
+    """True for a view of another type than its base, which itself is somewhere in its memory (``unsafe_split``).
+
+    Autograd makes the view again of a gradient, which begins its own memory, by the place that it has in the base's.
+    """
+    base = target._base if target._is_view() else None
+    return base is not None and base.dtype != target.dtype and bool(base.storage_offset() != 0)
 
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)

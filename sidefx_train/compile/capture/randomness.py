@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import CALLED, NO_GRAD, UNSEEN
+from sidefx_train.compile.artifacts import CALLED, DERIVED, NO_GRAD, UNSEEN
 from sidefx_train.compile.capture.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.kernels import check_kernel
 from sidefx_train.compile.capture.lists import count_lists, one_after_another
@@ -149,6 +149,9 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             self.graph_tracer.keep_views(made)
         if called is not func:
             self._node(func).meta[CALLED] = called
+        derived = compat.running_derivative()
+        if derived is not None:
+            self._node(func).meta[DERIVED] = derived
         mark(func, args, self.graph_tracer.graph)
         return made
 

@@ -18,6 +18,7 @@ from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.contributions import Uses, contributions
+from sidefx_train.compile.joint.saved import in_eager_order
 from sidefx_train.compile.joint.shared import Hidden, shared_values
 from sidefx_train.compile.joint.turns import Place, Point, in_turn, times
 from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, first_of, own_counter, storage_of
@@ -479,9 +480,11 @@ class _Cutter:
                 node.meta[OWN] = grad._version
         wanted = _needed(grads, among)
         behind_the_cut = {*wanted, *tangents}
-        # In the order in which eager looks at what it saved: it complains of the first that was changed since.
-        saved = [[_undetached(used, among) for used in node.all_input_nodes] for node in wanted if not _detaches(node)]
-        needed = [used for each in saved for used in sorted(each, key=self.position.__getitem__)]
+        reads: list[tuple[fx.Node, list[fx.Node]]] = []
+        for node in wanted:
+            used = {_undetached(each, among) for each in node.all_input_nodes if not _detaches(node)} - behind_the_cut
+            reads.append((node, sorted(used, key=self.position.__getitem__)))
+        needed = in_eager_order(reads, before)
         needed += [_undetached(grad, among) for grad in grads]
         crossing = dict.fromkeys(used for used in needed if used not in behind_the_cut and used.op != "get_attr")
         feeds: list[Origin] = [self._origin(node) for node in crossing]

@@ -161,6 +161,7 @@ class TensorRebuilder(ABC):
         except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids some views of several to be looked
             # at, and makes others again from a base that has been turned since
             self.world.heap.refuse("SFX107", f"a tensor leaves the step of which autograd says: {first_line(error)}")
+        self.world.heap.memory.check_counter(value)
         path = self.views.path(value, node)
         self._left.append((value, node, path))
         if path is not None:

@@ -196,7 +196,11 @@ class Views:
         up = _way_up(node)
         base, below = self._base(value, up)
         self._note_counter(value, below)
-        step = next((i for i, each in enumerate(below) if i and each in self.passed), None)
+        if base is not None and base is value._base and self.world.heap.record_of(base) is None:
+            made_by = first_of(self.world.tracer.node_of(base))
+            if _counts_alone(made_by):
+                self.counters[made_by] = base
+        step = next((i for i, n in enumerate(below) if i and self.passed.get(n, value) is not value), None)
         if step is not None:
             base, below = self.passed[below[step]], below[:step]
         if base is None or not below or not any(_replayed(each) for each in below):

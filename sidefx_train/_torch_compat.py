@@ -683,6 +683,11 @@ def running_derivative() -> tuple[str, int] | None:
     return None if node is None else (node.name(), node._sequence_nr())
 
 
+def last_place() -> int:
+    """The place of the node of the autograd graph that was made last, in the order of the forward."""
+    return int(torch.autograd._get_sequence_nr()) - 1
+
+
 def creation_of(tensor: torch.Tensor) -> Any:
     """How a view came to be, by which autograd decides what it says of an in-place change; ``None`` for others."""
     return torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None

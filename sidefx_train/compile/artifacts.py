@@ -29,6 +29,9 @@ DERIVED = "sidefx_derived"
 """In ``meta`` of a node that was recorded while a derivative was computed: the autograd node whose derivative it is, by
 name and by its place in the order of the forward."""
 
+FORWARD = "sidefx_forward"
+"""In ``meta`` of any other node: the place of the autograd node that was made last, its own if it has one."""
+
 UNSEEN = "sidefx_unseen"
 """In ``meta`` of a node that writes while autograd is off: ``"no_grad"`` or ``"inference"``."""
 
@@ -118,13 +121,15 @@ class Output:
 
     ``kind`` is ``"result"`` (``value`` is a :class:`Name`), ``"view"`` (``value`` names the tensor of which it is
     ``as_strided(*layout)``, the offset counted from the input's own), ``"number"`` (a :class:`Name`) or ``"constant"``.
-    ``version`` is a result's version counter in eager, where eager does not take it for a view.
+    ``version`` is a result's version counter in eager, where eager does not take it for a view. ``bits`` of a view of
+    another type than the tensor's, or conjugate or negative: its type, whether it is conjugate, whether negative.
     """
 
     kind: Literal["result", "view", "number", "constant"]
     value: Any
     layout: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     version: int | None = None
+    bits: tuple[torch.dtype, bool, bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,58 @@ PROGRAMS = {
         "a = torch.cat([x, x]); b = a[0]; a.t_(); return b, a",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
+    "what was saved is complained of in eager's order": (
+        f"x = {_WHOLE}.requires_grad_(); y = x[0]",
+        "return y * x, (x * y).sum(0)",
+        "attempt('x.detach().zero_()', 'eval', outs, {'x': x})",
+    ),
+    "detached from what has a counter of its own": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5",
+        "a = torch.stack([x, x]); torch.set_grad_enabled(False); b = a.unsafe_split(2)[0]; c = b.view_as(b); "
+        "torch.set_grad_enabled(True); d = b.T; a.exp_(); return c, d.detach(), d",
+        "attempt('outs[1].fill_(0.5)', 'eval', outs, {}); attempt('outs[0].neg_()', 'eval', outs, {})",
+    ),
+    "a complex part, changed, of what does not begin its memory": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = torch.view_as_complex(x[1:].unsafe_split(2)[0].reshape(-1, 2)); a[..., 0] += 1; return a * 2,",
+        "",
+    ),
+    "a part of an argument that was given a new value": (
+        f"x = {_WHOLE}.cos().requires_grad_() * 1.5; y = {_WHOLE}.requires_grad_() * 1.5",
+        "x.fill_(0.5); a = torch.cat([y, x]); y.zero_(); return a, y.chunk(2, -1)[1]",
+        "attempt('y.sin_()', 'eval', outs, {'y': y})",
+    ),
+    "a part of an argument that was given a new value, and its gradient": (
+        f"x = {_WHOLE}.cos().requires_grad_() * 1.5; y = {_WHOLE}.requires_grad_() * 1.5",
+        "x.fill_(0.5); a = torch.cat([y, x]); y.zero_(); return a, y[1:]",
+        "",
+    ),
+    "a backward that ends at a view made with autograd off": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.detach()",
+        "torch.set_grad_enabled(False); a = x[::2]; torch.set_grad_enabled(True); "
+        "return a.reshape(-1, 4).cos()[0] * x, y[::2]",
+        "attempt('outs[1].squeeze_()', 'eval', outs, {})",
+    ),
+    "given other memory while a view has its counter": (
+        f"x = {_WHOLE}",
+        "a = x + 1; a.add_(1); b = a.view(-1); a.data = a; return b[..., :2],",
+        "attempt('outs[0].neg_()', 'eval', outs, {})",
+    ),
+    "given memory, and detached before": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.detach()",
+        "a = y.squeeze().view(torch.int32); a.data = y.view(torch.int32).clone(); return a, y",
+        "attempt('y.detach().add_(1)', 'eval', outs, {'y': y})",
+    ),
+    "conjugate and other types of what a backward needs": (
+        "x = torch.view_as_complex(torch.arange(24.0).reshape(3, 4, 2).sin()).requires_grad_()",
+        "return x.conj() * x.real, (x.conj().imag * x).abs()",
+        "",
+    ),
+    "a non-leaf made in inference mode": (
+        f"x = {_WHOLE}",
+        "\n    with torch.inference_mode():\n        a = x * 2; x.add_(1)\n    return a, x",
+        "attempt('outs[0].neg_()', 'eval', outs, {})",
+    ),
     "as_strided past the view it is called on": (
         f"x = {_WHOLE}.t()",
         "a = x[0]; a.as_strided_((2,), (1,)); a.neg_(); return x.sum(),",

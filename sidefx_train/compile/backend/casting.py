@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import TracedGraph
+from sidefx_train.compile.artifacts import OWN, TracedGraph
 from sidefx_train.compile.graphs import for_any_layout
 
 
@@ -35,9 +35,15 @@ def _typed(made: Any, captured: Any) -> Any:
 def build_casting(traced: TracedGraph) -> Callable[[list[Any]], Any]:
     """Runs the graph under whatever autocast is on when it is called."""
     module = for_any_layout(traced.module)
+    returned = next(iter(reversed(traced.module.graph.nodes))).args[0]
+    versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
 
     def run(args: list[Any]) -> Any:
         with compat.training_kernels(), compat.no_autocast_cache():  # casts made here have no history
-            return list(_Typed(module).run(*args))
+            results = list(_Typed(module).run(*args))
+        for i, version in versions.items():  # kernels have written to what they made
+            results[i] = compat.without_view_relation(results[i])
+            compat.set_version(results[i], version)
+        return results
 
     return run

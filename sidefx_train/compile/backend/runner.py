@@ -257,12 +257,38 @@ def _set_versions(graph: RunnerPlan, source: Source) -> None:
         source(f"if {name}._version != {version}: set_version({name}, {version})")
 
 
+def _seen_as(
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    conjugate: bool,
+    negative: bool,
+    tensor: torch.Tensor,
+) -> torch.Tensor:
+    """A view of a tensor's memory in another type, conjugate or negative; it shares the version counter."""
+    memory = tensor.detach()
+    memory = memory.conj() if memory.is_conj() else memory
+    memory = torch._neg_view(memory) if memory.is_neg() else memory
+    begins = memory.storage_offset() * memory.itemsize // dtype.itemsize
+    if memory.dtype != dtype:
+        elements = memory.untyped_storage().nbytes() // memory.itemsize
+        memory = memory.as_strided((elements,), (1,), 0).view(dtype)
+    memory = memory.as_strided(size, stride, begins + offset)
+    memory = memory.conj() if conjugate else memory
+    return torch._neg_view(memory) if negative else memory
+
+
 def _return(graph: RunnerPlan, source: Source) -> None:
     items = []
     for out in graph.outputs:
         if out.kind == "view":
             assert out.layout is not None, "a view output has a layout"
             size, stride, offset = out.layout
+            if out.bits is not None:
+                seen = source.bind(f"seen{len(source.globals)}", functools.partial(_seen_as, *out.layout, *out.bits))
+                items.append(f"{seen}({out.value})")
+                continue
             place = f"{out.value}.storage_offset() + {offset}"
             items.append(f"{out.value}.detach().as_strided({size}, {stride}, {place})")
         elif out.kind == "constant":

@@ -7,13 +7,14 @@ generator a backend uses. A state is a position in the sequence of draws of the 
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import CALLED, DERIVED, NO_GRAD, UNSEEN
+from sidefx_train.compile.artifacts import CALLED, DERIVED, FORWARD, NO_GRAD, UNSEEN
 from sidefx_train.compile.capture.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.kernels import check_kernel
 from sidefx_train.compile.capture.lists import count_lists, one_after_another
@@ -149,9 +150,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             self.graph_tracer.keep_views(made)
         if called is not func:
             self._node(func).meta[CALLED] = called
-        derived = compat.running_derivative()
-        if derived is not None:
-            self._node(func).meta[DERIVED] = derived
+        self._note_place(func)
         mark(func, args, self.graph_tracer.graph)
         return made
 
@@ -163,6 +162,15 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
                 compat.set_memory(stand_in, args[0])
         if before and made.stride() != before:
             compat.set_strides(self._node(func).meta["val"], made.stride())
+
+    def _note_place(self, func: Any) -> None:
+        """Notes where a call that has just been recorded is in the autograd graph."""
+        node = self.graph_tracer.last_node()
+        while node.target is operator.getitem:
+            node = node.prev
+        if node.target is func:
+            derived = compat.running_derivative()
+            node.meta |= {FORWARD: compat.last_place()} if derived is None else {DERIVED: derived}
 
     def _node(self, func: Any) -> fx.Node:
         """The node of the call of ``func`` that was recorded last."""

@@ -24,7 +24,7 @@ from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead
 from sidefx_train.compile.functionalize.bases import find_bases
 from sidefx_train.compile.functionalize.check import check_functional
 from sidefx_train.compile.functionalize.hazards import find_hazards, held_back
-from sidefx_train.compile.functionalize.plan import refuse_unsupported, view_layout
+from sidefx_train.compile.functionalize.plan import refuse_unsupported, view_bits, view_layout
 from sidefx_train.compile.functionalize.retrace import Retraced, RetraceOptions, Retracer
 from sidefx_train.compile.functionalize.scalars import (
     ScalarPlan,
@@ -187,7 +187,7 @@ class _Assembler:
 
     def _view_of_input(self, out: fx.Node, source: int) -> Output:
         layout = view_layout(out, self.traced.inputs[source])
-        return Output("view", Name(f"a{source}"), layout)
+        return Output("view", Name(f"a{source}"), layout, bits=view_bits(out, self.traced.inputs[source]))
 
     def _number(self, node: fx.Node, late: list[str]) -> str:
         if node in self.plan.host.names:

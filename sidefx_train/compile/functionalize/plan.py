@@ -70,18 +70,31 @@ def _keeps_size(node: fx.Node) -> bool:
     return before is not None and (before.shape, before.stride()) == (after.shape, after.stride())
 
 
+def view_bits(out: fx.Node, given: GraphInput) -> tuple[torch.dtype, bool, bool] | None:
+    """The type of a view of an input, and whether it is conjugate or negative, where that is not as the input is.
+
+    Raises:
+        BackendError: the view does not begin with an element of the input.
+    """
+    value, like = out.meta["val"], given.example
+    bits, own = ((t.dtype, t.is_conj(), t.is_neg()) for t in (value, like))
+    if bits == own and not any(own[1:]):
+        return None
+    if like.storage_offset() * like.itemsize % value.itemsize:
+        raise BackendError("SFX201", f"output {out} is a view of {given.source} by parts of an element")
+    return bits
+
+
 def view_layout(out: fx.Node, given: GraphInput) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Size, stride and offset from the input's own with which a view of an input is made again outside the graph.
 
     Raises:
-        BackendError: the view is not a plain strided one of static size.
+        BackendError: the view is not one of static size.
     """
     value = out.meta["val"]
-    if value.dtype != given.example.dtype or value.is_conj() or value.is_neg():
-        raise BackendError("SFX201", f"output {out} is a view of {given.source} in another type")
     # As captured: functionalization forgets strides and offset once the input is written.
     size, stride = tuple(value.shape), tuple(value.stride())
-    offset = value.storage_offset() - given.example.storage_offset()
+    offset = value.storage_offset() - given.example.storage_offset() * given.example.itemsize // value.itemsize
     if not all(isinstance(n, int) for n in (*size, *stride, offset)):
         raise BackendError("SFX201", f"output {out} is a view of {given.source} with symbolic size")
     return tuple(size), tuple(stride), offset

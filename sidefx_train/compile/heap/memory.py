@@ -105,9 +105,8 @@ class GivenMemory:
             self._refuse(f"{what} of a conjugate, negative or inference tensor", record)
         if tensor.grad_fn is not None and (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
             self._refuse(f"{what} of a tensor with a history, to another shape or type", record)
-        outside = [each for each in self.heap.by_real.values() if isinstance(each, TensorRecord)]
-        if record is None and any(compat.one_counter(tensor, each.shadow) for each in outside):
-            self._refuse(f"{what} of a tensor that has the version counter of one from outside", record)
+        if record is None and self._is_counted_with_others(tensor):
+            self._refuse(f"{what} of a tensor whose version counter others have", record)
         if isinstance(record, TensorRecord):
             if record.edge is not None:
                 self._refuse(f"{what} of a tensor that was made outside with a history", record)
@@ -121,14 +120,9 @@ class GivenMemory:
         self._grown.pop(id(tensor), None)
         self.count += 1
 
-    def check_counter(self, value: torch.Tensor) -> None:
-        """Refuses a tensor that leaves with the version counter of one of the step's that was given other memory."""
-        for owner in self.owners.values():
-            known = value is owner or self.heap.record_of(owner) is not None
-            if not known and _storage(value) != _storage(owner) and compat.one_counter(value, owner):
-                self.heap.refuse(
-                    "SFX111", "a tensor leaves that was detached from one which was given other memory since"
-                )
+    def _is_counted_with_others(self, tensor: torch.Tensor) -> bool:
+        known = compat.tracked_tensors(self.heap.tracer.tracer).values()
+        return any(other is not tensor and compat.one_counter(tensor, other) for other in known)
 
     def _refuse(self, reason: str, record: Any) -> None:
         stop = Unsupported("SFX108", reason, self.heap.locate())

@@ -65,7 +65,7 @@ class _FirstOrderOnly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return tuple(grad.view_as(grad) for grad in grads)
+        return tuple(map(compat.alias_unseen, grads))
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import DERIVED
+from sidefx_train.compile.artifacts import DERIVED, FORWARD
 from sidefx_train.compile.graphs import schema_args
 
 _NODE = re.compile(r"(.*?)Backward\d*$")
@@ -34,7 +34,9 @@ def in_eager_order(reads: list[tuple[fx.Node, list[fx.Node]]], forward: Iterable
         used = list(dict.fromkeys(itertools.chain.from_iterable(each for _, each in group)))
         name = _NODE.match(derived[0]) if derived is not None else None
         makers = made_by.get(_bare(name[1]), []) if name is not None and len(used) > 1 else []
-        maker = next((node for node in makers if set(used) <= {node, *node.all_input_nodes}), None)
+        fitting = [node for node in makers if set(used) <= {node, *node.all_input_nodes}]
+        fitting.sort(key=lambda node: node.meta.get(FORWARD) != derived[1])  # type: ignore[index]
+        maker = fitting[0] if fitting else None
         if maker is not None:
             names = {value: argument.name for argument, value in schema_args(maker) if isinstance(value, fx.Node)}
             used.sort(key=lambda value: (value not in names, names.get(value, "")))

@@ -291,6 +291,9 @@ def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any
         if hasattr(node, "variable"):
             reason = "a tensor leaves the step whose backward goes to a leaf that was made in it (requires_grad_)"
             world.heap.refuse("SFX107", reason)
+        if not hasattr(node, "variable") and all(before is None for before, _ in node.next_functions):
+            reason = "a tensor leaves the step whose backward ends at a view that was made of a leaf with autograd off"
+            world.heap.refuse("SFX107", reason)
         waiting += [before for before, _ in node.next_functions]
 
 

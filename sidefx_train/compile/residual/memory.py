@@ -1,4 +1,4 @@
-"""Memory that grows under a tensor from outside."""
+"""Tensors over other memory than they were made with."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ def grow(tensor: torch.Tensor, value: torch.Tensor) -> None:
         whole = torch.empty(0, dtype=value.dtype, device=value.device)
         tensor.data = whole.set_(storage, 0, value.shape, value.stride())
         tensor.data.copy_(value)
+
+
+def as_inference(value: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor made in inference mode."""
+    with torch.inference_mode():
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        return made.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())

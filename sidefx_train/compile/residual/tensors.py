@@ -21,7 +21,7 @@ from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import Effect
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.residual.autograd import freed, passing, whole_view
-from sidefx_train.compile.residual.memory import grow
+from sidefx_train.compile.residual.memory import as_inference, grow
 from sidefx_train.compile.residual.views import (
     Leaving,
     LiveView,
@@ -161,7 +161,6 @@ class TensorRebuilder(ABC):
         except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids some views of several to be looked
             # at, and makes others again from a base that has been turned since
             self.world.heap.refuse("SFX107", f"a tensor leaves the step of which autograd says: {first_line(error)}")
-        self.world.heap.memory.check_counter(value)
         path = self.views.path(value, node)
         self._left.append((value, node, path))
         if path is not None:
@@ -178,6 +177,10 @@ class TensorRebuilder(ABC):
         if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed and not custom:
             self.world.heap.refuse("SFX107", "a view that needs autograd leaves the step, in a way not made again")
         self.returned.setdefault(storage_of(value), set()).add(node)
+        if value.is_inference() and not torch.is_inference_mode_enabled():
+            if storage_of(value) in self.leaving.shared or value.is_conj() or value.is_neg():
+                self.world.heap.refuse("SFX111", "tensors made in inference mode leave the step in one memory")
+            return f"{self.writer.constant(as_inference)}({self.output(node)})"
         if not value._is_view() and not value.is_inference():
             node.meta[OWN] = value._version
         if value.grad_fn is not None and value.grad_fn not in self.world.freed:
@@ -262,7 +265,9 @@ class TensorRebuilder(ABC):
             if record.home is not None:
                 reason = f"a view of {record.source.label} leaves the step, which was given other memory (.data)"
                 self.world.heap.refuse("SFX107", reason)
-            place = ("input", next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real))
+            position = next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
+            new_value = next((i for i, updated in self.updates.items() if updated == position), None)
+            place = ("input", position) if new_value is None else ("result", new_value)
         else:
             made_by = base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)
             if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)

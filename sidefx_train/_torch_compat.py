@@ -688,6 +688,11 @@ def last_place() -> int:
     return int(torch.autograd._get_sequence_nr()) - 1
 
 
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The negative of a tensor, in its memory."""
+    return torch._neg_view(tensor)
+
+
 def creation_of(tensor: torch.Tensor) -> Any:
     """How a view came to be, by which autograd decides what it says of an in-place change; ``None`` for others."""
     return torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None

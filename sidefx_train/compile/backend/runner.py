@@ -269,14 +269,14 @@ def _seen_as(
     """A view of a tensor's memory in another type, conjugate or negative; it shares the version counter."""
     memory = tensor.detach()
     memory = memory.conj() if memory.is_conj() else memory
-    memory = torch._neg_view(memory) if memory.is_neg() else memory
+    memory = compat.neg_view(memory) if memory.is_neg() else memory
     begins = memory.storage_offset() * memory.itemsize // dtype.itemsize
     if memory.dtype != dtype:
         elements = memory.untyped_storage().nbytes() // memory.itemsize
         memory = memory.as_strided((elements,), (1,), 0).view(dtype)
     memory = memory.as_strided(size, stride, begins + offset)
     memory = memory.conj() if conjugate else memory
-    return torch._neg_view(memory) if negative else memory
+    return compat.neg_view(memory) if negative else memory
 
 
 def _return(graph: RunnerPlan, source: Source) -> None:

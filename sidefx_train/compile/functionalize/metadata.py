@@ -136,7 +136,7 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
         leaf=record.edge is None,
         requires_grad=record.requires_grad,
         mutates_data=bool(writes),
-        mutates_metadata=_layout(shadow) != _layout(example),
+        mutates_metadata=_layout(shadow) != _layout(example) or _layout(record.shadow)[:2] != _layout(example)[:2],
         mutation_hidden=bool(writes) and all(unseen),
         mutation_in_inference="inference" in unseen,
         updates_history=history,

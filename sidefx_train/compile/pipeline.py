@@ -52,9 +52,11 @@ from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRe
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.spaces import SpaceRecord
 from sidefx_train.compile.heap.world import TraceWorld
+from sidefx_train.compile.joint.cut import cut
+from sidefx_train.compile.joint.graph import JointGraph
 from sidefx_train.compile.joint.partition import recompute
 from sidefx_train.compile.joint.runtime import join
-from sidefx_train.compile.joint.trace import JointGraph, cut, record_backward
+from sidefx_train.compile.joint.trace import record_backward
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
 from sidefx_train.compile.residual.views import storage_of as fake_storage
 from sidefx_train.compile.residual.writer import Writer, compile_function

@@ -433,6 +433,25 @@ def enlarged_under_a_view_that_the_step_does_not_see():
     return (t, view), step, numbers
 
 
+@case
+def an_empty_output_argument():
+    def step(x, out):
+        result = torch.exp(x, out=out)
+        result.add_(1)
+        return result, out.view(-1)
+
+    return None, step, lambda i: (*rows(i), torch.empty(0))
+
+
+@case
+def one_empty_output_argument_of_two():
+    def step(x, values, indices):
+        torch.topk(x, 2, out=(values, indices))
+        return values + 1
+
+    return None, step, lambda i: (*rows(i), torch.zeros(2, 2), torch.empty(0, dtype=torch.long))
+
+
 def differentiated(result, _):
     result.backward()
 
@@ -595,6 +614,16 @@ def enlarged_under_a_view_that_the_step_sees():
         return t * 2
 
     return (t, view), step, numbers
+
+
+@left("SFX108")
+def an_output_argument_that_is_an_empty_part():
+    whole = torch.zeros(10)
+
+    def step(x, out):
+        return torch.exp(x, out=out) * 2
+
+    return whole, step, lambda i: (*rows(i), whole[3:3])
 
 
 @left("SFX108")

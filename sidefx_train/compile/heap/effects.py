@@ -426,6 +426,8 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
     watched = history is None or record.real.retains_grad
     if watched and record.grad is not UNREAD and fake.grad is not record.grad:
         changes.append(Effect("set_grad", record.source, None, fake.grad))
+    if finished and record.edge is None and record.hooks is None and any(hook_numbers(fake)):
+        record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
     if finished and record.hooks is not None and record.hooks != hook_numbers(fake):
         record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
     return changes

@@ -66,7 +66,26 @@ class GivenMemory:
                 return args[0]
         if func._schema.name == "aten::set_":
             self.heap.refuse("SFX108", "calls set_ with a storage")
-        return None
+        return self._filled(func, args, kwargs)
+
+    def _filled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation with ``out=`` to empty tensors from outside, which get the memory that the result needs."""
+        given = {a.name: kwargs[a.name] for a in func._schema.arguments if a.is_out and a.name in kwargs}
+        empty = {name: out for name, out in given.items() if self._is_empty(out)}
+        if not empty:
+            return None
+        made = {name: torch.empty(0, dtype=out.dtype, device=out.device) for name, out in empty.items()}
+        func(*args, **{**kwargs, **made})
+        for name, out in empty.items():
+            if made[name].shape != out.shape:
+                self._alone(out)
+                self._give(out, made[name], "calls an operation with out=")
+                self._grown[id(out)] = made[name]
+        return tuple(given.values()) if len(given) > 1 else next(iter(given.values()))
+
+    def _is_empty(self, out: Any) -> bool:
+        known = isinstance(out, torch.Tensor) and isinstance(self.heap.record_of(out), TensorRecord)
+        return known and type(out.numel()) is int and out.numel() == 0
 
     def grow(self, tensor: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
         """A ``resize_`` that needs more memory; what the tensor's memory held stays at its beginning."""
@@ -79,7 +98,7 @@ class GivenMemory:
 
     def _alone(self, tensor: torch.Tensor) -> torch.Tensor:
         """All of a tensor's memory, of which nothing but the tensor knows."""
-        what = "calls resize_, which needs more memory, on a tensor"
+        what = "resizes, past the end of its memory, a tensor"
         if not tensor.is_contiguous() or tensor.storage_offset() or tensor._is_view():
             self.heap.refuse("SFX108", f"{what} that is a view, or not contiguous")
         if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize:

@@ -1,6 +1,6 @@
 """Decides what a captured forward saves for its backward: all that it reads, or less, recomputing the rest.
 
-:func:`~sidefx_train.compile.joint.trace.cut` saves what autograd would save. :func:`recompute` takes the cheapest set
+:func:`~sidefx_train.compile.joint.cut.cut` saves what autograd would save. :func:`recompute` takes the cheapest set
 of values (torch's min-cut partitioner) from which cheap operations make the others again. Only what gives the same
 numbers the second time is run twice: no random draws, and nothing whose memory is written anywhere in the joint graph.
 Nothing is read that autograd would not have saved, so the user may change the same tensors between the two passes.
@@ -17,7 +17,7 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import GraphInput
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead, is_pure
-from sidefx_train.compile.joint.trace import JointGraph, Origin
+from sidefx_train.compile.joint.graph import JointGraph, Origin
 
 aten = torch.ops.aten
 

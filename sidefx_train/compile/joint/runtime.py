@@ -10,7 +10,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable
-from sidefx_train.compile.joint.trace import JointGraph, Stage
+from sidefx_train.compile.joint.graph import JointGraph, Stage
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.autograd import passing
 from sidefx_train.compile.residual.views import replay
@@ -194,6 +194,8 @@ class Joined:
                 compat.set_version(tensor, version)
             return made
 
+        for i in graph.begins:
+            taken[i].requires_grad_()
         with torch.enable_grad():  # what autograd did not see in the step is not in the backward
             for number, part in enumerate(self.parts):
                 make_views(number)

@@ -77,6 +77,7 @@ class TracedGraph:
         fake_mode: of the fake tensors in ``meta``.
         uses_rng: it draws random numbers.
         gradients: it is a backward, whose results autograd takes over.
+        anew: random generators that the step makes, each in the state in which every run finds it.
     """
 
     module: fx.GraphModule
@@ -84,6 +85,7 @@ class TracedGraph:
     fake_mode: Any
     uses_rng: bool = False
     gradients: bool = False
+    anew: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend import build, build_casting
+from sidefx_train.compile.backend.anew import beginning_anew
 from sidefx_train.compile.backend.verify import verified
 from sidefx_train.compile.capture.interpreter import Suspended
 from sidefx_train.compile.capture.location import definition_of
@@ -35,6 +36,7 @@ from sidefx_train.compile.continuations.suspension import StopPoint, Suspension,
 from sidefx_train.compile.entry import Entry, first_failure
 from sidefx_train.compile.functionalize.metadata import input_facts
 from sidefx_train.compile.graph_checks import check_graph
+from sidefx_train.compile.graphs import generators, one_generator
 from sidefx_train.compile.guards.codegen import (
     number_conditions,
     size_conditions,
@@ -270,6 +272,8 @@ def _capture_once(
             if joint is None:
                 _count_writes(world)
             traced = tracer.finish(list(residual.outputs)) if joint is None else joint.forward
+            with compat.real_world():
+                made = _made_generators(world, traced)
     except Unsupported as stop:
         if stop.defer is not None and stop.defer not in learned.whole:
             return replace(learned, whole=learned.whole | {stop.defer})
@@ -287,6 +291,8 @@ def _capture_once(
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
     finally:
         world.last_error = None  # its traceback holds the callers' frames, and the world may live on for a while
+    traced = replace(traced, anew=tuple((generator, generator.get_state()) for generator in made))
+    joint = None if joint is None else replace(joint, forward=traced)
     _check_traced("capture", *((traced,) if joint is None else joint.graphs))
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
@@ -306,6 +312,13 @@ def _capture_once(
         tuple(world.heap.iterators),
         _symbols(world)[0],
     )
+
+
+def _made_generators(world: TraceWorld, traced: TracedGraph) -> list[torch.Generator]:
+    """Random generators that the step makes and draws from."""
+    known = [record.real for record in world.heap.by_real.values() if isinstance(record.real, torch.Generator)]
+    held = generators(traced.module)
+    return [each for each in held if not any(one_generator(each, outside) for outside in known)]
 
 
 def _check_traced(stage: str, *graphs: TracedGraph) -> None:
@@ -401,7 +414,7 @@ def compile_graphs(
 ) -> Executable:
     """The captured graph compiled; joined with its backward where autograd outside needs that."""
     with compat.default_device_cpu():  # for tensors that are made on the way
-        executable = compiler(captured.traced, config)
+        executable = beginning_anew(compiler(captured.traced, config), captured.traced)
         if captured.joint is None:
             return executable
         backwards = [compiler(stage.backward, config) for stage in captured.joint.stages]

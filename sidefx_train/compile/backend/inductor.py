@@ -232,6 +232,8 @@ def _compile(
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
     if kept or generators(graph.module):  # in ours, or in none: Inductor's takes one generator for another
         chosen["fx_graph_cache"] = False
+    if generators(graph.module):  # in the order of the step: each draw moves the generator on
+        chosen["fallback_random"] = True
 
     def compile_with(settings: dict[str, Any]) -> tuple[Any, str, _Build]:
         said: list[str] = []

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from sidefx_train.compile.artifacts import Executable, TracedGraph
+from sidefx_train.compile.backend.anew import beginning_anew
 from sidefx_train.compile.backend.eager import build_eager
+from sidefx_train.compile.graphs import generators
 
 RELATIVE = 1e-3
 """Largest difference, in norm and relative to the oracle's value, that counts as equal."""
@@ -35,9 +37,14 @@ def verified(
     """
     if not comparable:
         return replace(executable, notes=(*executable.notes, "not verified: it draws random numbers of its own"))
-    oracle = build_eager(traced)
+    oracle = beginning_anew(build_eager(traced), traced)
+    drawn_from = [torch.default_generator, *generators(traced.module)]
     left = runs
     trusted = True
+
+    def set_back(states: list[torch.Tensor]) -> None:
+        for generator, state in zip(drawn_from, states, strict=True):
+            generator.set_state(state)
 
     def run(args: list[Any]) -> Sequence[Any]:
         nonlocal left, trusted
@@ -46,12 +53,12 @@ def verified(
         if left <= 0:
             return executable.run(args)
         left -= 1
-        state = torch.get_rng_state()
+        states = [generator.get_state() for generator in drawn_from]
         copies, twins = _copies(args), _copies(args)
         have = list(executable.run(list(copies)))
-        torch.set_rng_state(state)
+        set_back(states)
         want = list(oracle.run(list(twins)))
-        torch.set_rng_state(state)
+        set_back(states)
         found = _difference(have, want, "output") or _difference(copies, twins, "input")
         if found:
             trusted = False

@@ -25,6 +25,7 @@ from sidefx_train.compile.capture.builtins_ import keeps_callables
 from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.graphs import one_generator
 from sidefx_train.compile.heap import caches, natives, notices, opaque, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.classes import make_class, makes_class
@@ -273,6 +274,8 @@ class CallingWorld:
                 if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
         torch_call = policy.is_torch_callable(fn)
+        if isinstance(getattr(fn, "__self__", None), torch.Generator):
+            self._check_generator(fn)
         if not torch_call:
             owner = getattr(fn, "__self__", None)
             if makes_class(fn, args):
@@ -512,6 +515,14 @@ class CallingWorld:
 
     def unheard(self, error: BaseException) -> bool:
         return False  # it is reported: an effect
+
+    def _check_generator(self, fn: Any) -> None:
+        """Refuses methods of a generator of the step that has drawn by then, in the graph, and what seeds it anew."""
+        if fn.__name__ == "seed":
+            self.heap.refuse("SFX110", "calls torch.Generator.seed")
+        held = [value for value in vars(self.tracer.tracer.root).values() if isinstance(value, torch.Generator)]
+        if any(one_generator(fn.__self__, each) for each in held):
+            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, of a generator that the graph draws from")
 
     def _refuse_call(self, fn: Any) -> None:
         owner = getattr(fn, "__self__", None)

@@ -281,6 +281,7 @@ class Views:
         moved = None if base is None else self.world.heap.record_of(base)
         if not value._is_view():  # detached from it, perhaps
             moved = self._counted_with(value, up)
+        moved = self._enlarged(value) or moved
         if isinstance(moved, TensorRecord) and moved.home is not None:
             return moved.shadow, self._below_moved(moved, up)
         if base is not None and not (tracer.has_node(base) and self._made(base, up)):
@@ -315,6 +316,11 @@ class Views:
                 home = up[-1] is self.world.tracer.node_of(record.home) or self._records.get(up[-1]) is record
                 return None if home and first_of(self.world.tracer.node_of(record.shadow)) not in up else record
         return None
+
+    def _enlarged(self, value: torch.Tensor) -> TensorRecord | None:
+        """The tensor from outside in whose own, enlarged memory ``value`` is: outside that is not the graph's result."""
+        known = [record for record in self.world.heap.memory.replaced() if record.grown and record.given is not value]
+        return next((record for record in known if storage_of(record.shadow) == storage_of(value)), None)
 
     def _below_moved(self, record: TensorRecord, up: list[fx.Node]) -> list[fx.Node]:
         """The nodes of a view that come after the tensor from outside of which it is one, in its new memory."""

@@ -1,0 +1,100 @@
+"""Random generators: made in a step, given from outside, under every backend and beside ``verify``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sidefx_train
+
+OUTSIDE = torch.Generator()
+
+
+def seeded(x):
+    return x + torch.randn(2, generator=torch.Generator().manual_seed(1))
+
+
+def not_seeded(x):
+    generator = torch.Generator()
+    return x + torch.randn(2, generator=generator) + torch.rand(2, generator=generator)
+
+
+def several(x):
+    first, second = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    drawn = torch.randperm(4, generator=first), torch.rand(2, generator=second)
+    return *drawn, x * torch.rand(2, generator=first), torch.bernoulli(torch.full((3,), 0.5), generator=second)
+
+
+def in_order(x):
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(4, generator=generator)
+    return order, torch.bernoulli(torch.full((3,), 0.5), generator=generator), x + torch.rand(2, generator=generator)
+
+
+def from_outside(x):
+    return torch.randperm(4, generator=OUTSIDE), x + torch.randn(2, generator=OUTSIDE)
+
+
+def beside_one_from_outside(x):
+    return torch.rand(2, generator=torch.Generator().manual_seed(3)), x + torch.randn(2, generator=OUTSIDE)
+
+
+CAPTURED = [seeded, not_seeded, several, in_order, from_outside, beside_one_from_outside]
+
+
+def seeded_again(x):
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(2, generator=generator)
+    generator.manual_seed(1)
+    return x + drawn + torch.randn(2, generator=generator)
+
+
+def looked_at(x):
+    generator = torch.Generator().manual_seed(1)
+    return x + torch.randn(2, generator=generator), generator.get_state()
+
+
+def looked_at_outside(x):
+    return x + torch.randn(2, generator=OUTSIDE), OUTSIDE.get_state()
+
+
+def seeded_by_chance(x):
+    generator = torch.Generator()
+    generator.seed()
+    return x * 2
+
+
+LEFT = [seeded_again, looked_at, looked_at_outside, seeded_by_chance]
+
+
+def run(step, **options):
+    OUTSIDE.manual_seed(5)
+    torch.manual_seed(0)
+    called = sidefx_train.compile(step, **options) if options else step
+    found = []
+    for i in range(4):
+        result = called(torch.ones(2) * i)
+        found += [*(result if isinstance(result, tuple) else (result,)), OUTSIDE.get_state()]
+    return found, called
+
+
+@pytest.mark.parametrize("verify", [0, 2])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("step", CAPTURED)
+def test_draws_are_eagers(step, backend, verify):
+    wanted, _ = run(step)
+    found, called = run(step, backend=backend, verify=verify, fullgraph=True, on_failure="raise")
+    assert called.report().replays == 4
+    for want, have in zip(wanted, found, strict=True):
+        assert torch.equal(want, have), f"{have}, eager has {want}"
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+@pytest.mark.parametrize("step", LEFT)
+def test_states_that_the_graph_moves_are_not_looked_at(step):
+    wanted, _ = run(step)
+    found, called = run(step, backend="aot_eager")
+    report = called.report()
+    assert "SFX110" in {item.code for item in (*report.breaks, *report.fallbacks)}
+    for want, have in zip(wanted, found, strict=True):
+        assert torch.equal(want, have), f"{have}, eager has {want}"

@@ -103,6 +103,21 @@ PROGRAMS = {
         "\n    with torch.inference_mode():\n        a = x * 2; x.add_(1)\n    return a, x",
         "attempt('outs[0].neg_()', 'eval', outs, {})",
     ),
+    "a part with a counter of its own, of what a backward needs": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.detach()",
+        "return x.relu().unsafe_split(2)[0],",
+        "attempt('y.squeeze_()', 'eval', outs, {'y': y}); attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "parts of an argument that was enlarged": (
+        "x = torch.tensor(1.5)",
+        "x.resize_(5, 4).fill_(1.5); a = x.unsafe_split(2)[0]; a.exp_(); x.unsqueeze_(0); return a.view(-1), x.view(-1)",
+        "",
+    ),
+    "a view of an argument that was enlarged": (
+        "x = torch.tensor(1.5)",
+        "x.resize_(5, 4).fill_(1.5); a = x[1:]; a.exp_(); return a.view(-1), x.detach()",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
     "as_strided past the view it is called on": (
         f"x = {_WHOLE}.t()",
         "a = x[0]; a.as_strided_((2,), (1,)); a.neg_(); return x.sum(),",

@@ -67,11 +67,15 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     if any(own_counter(cutter.results[i]) in residual.counters for i in apart):
         reason = "a tensor's .data leaves the step, of which the backward needs the contents"
         world.heap.refuse("SFX107", reason)
-    aliases = [
-        (i, storages.index(storages[i]))
-        for i in saved
-        if i not in apart and i not in counted and storages[i] in storages[: len(outputs)]
-    ]
+    aliases: list[tuple[int, int]] = []
+    for i in saved:
+        if i not in apart and i not in counted and storages[i] in storages[: len(outputs)]:
+            sharing = [j for j in range(len(outputs)) if storages[j] == storages[i]]
+            output = next((j for j in sharing if own_counter(outputs[j]) is None), None)
+            if output is None:
+                apart = (*apart, i)
+            else:
+                aliases.append((i, output))
     begins = (each for each in residual.metadata.inputs if each.changes_requires_grad and not each.requires_grad)
     traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
     return JointGraph(

@@ -318,7 +318,7 @@ class Views:
         return None
 
     def _enlarged(self, value: torch.Tensor) -> TensorRecord | None:
-        """The tensor from outside in whose own, enlarged memory ``value`` is: outside that is not the graph's result."""
+        """The tensor from outside in whose enlarged memory ``value`` is: that is its own, not the graph's result."""
         known = [record for record in self.world.heap.memory.replaced() if record.grown and record.given is not value]
         return next((record for record in known if storage_of(record.shadow) == storage_of(value)), None)
 

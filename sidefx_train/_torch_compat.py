@@ -162,6 +162,15 @@ def fake_of(mode: FakeTensorMode, real: torch.Tensor, dynamic: frozenset[int], n
     return mode.from_tensor(real, source=_NamedSource(name), symbolic_context=context)
 
 
+def forget_reals(mode: FakeTensorMode) -> None:
+    """Drops the weak references to real tensors by which stand-ins are found: torch swaps no tensors that have some."""
+    converter = mode.fake_tensor_converter.meta_converter
+    for known in (converter.tensor_memo, converter.storage_memo):
+        known.clear()
+    for known in (converter.describer.lookup_tensor, converter.describer.lookup_storage):
+        known.clear()
+
+
 def fake_twin(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
     """A stand-in of a tensor that shares the version counter of another, whose stand-in is ``fake``.
 

@@ -290,6 +290,7 @@ def _capture_once(
         reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
     finally:
+        compat.forget_reals(tracer.fake_mode)
         world.last_error = None  # its traceback holds the callers' frames, and the world may live on for a while
     traced = replace(traced, anew=tuple((generator, generator.get_state()) for generator in made))
     joint = None if joint is None else replace(joint, forward=traced)

@@ -33,3 +33,8 @@ def _parameter(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
 @registry.intercept(torch.nn.Buffer)
 def _buffer(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _made(torch.nn.Buffer, world, args, kwargs)
+
+
+@registry.intercept(torch.utils.swap_tensors)
+def _swap(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    world.heap.refuse("SFX108", "swaps two tensors (torch.utils.swap_tensors)")

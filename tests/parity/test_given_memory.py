@@ -770,3 +770,47 @@ def test_a_step_that_raises_leaves_the_memory():
     with pytest.raises(IndexError):
         captured(torch.ones(3), torch.tensor([7]))
     assert torch.equal(model.weight, before * 0.5), "run again eagerly, once"
+
+
+def test_swapped_tensors():
+    """Torch swaps no tensors that something refers to weakly: a capture leaves no such references."""
+
+    def run(compiled):
+        a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))
+
+        def step(x):
+            torch.utils.swap_tensors(a, b)
+            return (a * x).sum().detach()
+
+        def used(x):
+            return (a * x).sum().detach()
+
+        step, used = (compiled(fn) for fn in (step, used))
+        found = []
+        for _ in range(3):
+            found += [used(torch.ones(3)), step(torch.ones(3)), a.detach().clone(), b.detach().clone()]
+            torch.utils.swap_tensors(a, b)
+        return found
+
+    wanted = run(lambda fn: fn)
+    for want, have in zip(wanted, run(lambda fn: sidefx_train.compile(fn, backend="aot_eager")), strict=True):
+        assert torch.equal(want, have)
+
+
+def test_requires_grad_by_a_number_that_changes():
+    model, state = linear(), SimpleNamespace(calls=0)
+
+    def step(x):
+        state.calls += 1
+        model.weight.requires_grad_(state.calls % 2 == 0)
+        model.bias.requires_grad = state.calls % 2 == 1
+        model(x).sum().backward()
+        return x * 2
+
+    captured = sidefx_train.compile(step, backend="aot_eager", fullgraph=True, on_failure="raise")
+    for call in range(1, 6):
+        captured(torch.ones(2, 3))
+        assert (model.weight.requires_grad, model.bias.requires_grad) == (call % 2 == 0, call % 2 == 1)
+    assert torch.equal(model.weight.grad, torch.full((3, 3), 4.0)) and torch.equal(
+        model.bias.grad, torch.full((3,), 6.0)
+    )

@@ -274,6 +274,9 @@ class CallingWorld:
                 if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
         torch_call = policy.is_torch_callable(fn)
+        if torch_call:  # which takes symbols for numbers, but none for a flag
+            args = tuple(natives.concrete(value) if type(value) is torch.SymBool else value for value in args)
+            kwargs = {k: natives.concrete(v) if type(v) is torch.SymBool else v for k, v in kwargs.items()}
         if isinstance(getattr(fn, "__self__", None), torch.Generator):
             self._check_generator(fn)
         if not torch_call:

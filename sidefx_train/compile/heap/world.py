@@ -486,7 +486,7 @@ class TraceWorld(CallingWorld):
             if name in ("grad", "requires_grad"):
                 if name == "grad":
                     self.heap.overwrite_grad(obj)
-                setattr(obj, name, value)
+                setattr(obj, name, natives.concrete(value) if type(value) is torch.SymBool else value)
                 return True
             return False
         if issubclass(type(obj), torch.nn.Module):

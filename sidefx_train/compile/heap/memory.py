@@ -8,6 +8,7 @@ given its new memory in the epilogue, before anything else is changed.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,8 @@ class GivenMemory:
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``set_`` and ``resize_`` as the dispatcher sees them; the tensor, or ``None`` for any other operation."""
+        if func.overloadpacket is not aten.set_:
+            return self._filled(func, args, kwargs) if any(map(self._is_empty, kwargs.values())) else None
         if func is aten.set_.source_Tensor:
             self._give(args[0], args[1], "calls set_")
             return args[0]
@@ -64,9 +67,7 @@ class GivenMemory:
                 offset, size, stride = args[2:]
                 self._give(args[0], whole.as_strided(size, stride, offset), "calls set_")
                 return args[0]
-        if func._schema.name == "aten::set_":
-            self.heap.refuse("SFX108", "calls set_ with a storage")
-        return self._filled(func, args, kwargs)
+        self.heap.refuse("SFX108", "calls set_ with a storage")
 
     def _filled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation with ``out=`` to empty tensors from outside, which get the memory that the result needs."""
@@ -74,6 +75,9 @@ class GivenMemory:
         empty = {name: out for name, out in given.items() if self._is_empty(out)}
         if not empty:
             return None
+        places = {_storage(out) for out in empty.values()}
+        if any(_storage(read) in places for read in _tensors(args)):
+            self.heap.refuse("SFX108", "reads what an operation with out= writes, and resizes")
         made = {name: torch.empty(0, dtype=out.dtype, device=out.device) for name, out in empty.items()}
         func(*args, **{**kwargs, **made})
         for name, out in empty.items():
@@ -183,6 +187,15 @@ class GivenMemory:
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -1
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors among arguments, also in lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
 
 
 def _is_whole(record: TensorRecord) -> bool:

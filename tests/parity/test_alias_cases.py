@@ -118,6 +118,17 @@ PROGRAMS = {
         "x.resize_(5, 4).fill_(1.5); a = x[1:]; a.exp_(); return a.view(-1), x.detach()",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
+    "begins to require gradients, and is given another shape": (
+        f"x = torch.arange(4.0).cos(); y = {_WHOLE}",
+        "x.requires_grad_(); x.data = y.clone(); return torch.cat([x.reshape(-1), x.reshape(-1)]),",
+        "",
+    ),
+    "a complex view that is turned before its base is written": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5",
+        "a = torch.view_as_complex(x.reshape(-1, 2)); a.index_fill_(0, torch.tensor([0]), 2.0); "
+        "a.as_strided_((2,), (1,)); x.fill_(0.5); return a.unflatten(0, (1, -1)),",
+        "",
+    ),
     "as_strided past the view it is called on": (
         f"x = {_WHOLE}.t()",
         "a = x[0]; a.as_strided_((2,), (1,)); a.neg_(); return x.sum(),",

@@ -23,6 +23,8 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     """
     if func in _STRIDED:
         _check_reach(func, args, kwargs)
+    if torch.Tag.inplace_view in func.tags and torch.is_grad_enabled():
+        _check_turned(func, args[0])
     if torch.Tag.inplace_view in func.tags or not func._schema.is_mutable:
         return
     written: list[torch.Tensor] = []
@@ -50,6 +52,13 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             if _may_share(target, other):
                 raise _refused(func, "some elements of an operand and of the written-to tensor are in a single place")
         others.append((target, False))
+
+
+def _check_turned(func: Any, turned: torch.Tensor) -> None:
+    """Autograd makes a view of another type anew as it was once its base has been written, not as it was turned."""
+    base = turned._base if turned._is_view() else None
+    if base is not None and base.dtype != turned.dtype and (base.requires_grad or turned.requires_grad):
+        raise Unsupported("SFX107", f"{func} turns a view of another type than what it is a view of, with gradients")
 
 
 def _is_twisted_part(target: torch.Tensor) -> bool:

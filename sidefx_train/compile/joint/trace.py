@@ -270,6 +270,8 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
         if facts.leaf and facts.changes_requires_grad and not facts.requires_grad:
             if record.real._is_view():
                 world.heap.refuse("SFX107", f"{facts.label}, a view, begins to require gradients")
+            if facts.mutates_metadata or record.shadow.dtype != record.real.dtype:
+                world.heap.refuse("SFX107", f"{facts.label} changes its shape, and begins to require gradients")
             found.append((facts.position, get_gradient_edge(record.shadow)))
             continue
         if not facts.requires_grad:

@@ -317,8 +317,10 @@ def _capture_once(
 
 def _made_generators(world: TraceWorld, traced: TracedGraph) -> list[torch.Generator]:
     """Random generators that the step makes and draws from."""
-    known = [record.real for record in world.heap.by_real.values() if isinstance(record.real, torch.Generator)]
     held = generators(traced.module)
+    if not held:
+        return []
+    known = [record.real for record in world.heap.by_real.values() if type(record.real) is torch.Generator]
     return [each for each in held if not any(one_generator(each, outside) for outside in known)]
 
 

@@ -277,7 +277,7 @@ class CallingWorld:
         if torch_call:  # which takes symbols for numbers, but none for a flag
             args = tuple(natives.concrete(value) if type(value) is torch.SymBool else value for value in args)
             kwargs = {k: natives.concrete(v) if type(v) is torch.SymBool else v for k, v in kwargs.items()}
-        if isinstance(getattr(fn, "__self__", None), torch.Generator):
+        if type(getattr(fn, "__self__", None)) is torch.Generator:
             self._check_generator(fn)
         if not torch_call:
             owner = getattr(fn, "__self__", None)

@@ -69,6 +69,9 @@ TAKEN = {
     "embedding bag": lambda: F.embedding_bag(ints(2, 2), ones(3, 3)),
     "unique": lambda: torch.bincount(ints(3), minlength=2),
     "scatter": lambda: torch.zeros(3).scatter_add(0, ints(2), ones(2)),
+    "the two greatest integers": lambda: (ints(3) + 1).topk(2).values,
+    "the second integer": lambda: (ints(3) + 1).kthvalue(2).values,
+    "the two greatest, into given tensors": lambda: torch.topk(ones(3), 2, out=(torch.empty(2), ints(2)))[0],
     "index write": lambda: torch.zeros(3).index_put((ints(2),), ones(2), accumulate=True),
 }
 

@@ -129,6 +129,17 @@ PROGRAMS = {
         "a.as_strided_((2,), (1,)); x.fill_(0.5); return a.unflatten(0, (1, -1)),",
         "",
     ),
+    "the negative, in its memory, of what leaves": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x * 1; b = torch._neg_view(a); b.data.mul_(2); b.exp_(); return a,",
+        "",
+    ),
+    "a number's view by a custom function, changed": (
+        f"x = {_WHOLE}.cos().requires_grad_()",
+        "torch.set_grad_enabled(False); a = x.max(); torch.set_grad_enabled(True); b = Flat.apply(a)[1:]; "
+        "c = torch.stack([b, b]); a.fill_(0.5); d = b.expand(2, *b.shape); b.sin_(); return c, d, d.flatten(), b",
+        "",
+    ),
     "as_strided past the view it is called on": (
         f"x = {_WHOLE}.t()",
         "a = x[0]; a.as_strided_((2,), (1,)); a.neg_(); return x.sum(),",

@@ -72,6 +72,9 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         if i not in apart and i not in counted and storages[i] in storages[: len(outputs)]:
             sharing = [j for j in range(len(outputs)) if storages[j] == storages[i]]
             output = next((j for j in sharing if own_counter(outputs[j]) is None), None)
+            if output is not None and _bits(outputs[output]) != _bits(cutter.results[i]):
+                reason = "a tensor leaves the step whose negative or conjugate, in its memory, the backward needs"
+                world.heap.refuse("SFX107", reason)
             if output is None:
                 apart = (*apart, i)
             else:
@@ -93,6 +96,10 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         _turned(world, cutter, len(outputs)),
         tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
     )
+
+
+def _bits(node: fx.Node) -> tuple[bool, bool]:
+    return node.meta["val"].is_conj(), node.meta["val"].is_neg()
 
 
 def _counted(world: TraceWorld, saved: dict[int, fx.Node], outputs: list[fx.Node]) -> dict[int, tuple[int, bool]]:

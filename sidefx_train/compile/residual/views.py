@@ -198,7 +198,7 @@ class Views:
         self._note_counter(value, below)
         if base is not None and base is value._base and self.world.heap.record_of(base) is None:
             made_by = first_of(self.world.tracer.node_of(base))
-            if _counts_alone(made_by):
+            if DATA not in made_by.meta and _counts_alone(made_by):
                 self.counters[made_by] = base
         step = next((i for i, n in enumerate(below) if i and self.passed.get(n, value) is not value), None)
         if step is not None:

@@ -84,9 +84,9 @@ def headers_read(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     read: list[bool] = []
     build = cpp._build
 
-    def noted(caller: str, *rest: Any) -> str:
-        read.append(compat.WRAPPER_HEADER in caller)
-        return build(caller, *rest)
+    def noted(units: list[Any], *rest: Any) -> str:
+        read.append(compat.WRAPPER_HEADER in units[0].text)
+        return build(units, *rest)
 
     monkeypatch.setattr(cpp, "_build", noted)
     return read

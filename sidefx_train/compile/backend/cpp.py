@@ -2,10 +2,10 @@
 
 The function that calls the kernels is long and not worth optimising, the kernels are short and are: built as one unit
 at the highest level, as Inductor does it, the caller takes most of the time. Here they are units of their own, compiled
-side by side: the caller without torch's header where it can do without (``caller.py``), the kernels in as many parts as
-there are processors besides the caller's. The kernels' header is precompiled once per machine, behind the first graph,
-since that takes three times as long as to read the plain one. A library is kept under a hash of what it was built from,
-so equal graphs are built once.
+side by side, both without torch's headers where they can do without (``caller.py``, ``vectors.py``), the kernels in as
+many parts as there are processors besides the caller's. For kernels that need torch's header it is precompiled once per
+machine, behind the first such graph, since that takes three times as long as to read the plain one. A library is kept
+under a hash of what it was built from, so equal graphs are built once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
 from sidefx_train.compile.backend.caller import prelude
+from sidefx_train.compile.backend.vectors import lean_kernels
 from sidefx_train.compile.native import native_module
 
 _LARGEST_PART = 12_000
@@ -140,16 +142,35 @@ def build_library(
     """
     quick, thorough = compat.cpp_command(quick=True), compat.cpp_command(quick=False)
     include = f"#include <{compat.WRAPPER_HEADER}>"
-    lean = prelude(caller) if caller.count(include) == 1 and compat.KERNEL_HEADER not in caller else None
-    whole = _whole_caller(caller, include, f"{include}\n", outputs)
-    if lean is not None:
+    whole = _Unit(_whole_caller(caller, include, f"{include}\n", outputs), quick)
+    parts = [_Unit(part, thorough, compat.KERNEL_HEADER) for part in _parts(kernels)]
+    lean_caller = prelude(caller) if caller.count(include) == 1 and compat.KERNEL_HEADER not in caller else None
+    if lean_caller is not None:
         debuggable = ["-Og" if flag == "-O1" else flag for flag in quick]
+        lean = _Unit(_whole_caller(caller, include, lean_caller, outputs), debuggable)
         try:
-            text = _whole_caller(caller, include, lean, outputs)
-            return _build(text, debuggable, kernels, thorough, libraries, meanwhile)
-        except BuildFailed:  # it uses more than the lean one has: compiled with torch's header, or refused for good
+            return _build([lean, *map(_without_header, parts)], libraries, meanwhile)
+        except BuildFailed:  # it uses more than the lean ones have: compiled with torch's headers, or refused for good
             pass
-    return _build(whole, quick, kernels, thorough, libraries, meanwhile)
+    return _build([whole, *parts], libraries, meanwhile)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A source and the compiler's words for it, without files; ``header`` may be precompiled."""
+
+    text: str
+    command: list[str]
+    header: str | None = None
+
+
+def _without_header(part: _Unit) -> _Unit:
+    """The same kernels without torch's header, if they can do without."""
+    if not _is_gnu(part.command[0]):
+        return part
+    found = re.search(r"-D ?(CPU_CAPABILITY_\w+)", " ".join(part.command))
+    text = lean_kernels(part.text, found[1] if found is not None else "")
+    return part if text is None else _Unit(text, ["-O2" if word == "-O3" else word for word in part.command])
 
 
 def _whole_caller(caller: str, include: str, head: str, outputs: int) -> str:
@@ -160,38 +181,32 @@ def _whole_caller(caller: str, include: str, head: str, outputs: int) -> str:
     return head + products + caller.replace(include, "") + _ENTRY.replace("@OUTPUTS@", str(outputs))
 
 
-def _build(
-    caller: str,
-    quick: list[str],
-    kernels: str,
-    thorough: list[str],
-    libraries: Sequence[str],
-    meanwhile: Callable[[], None],
-) -> str:
+def _build(units: list[_Unit], libraries: Sequence[str], meanwhile: Callable[[], None]) -> str:
+    """Compiles and links; the first unit is the caller."""
     linked = [*compat.cpp_link_flags(), *libraries]
-    parts = _parts(kernels)
-    key = _digest(compiler_version(quick[0]), *quick, *thorough, *linked, caller, *parts)
+    compiler = units[0].command[0]
+    key = _digest(compiler_version(compiler), *linked, *(word for unit in units for word in (*unit.command, unit.text)))
     known = cache.load("build", key)
     if known is not None and cache.library(known["library"]) is not None:
         return str(known["library"])
     with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
-        units: list[tuple[Path, str, list[str], str | None]] = [(Path(folder) / "caller.cpp", caller, quick, None)]
-        for i, part in enumerate(parts):
-            units.append((Path(folder) / f"kernels{i}.cpp", part, thorough, compat.KERNEL_HEADER))
-        commands = []
-        for path, text, command, header in units:
-            path.write_text(text)
-            include = _precompiled(command, header) if header is not None else None
+        commands, objects = [], []
+        for i, unit in enumerate(units):
+            source = Path(folder) / f"part{i}.cpp"
+            source.write_text(unit.text)
+            include = _precompiled(unit.command, unit.header) if unit.header is not None else None
             extra = ["-include", str(include)] if include is not None else []
-            commands.append([*command, *extra, "-w", "-c", str(path), "-o", str(path.with_suffix(".o"))])
+            objects.append(str(source.with_suffix(".o")))
+            commands.append([*unit.command, *extra, "-w", "-c", str(source), "-o", objects[-1]])
         _run_all(commands, meanwhile)
         built = Path(folder) / "graph.so"
-        objects = [str(path.with_suffix(".o")) for path, *_ in units]
-        _run_all([[quick[0], "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked]])
+        _run_all([[compiler, "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked]])
         name = cache.add_library(built)
     if name is None:
         raise BuildFailed("the library cannot be kept")
-    cache.store("build", key, {"library": name}, f"{len(parts)} parts of kernels")
+    cache.store("build", key, {"library": name}, f"{len(units) - 1} parts of kernels")
+    for header in {unit.header for unit in units if unit.header is not None}:
+        prepare_header(header)
     return name
 
 
@@ -212,18 +227,16 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
     return module.call  # type: ignore[no-any-return]
 
 
-def prepare_headers() -> None:
-    """Precompiles the kernels' header, if that has not been done on this machine.
+def prepare_header(header: str) -> None:
+    """Precompiles a header of kernels for later graphs, if that has not been done on this machine.
 
     A process of its own does it, at low priority; it is not waited for and outlives this one.
     Inductor's setting for its own headers (``TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS``) turns it off.
     """
-    if not compat.precompiles_headers():
-        return
-    script = ""
     command = compat.cpp_command(quick=False)
-    if _takes_precompiled(command[0]) and _precompiled(command, compat.KERNEL_HEADER) is None:
-        script += _precompiling(command, compat.KERNEL_HEADER)
+    if not compat.precompiles_headers() or not _is_gnu(command[0]) or _precompiled(command, header) is not None:
+        return
+    script = _precompiling(command, header)
     if script:
         quiet = subprocess.DEVNULL
         subprocess.Popen(["sh", "-c", script], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -277,9 +290,9 @@ def _run_all(commands: list[list[str]], meanwhile: Callable[[], None] = lambda: 
                 process.communicate()
 
 
-def _takes_precompiled(compiler: str) -> bool:
-    version = compiler_version(compiler)
-    return "Free Software Foundation" in version  # clang wants another option for it
+def _is_gnu(compiler: str) -> bool:
+    """Only GCC has the built-in functions of ``vectors.py``, and takes precompiled headers as they are given here."""
+    return "Free Software Foundation" in compiler_version(compiler)
 
 
 def _header_folder(command: Sequence[str], header: str) -> Path:

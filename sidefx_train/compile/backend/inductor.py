@@ -14,7 +14,7 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
-from sidefx_train.compile.backend.cpp import BuildFailed, accepts_flags, build_library, load_library, prepare_headers
+from sidefx_train.compile.backend.cpp import BuildFailed, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_if_due, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
@@ -148,10 +148,7 @@ def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool)
     """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
     with _turn, fewer_collections():
         clock.lap("wait")
-        lowered = _lower_alone(traced, config, clock, kept)
-    if lowered.library is not None:
-        prepare_headers()  # for the next graph: it takes longer than to compile this one without
-    return lowered
+        return _lower_alone(traced, config, clock, kept)
 
 
 def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:

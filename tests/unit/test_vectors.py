@@ -1,0 +1,147 @@
+"""Kernels compiled without torch's header compute what they compute with it, bit by bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import sidefx_train
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend import cpp
+from sidefx_train.compile.backend.vectors import lean_kernels
+
+aten = torch.ops.aten
+
+
+def _numbers(*size: int) -> torch.Tensor:
+    """Some of all kinds: large, small, denormal, zeros of both signs, infinite, not a number."""
+    values = torch.randn(*size) * 3
+    flat = values.view(-1)
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 3e38, -3e38, 88.8, -104.0, 1.0, -1.0, 0.5, 2.5]
+    for i, value in enumerate(special):
+        flat[(7 * i) % flat.numel()] = value
+    return values
+
+
+def pointwise(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        x + y, x - y, x * y, x / y, -x, x.abs(), x.exp(), x.abs().log(), x.sqrt(), x.rsqrt(), x.reciprocal(),
+        x.tanh(), x.erf(), x.floor(), x.ceil(), x.trunc(), x.round(), x.sin(), x.cos(), x.log1p(), x.expm1(),
+        x.sigmoid(), x.sign(), x.square(), x.abs() ** y, torch.maximum(x, y), torch.minimum(x, y), x.relu(),
+        x.clamp(-1.0, 2.0), F.gelu(x), F.silu(x), F.leaky_relu(x), F.softplus(x), F.elu(x),
+        F.gelu(x, approximate="tanh"),
+    ]  # fmt: skip
+
+
+def conditions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    mask = (x > y) | (x == 0) & ~(y < 1) ^ (x != x)
+    return [
+        mask, x >= y, x <= y, torch.where(mask, x, y), torch.where(mask & (x < 2), 1.0, 0.0), mask.float() * x,
+        mask.long() + 1, x.isnan(), x.isinf(), mask.logical_not(), mask.all(-1), mask.any(-1), (x > 1).sum(-1),
+    ]  # fmt: skip
+
+
+def reductions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    finite = torch.where((x.abs() < 1e3) & ~x.isnan(), x, 1.0)
+    return [
+        finite.sum(), finite.sum(0), finite.sum(1), x.amax(0), x.amax(1), x.amin(0), x.amin(1), finite.mean(1),
+        torch.softmax(finite, -1), torch.log_softmax(finite, 0), finite.var(1), finite.std(0), finite.prod(1) * 1e-8,
+        F.layer_norm(finite, finite.shape[1:]), (finite * y.nan_to_num()).sum(0, keepdim=True),
+    ]  # fmt: skip
+
+
+def integers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    whole = (x.nan_to_num(0.0, 9.0, -9.0).clamp(-1e6, 1e6) * 10).to(torch.int64)
+    small = whole.to(torch.int32)
+    place = torch.arange(x.shape[1])
+    return [
+        whole + 3, whole * whole, whole.abs(), whole.clamp(-5, 5), whole.float() / 7, small + 1, small.float(),
+        whole.sum(), whole.sum(0), whole.amax(1), place <= place.unsqueeze(1), whole == 9, whole.to(torch.int32),
+        torch.where(place > 3, x, y), whole.max(small.long()), small.to(torch.int64),
+        F.one_hot(whole[0].clamp(0, 4), 5),
+    ]  # fmt: skip
+
+
+def layouts(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    index = torch.arange(x.shape[0]).flip(0)
+    return [
+        (x.t() + 1).contiguous(), x.t() * y.t(), torch.cat([x, y], 1).exp(), F.pad(x, (1, 2)), x[index], x[:, ::2] + 1,
+        torch.zeros(x.shape).index_add(0, index, y), F.embedding(index, y), x.flip(1), x[:, 1:] * 2, x.roll(1, 0),
+        torch.zeros(x.shape).index_put((index,), y, accumulate=True), x.unfold(1, 3, 2).sum(-1),
+        (x.t() + y.t() * 2).contiguous().sum(0),
+    ]  # fmt: skip
+
+
+def _computed(program: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    step = sidefx_train.compile(lambda a, b: program(a, b), fullgraph=True, autotune="off")
+    return step(x, y)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Per part of kernels that is built, whether it was without torch's header."""
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+    found: list[bool] = []
+    build = cpp._build
+
+    def noted(units: list[Any], *rest: Any) -> str:
+        name = build(units, *rest)  # a source that is refused is not noted
+        found.extend(compat.KERNEL_HEADER not in unit.text for unit in units[1:])
+        return name
+
+    monkeypatch.setattr(cpp, "_build", noted)
+    return found
+
+
+PROGRAMS = [pointwise, conditions, reductions, integers, layouts]
+
+
+@pytest.mark.parametrize("size", [(32, 48), (37, 21)], ids=["whole", "tails"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_results_are_those_of_torchs_header_bit_by_bit(
+    program: Any, size: tuple[int, int], builds: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    x, y = _numbers(*size), _numbers(*size).flip(0)
+    lean = _computed(program, x, y)
+    assert builds and all(builds), "kernels were compiled with torch's header"
+    builds.clear()
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setattr(cpp, "lean_kernels", lambda kernels, capability: None)
+    whole = _computed(program, x, y)
+    assert builds and not any(builds)
+    for i, (mine, torchs) in enumerate(zip(lean, whole, strict=True)):
+        assert mine.dtype == torchs.dtype and mine.stride() == torchs.stride()
+        bits = {torch.float32: torch.int32}.get(mine.dtype, mine.dtype)
+        assert torch.equal(mine.contiguous().view(bits), torchs.contiguous().view(bits)), f"result {i}"
+
+
+def test_kernels_with_other_names_are_left_to_torchs_header() -> None:
+    plain = f"""#include <{compat.KERNEL_HEADER}>
+extern "C"  void  cpp_fused_0(const float* in_ptr0, float* out_ptr0)
+{{
+    auto tmp0 = at::vec::Vectorized<float>::loadu(in_ptr0 + static_cast<int64_t>(0), static_cast<int64_t>(16));
+    auto tmp1 = tmp0.exp();
+    tmp1.store(out_ptr0 + static_cast<int64_t>(0));
+}}
+"""
+    assert lean_kernels(plain, "CPU_CAPABILITY_AVX512") is not None
+    assert lean_kernels(plain, "CPU_CAPABILITY_NEON") is None
+    changes = {
+        ".exp()": ".lgamma()",
+        "tmp0.exp()": "unheard_of(tmp0)",
+        "const float*": "const at::BFloat16*",
+        "tmp1 =": "tmp2 = std::frexp(1.0f); auto tmp1 =",
+        "static_cast<int64_t>(16)": "static_cast<double>(16)",
+        "extern": "#include <vector>\nextern",
+    }
+    for old, new in changes.items():
+        assert plain.replace(old, new) != plain
+        assert lean_kernels(plain.replace(old, new), "CPU_CAPABILITY_AVX512") is None, new

@@ -181,11 +181,12 @@ namespace at::vec {
 template <class T> struct Kind;  // its vector, one anywhere in memory, and the integers of its size
 #if SIDEFX_BYTES == 64
 #define SIDEFX_EIGHT 0, 1, 2, 3, 4, 5, 6, 7
-#define SIDEFX_SIXTEEN SIDEFX_EIGHT, 8, 9, 10, 11, 12, 13, 14, 15
+#define SIDEFX_NEXT 8, 9, 10, 11, 12, 13, 14, 15
 #else
 #define SIDEFX_EIGHT 0, 1, 2, 3
-#define SIDEFX_SIXTEEN SIDEFX_EIGHT, 4, 5, 6, 7
+#define SIDEFX_NEXT 4, 5, 6, 7
 #endif
+#define SIDEFX_SIXTEEN SIDEFX_EIGHT, SIDEFX_NEXT
 #define SIDEFX_KIND(T, I, lanes) \
     template <> struct Kind<T> { \
         typedef T Register __attribute__((vector_size(SIDEFX_BYTES))); \
@@ -263,6 +264,35 @@ template <int way> SIDEFX_INLINE Register<float> rounded(Register<float> x) {
 }
 #endif
 
+// Half of a register, and two halves as one; compilers before GCC 12 go through memory.
+template <class T> struct Halves {
+    typedef T Half __attribute__((vector_size(SIDEFX_BYTES / 2)));
+#if __has_builtin(__builtin_shufflevector)
+    static SIDEFX_INLINE Half low(Register<T> x) { return __builtin_shufflevector(x, x, SIDEFX_EIGHT); }
+    static SIDEFX_INLINE Half high(Register<T> x) { return __builtin_shufflevector(x, x, SIDEFX_NEXT); }
+    static SIDEFX_INLINE Register<T> both(Half low, Half high) {
+        return __builtin_shufflevector(low, high, SIDEFX_SIXTEEN);
+    }
+#else
+    static SIDEFX_INLINE Half low(Register<T> x) {
+        Half half;
+        __builtin_memcpy(&half, &x, sizeof half);
+        return half;
+    }
+    static SIDEFX_INLINE Half high(Register<T> x) {
+        Half half;
+        __builtin_memcpy(&half, (const char*)&x + sizeof half, sizeof half);
+        return half;
+    }
+    static SIDEFX_INLINE Register<T> both(Half low, Half high) {
+        Register<T> x;
+        __builtin_memcpy(&x, &low, sizeof low);
+        __builtin_memcpy((char*)&x + sizeof low, &high, sizeof high);
+        return x;
+    }
+#endif
+};
+
 // Half or double the number of lanes in each register: ``to`` has as many lanes in all as ``from``, or the first ones.
 template <class To, int N, class From, int M> SIDEFX_INLINE void spread(
     Register<To> (&to)[N], const Register<From> (&from)[M]) {
@@ -271,20 +301,21 @@ template <class To, int N, class From, int M> SIDEFX_INLINE void spread(
         SIDEFX_EACH
             to[i] = i < M ? __builtin_convertvector(from[i < M ? i : 0], Register<To>) : Register<To>{};
     } else if constexpr (wide < other) {
-        typedef From Half __attribute__((vector_size(SIDEFX_BYTES / 2)));
+        typedef Halves<From> Part;
         SIDEFX_EACH {
-            Half half{};
-            if (i / 2 < M)
-                __builtin_memcpy(&half, (const char*)&from[i / 2 < M ? i / 2 : 0] + i % 2 * sizeof(Half), sizeof(Half));
-            to[i] = __builtin_convertvector(half, Register<To>);
+            if (i / 2 < M) {
+                const Register<From> whole = from[i / 2 < M ? i / 2 : 0];
+                to[i] = __builtin_convertvector(i % 2 == 0 ? Part::low(whole) : Part::high(whole), Register<To>);
+            } else {
+                to[i] = Register<To>{};
+            }
         }
     } else {
-        typedef To Half __attribute__((vector_size(SIDEFX_BYTES / 2)));
+        typedef typename Halves<To>::Half Half;
         SIDEFX_EACH {
             Half low = 2 * i < M ? __builtin_convertvector(from[2 * i < M ? 2 * i : 0], Half) : Half{};
             Half high = 2 * i + 1 < M ? __builtin_convertvector(from[2 * i + 1 < M ? 2 * i + 1 : 0], Half) : Half{};
-            __builtin_memcpy(&to[i], &low, sizeof(Half));
-            __builtin_memcpy((char*)&to[i] + sizeof(Half), &high, sizeof(Half));
+            to[i] = Halves<To>::both(low, high);
         }
     }
 }
@@ -513,15 +544,24 @@ template <class T, int N> SIDEFX_INLINE VecMask<T, N> operator~(const VecMask<T,
     return made;
 }
 
-// Not-a-number if either is.
+// All ones, which is not a number, where either is not one.
+template <class T> SIDEFX_INLINE Register<T> without_order(Register<T> found, Register<T>, Register<T>) { return found; }
+template <> SIDEFX_INLINE Register<float> without_order<float>(
+    Register<float> found, Register<float> a, Register<float> b) {
+#if SIDEFX_BYTES == 64
+    const auto none = __builtin_ia32_cvtmask2d512(__builtin_ia32_cmpps512_mask(a, b, 3, -1, 4));
+#else
+    const auto none = __builtin_ia32_cmpps256(a, b, 3);
+#endif
+    return (Register<float>)((Bits<float>)found | (Bits<float>)none);
+}
 #define SIDEFX_EXTREME(name, op) \
     template <class T, int N> SIDEFX_INLINE VectorizedN<T, N> name( \
         const VectorizedN<T, N>& a, const VectorizedN<T, N>& b) { \
         VectorizedN<T, N> made; \
         SIDEFX_EACH { \
             const Register<T> found = a.v[i] op b.v[i] ? a.v[i] : b.v[i]; \
-            const Bits<T> none = (a.v[i] != a.v[i]) | (b.v[i] != b.v[i]); \
-            made.v[i] = (Register<T>)((Bits<T>)found | none); \
+            made.v[i] = without_order<T>(found, a.v[i], b.v[i]); \
         } \
         return made; \
     }

@@ -45,7 +45,7 @@ from sidefx_train.compile.guards.codegen import (
 )
 from sidefx_train.compile.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.guards.memory import HeldMemory, storage_of
-from sidefx_train.compile.guards.program import object_check, split
+from sidefx_train.compile.guards.program import follow, object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
 from sidefx_train.compile.heap.iterators import given_state
@@ -658,7 +658,9 @@ def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
     lines.append("    return True")
     check = tensor_check(guards, lambda source: source.fetch(args, kwargs))
     names = {**writer.names, "check_tensors": check, "check_objects": object_check(held)}
-    return compile_function("holds", "\n".join(lines) + "\n", names, "<sidefx_train stop guard>")  # type: ignore[no-any-return]
+    holds = compile_function("holds", "\n".join(lines) + "\n", names, "<sidefx_train stop guard>")
+    follow(names)
+    return holds  # type: ignore[no-any-return]
 
 
 def nodes_of(traced: TracedGraph) -> int:

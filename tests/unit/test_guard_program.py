@@ -216,6 +216,54 @@ def test_a_change_is_noticed_every_way(change: str) -> None:
         assert [check(), check()] == [False] * 2, name
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed_before_and_after_the_module_is_there(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _native()
+    there = False
+    monkeypatch.setattr(program, "guards_ready", lambda: there)
+    for changed_early in (True, False):
+        there, thing = False, Thing()
+        names: dict[str, Any] = {program.CHECK: program.object_check(everything(thing))}
+        program.follow(names)
+        early = names[program.CHECK]
+        assert isinstance(early, program.UntilBuilt) and early() and names[program.CHECK] is early
+        if changed_early:
+            CHANGES[change](thing)
+            assert not early()
+            there = True
+            assert not early() and names[program.CHECK] is early, "a program is made of what the guards hold for"
+        else:
+            there = True
+            assert early() and names[program.CHECK] is not early
+            assert names[program.CHECK]()
+            CHANGES[change](thing)
+            assert not names[program.CHECK]() and not early()
+
+
+def test_nobody_waits_for_the_guards(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _native()
+    there = False
+    monkeypatch.setattr(program, "guards_ready", lambda: there)
+    model = torch.nn.Linear(2, 2)
+    step = compile_step(lambda x: model(x).sum().backward(), backend="eager")
+
+    def waiting() -> list[bool]:
+        checks = [entry.replay.__globals__[program.CHECK] for entry in step._entries]
+        return [isinstance(check, program.UntilBuilt) for check in checks]
+
+    for _ in range(4):
+        step(torch.ones(1, 2))
+    assert waiting() and all(waiting())
+    there, captures = True, len(step.report().captures)
+    step(torch.ones(1, 2))
+    assert not all(waiting()), "the entry that is in use calls the program"
+    step(torch.ones(1, 2))
+    assert len(step.report().captures) == captures
+    model.weight = torch.nn.Parameter(torch.ones(2, 2))
+    step(torch.ones(1, 2))
+    assert len(step.report().captures) == captures + 1, "the program notices what changes"
+
+
 def test_a_further_parameter_adds_few_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all tensors and their hooks one instruction, and what is behind a gate is skipped."""
     _native()

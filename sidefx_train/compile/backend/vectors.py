@@ -23,9 +23,7 @@ _STEPS = """
 _PLAIN = re.compile("|".join(rf"^[ \t]*{re.escape(line.strip())}\n" for line in _STEPS.split("\n") if line), re.M)
 _QUALIFIED = re.compile(r"\b(\w+(?:::\w+)+)")
 _METHOD = re.compile(r"(?:\.(?:template\s+)?)([a-z_]\w*)\s*(?:<[^<>()]*>)?\(")
-_ELEMENT = re.compile(
-    r"\b(?:Vectorized|VectorizedN|VecMask|cast|to|loadu|convert|CascadeSumHelper|array)<\s*([\w:]+)"
-)
+_ELEMENT = re.compile(r"\b(?:Vectorized|VectorizedN|VecMask|cast|to|loadu|convert|CascadeSumHelper|array)<\s*([\w:]+)")
 _CALL = re.compile(r"(?<![\w.:>])([A-Za-z_]\w*)\s*(?:<[^<>()]*(?:\([^()]*\)[^<>()]*)*>)?\(")
 
 _NAMES = {
@@ -545,7 +543,9 @@ template <class T, int N> SIDEFX_INLINE VecMask<T, N> operator~(const VecMask<T,
 }
 
 // All ones, which is not a number, where either is not one.
-template <class T> SIDEFX_INLINE Register<T> without_order(Register<T> found, Register<T>, Register<T>) { return found; }
+template <class T> SIDEFX_INLINE Register<T> without_order(Register<T> found, Register<T>, Register<T>) {
+    return found;
+}
 template <> SIDEFX_INLINE Register<float> without_order<float>(
     Register<float> found, Register<float> a, Register<float> b) {
 #if SIDEFX_BYTES == 64

@@ -2,8 +2,8 @@
 
 Most guards of a step look at the same few hundred objects at every call: modules, their dicts, the optimizer's state.
 They start from objects held by the entry, not from the step's arguments, so a small program over them (see
-``compile/native/guards.py``) needs nothing from the generated function. Without a C++ compiler the same guards are
-generated as Python.
+``compile/native/guards.py``) needs nothing from the generated function. Without a C++ compiler, and until the native
+module is built, the same guards are generated as Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sidefx_train.compile.guards.definitions import Body, Taken
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.heap.records import is_plain
 from sidefx_train.compile.heap.source import Source
-from sidefx_train.compile.native import guards_module
+from sidefx_train.compile.native import guards_module, guards_ready
 from sidefx_train.compile.native.guards import LOADS, TESTS
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
@@ -68,7 +68,45 @@ def _through_array(source: Source | None) -> bool:
 
 
 def object_check(guards: list[Guard]) -> Callable[[], bool]:
-    """``check()``, true while all of them hold; ``guards`` are those that :func:`split` put first."""
+    """``check()``, true while all of them hold; ``guards`` are those that :func:`split` put first.
+
+    What refers to it by name is given to :func:`follow`.
+    """
+    return _native_check(guards) if guards_ready() else UntilBuilt(guards)
+
+
+class UntilBuilt:
+    """Tests guards in Python until the native module is there; then who calls it by name calls the program instead."""
+
+    def __init__(self, guards: list[Guard]) -> None:
+        self._guards = guards
+        self._check = _python_check(guards)
+        self._callers: list[dict[str, Any]] = []
+
+    def __call__(self) -> bool:
+        holds = self._check()
+        if holds and self._callers and guards_ready():  # a program compares with what there is when it is made
+            self._check = _native_check(self._guards)
+            for names in self._callers:
+                names[CHECK] = self._check
+            self._callers.clear()
+        return holds
+
+    def follow(self, names: dict[str, Any]) -> None:
+        """``names``, the globals of generated code, have the program under :data:`CHECK` once it is there."""
+        self._callers.append(names)
+
+
+CHECK = "check_objects"
+
+
+def follow(names: dict[str, Any]) -> None:
+    """For globals of generated code with a check of :func:`object_check` among them."""
+    if isinstance(names.get(CHECK), UntilBuilt):
+        names[CHECK].follow(names)
+
+
+def _native_check(guards: list[Guard]) -> Callable[[], bool]:
     native = guards_module()
     if native is None:
         return _python_check(guards)

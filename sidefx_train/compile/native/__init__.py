@@ -1,5 +1,12 @@
 """The small C++ modules beside the generated code: optimizer updates, index checks, guards on held objects."""
 
-from sidefx_train.compile.native.build import cpu_description, guards_module, native_module, native_ready, start_build
+from sidefx_train.compile.native.build import (
+    cpu_description,
+    guards_module,
+    guards_ready,
+    native_module,
+    native_ready,
+    start_build,
+)
 
-__all__ = ["cpu_description", "guards_module", "native_module", "native_ready", "start_build"]
+__all__ = ["cpu_description", "guards_module", "guards_ready", "native_module", "native_ready", "start_build"]

@@ -1,8 +1,9 @@
 """Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
 
 There are two: what graphs call (products, optimizer updates, index checks), and the guards, whose headers of torch take
-longer to read than all else takes to compile and which are needed last. Where no compiler is found, or the build fails,
-there is no module, and torch's operators and Python are used.
+longer to read than all else takes to compile. Nobody waits for the guards: Python tests them until they are there, and
+where there are no more than two processors they are built once the first graph is. Where no compiler is found, or the
+build fails, there is no module, and torch's operators and Python are used.
 """
 
 from __future__ import annotations
@@ -112,35 +113,40 @@ _GUARDS = _Module(
 )
 
 
-_builders: list[threading.Thread] = []
+_builders: dict[str, threading.Thread] = {}
 
 
 def start_build() -> None:
-    """Builds the modules in the background if they are not there yet.
+    """Builds in the background what is not there yet; the guards only where there is a processor for them."""
+    _start(_GRAPHS)
+    if (os.cpu_count() or 1) > 2:
+        _start(_GUARDS)
 
-    One after the other where there are no more than two processors: one of them is the capture's. Who needs the second
-    before its turn builds it.
-    """
-    if any(builder.is_alive() for builder in _builders):
+
+def _start(module: _Module) -> None:
+    builder = _builders.get(module.name)
+    if module.done or (builder is not None and builder.is_alive()):
         return
-    missing = [module for module in (_GRAPHS, _GUARDS) if not module.done]
-    turns = [[module] for module in missing] if (os.cpu_count() or 1) > 2 else [missing]
-    _builders[:] = [threading.Thread(target=_build, args=(turn,), name="sidefx-native", daemon=True) for turn in turns]
-    for builder in _builders:
-        builder.start()
-
-
-def _build(modules: list[_Module]) -> None:
-    for module in modules:
-        module.get()
+    builder = threading.Thread(target=module.get, name=module.name, daemon=True)
+    _builders[module.name] = builder
+    builder.start()
 
 
 def native_ready() -> bool:
-    """True if neither module has to be waited for; else they are being built from now on."""
-    ready = _GRAPHS.done and _GUARDS.done
-    if not ready:
+    """True if what graphs call has not to be waited for; else it is being built from now on."""
+    if not _GRAPHS.done:
         start_build()
-    return ready
+    return _GRAPHS.done
+
+
+def guards_ready() -> bool:
+    """True if the guards have not to be waited for; else they are being built from now on."""
+    if not _GUARDS.done and _GUARDS.name not in _builders:
+        if _is_stored(_GUARDS):
+            _GUARDS.get()
+        else:
+            _start(_GUARDS)
+    return _GUARDS.done
 
 
 def native_module() -> ModuleType | None:
@@ -174,19 +180,25 @@ def cpu_description() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def _key(wanted: _Module) -> str:
+    parts = [wanted.source, *_FLAGS, platform.python_version(), compat.torch_build(), cpu_description()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _is_stored(wanted: _Module) -> bool:
+    return cache.load("native", _key(wanted), machine=True) is not None
+
+
 def _load(wanted: _Module) -> ModuleType | None:
     compiler = os.environ.get("CXX") or shutil.which("g++")
     address = compat.tensor_data_ptr_address()
     if compiler is None or address is None or not hasattr(os, "getuid"):
         return None
-    source = wanted.source
-    key = hashlib.sha256(
-        "\0".join([source, *_FLAGS, platform.python_version(), compat.torch_build(), cpu_description()]).encode()
-    ).hexdigest()[:16]
+    key = _key(wanted)
     known = cache.load("native", key, machine=True)
     library = cache.library(known["library"], machine=True) if known is not None else None
     if library is None:
-        name = _compile(compiler, source, wanted.reads_tensors)
+        name = _compile(compiler, wanted)
         library = cache.library(name, machine=True) if name is not None else None
         if library is None:
             return None
@@ -214,14 +226,23 @@ def _no_hook(_: torch.Tensor) -> None:
     return None
 
 
-def _compile(compiler: str, text: str, reads_tensors: bool) -> str | None:
+def _compile(compiler: str, wanted: _Module) -> str | None:
     """The name of the built library in the cache, ``None`` if it cannot be built."""
     with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
         source, built = Path(folder) / "native.cpp", Path(folder) / "native.so"
-        source.write_text(text)
-        command = [compiler, *_FLAGS, "-std=c++20", "-shared", "-fPIC", f"-I{sysconfig.get_paths()['include']}"]
+        source.write_text(wanted.source)
+        patient = ["nice"] if wanted is _GUARDS and shutil.which("nice") else []
+        command = [
+            *patient,
+            compiler,
+            *_FLAGS,
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            f"-I{sysconfig.get_paths()['include']}",
+        ]
         command += [str(source), "-o", str(built)]
-        ways = [compat.c10_flags(), ["-DSIDEFX_NO_C10"]] if reads_tensors else [[]]
+        ways = [compat.c10_flags(), ["-DSIDEFX_NO_C10"]] if wanted.reads_tensors else [[]]
         for way in ways:
             if subprocess.run([*command, *way], capture_output=True, check=False).returncode == 0:
                 return cache.add_library(built, machine=True)

@@ -11,7 +11,7 @@ from torch import fx
 from sidefx_train.compile.functionalize.metadata import StepMetadata
 from sidefx_train.compile.guards.codegen import FETCH_ERRORS, write_guards
 from sidefx_train.compile.guards.guard import Guard
-from sidefx_train.compile.guards.program import split
+from sidefx_train.compile.guards.program import follow, split
 from sidefx_train.compile.heap.effects import Effect, SideEffects, updated
 from sidefx_train.compile.heap.iterators import advance
 from sidefx_train.compile.heap.later import TraceKey
@@ -170,7 +170,9 @@ def link(residual: Residual, name: str, bindings: dict[str, Any], measuring: boo
     """
     names = {**residual.names, "MISS": MISS, **bindings}
     source = residual.guard_source if measuring else residual.source
-    return compile_function("replay", source, names, f"<sidefx_train {name}>")
+    replay = compile_function("replay", source, names, f"<sidefx_train {name}>")
+    follow(names)
+    return replay
 
 
 def _inputs(world: TraceWorld, writer: Writer) -> list[str]:

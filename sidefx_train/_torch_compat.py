@@ -1087,6 +1087,10 @@ def cpp_link_flags() -> list[str]:
     return [f"-L{root}/lib", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
 
 
+C_INTERFACE_LIBRARY = "torch_cpu"
+"""What holds torch's C interface, and the vector functions that kernels call."""
+
+
 def cpp_compiler() -> str:
     """The compiler that Inductor uses."""
     from torch._inductor.cpp_builder import get_cpp_compiler

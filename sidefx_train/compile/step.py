@@ -30,7 +30,7 @@ from sidefx_train.compile.functionalize.metadata import in_words
 from sidefx_train.compile.guards.guard import shown
 from sidefx_train.compile.heap.anew import replaced_alike
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.native import guards_module, native_module, native_ready, start_build
+from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module, start_build
 from sidefx_train.compile.pipeline import Captured, CaptureFailed, Learned
 from sidefx_train.compile.residual.build import MISS
 from sidefx_train.config import CompileConfig
@@ -337,6 +337,8 @@ class CompiledStep:
             False if a worker is still busy.
         """
         if self._has_run:
+            native_ready()
+            products_module()
             native_module()
             guards_module()
         steps = [self, *(self._parts.steps() if not self._is_part else [])]

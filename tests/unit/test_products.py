@@ -15,14 +15,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
 from sidefx_train.compile.backend import measuring, products
-from sidefx_train.compile.native import native_module
+from sidefx_train.compile.native import products_module
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the native module needs a C++ compiler")
 
 
-def test_the_native_module_is_built() -> None:
-    assert native_module() is not None, "a compiler is there, and refuses its source"
+def test_the_products_module_is_built() -> None:
+    assert products_module() is not None, "a compiler is there, and refuses its source"
 
 
 SIZES = (1, 2, 5, 7, 16, 33, 64, 65, 130)

@@ -26,7 +26,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
 from sidefx_train.compile.backend.caller import prelude
 from sidefx_train.compile.backend.vectors import lean_kernels
-from sidefx_train.compile.native import native_module
+from sidefx_train.compile.native import products_module
 
 _LARGEST_PART = 12_000
 """Characters of kernels below which splitting costs more than it saves: each part reads the headers again."""
@@ -147,7 +147,7 @@ def build_library(
     lean_caller = prelude(caller) if caller.count(include) == 1 and compat.KERNEL_HEADER not in caller else None
     if lean_caller is not None:
         debuggable = ["-Og" if flag == "-O1" else flag for flag in quick]
-        lean = _Unit(_whole_caller(caller, include, lean_caller, outputs), debuggable)
+        lean = _Unit(_whole_caller(caller, include, lean_caller, outputs), debuggable, lean=_is_gnu(quick[0]))
         try:
             return _build([lean, *map(_without_header, parts)], libraries, meanwhile)
         except BuildFailed:  # it uses more than the lean ones have: compiled with torch's headers, or refused for good
@@ -157,11 +157,19 @@ def build_library(
 
 @dataclass(frozen=True)
 class _Unit:
-    """A source and the compiler's words for it, without files; ``header`` may be precompiled."""
+    """A source and the compiler's words for it, without files.
+
+    Attributes:
+        text: the source.
+        command: the compiler's words.
+        header: one that may be precompiled.
+        lean: nothing of torch's but its C interface is in it.
+    """
 
     text: str
     command: list[str]
     header: str | None = None
+    lean: bool = False
 
 
 def _without_header(part: _Unit) -> _Unit:
@@ -170,7 +178,7 @@ def _without_header(part: _Unit) -> _Unit:
         return part
     found = re.search(r"-D ?(CPU_CAPABILITY_\w+)", " ".join(part.command))
     text = lean_kernels(part.text, found[1] if found is not None else "")
-    return part if text is None else _Unit(text, ["-O2" if word == "-O3" else word for word in part.command])
+    return part if text is None else _Unit(text, ["-O2" if word == "-O3" else word for word in part.command], lean=True)
 
 
 def _whole_caller(caller: str, include: str, head: str, outputs: int) -> str:
@@ -183,9 +191,11 @@ def _whole_caller(caller: str, include: str, head: str, outputs: int) -> str:
 
 def _build(units: list[_Unit], libraries: Sequence[str], meanwhile: Callable[[], None]) -> str:
     """Compiles and links; the first unit is the caller."""
-    linked = [*compat.cpp_link_flags(), *libraries]
+    linked = compat.cpp_link_flags()
     compiler = units[0].command[0]
-    key = _digest(compiler_version(compiler), *linked, *(word for unit in units for word in (*unit.command, unit.text)))
+    lean = all(unit.lean for unit in units) and not libraries
+    words = [word for unit in units for word in (*unit.command, unit.text)]
+    key = _digest(compiler_version(compiler), *linked, *libraries, *words)
     known = cache.load("build", key)
     if known is not None and cache.library(known["library"]) is not None:
         return str(known["library"])
@@ -198,9 +208,12 @@ def _build(units: list[_Unit], libraries: Sequence[str], meanwhile: Callable[[],
             extra = ["-include", str(include)] if include is not None else []
             objects.append(str(source.with_suffix(".o")))
             commands.append([*unit.command, *extra, "-w", "-c", str(source), "-o", objects[-1]])
+        if lean:
+            linked = [f"-L{folder}", "-Wl,--no-as-needed", f"-l{compat.C_INTERFACE_LIBRARY}"]
+            commands.append(_stand_in(compiler, folder))
         _run_all(commands, meanwhile)
         built = Path(folder) / "graph.so"
-        _run_all([[compiler, "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked]])
+        _run_all([[compiler, "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked, *libraries]])
         name = cache.add_library(built)
     if name is None:
         raise BuildFailed("the library cannot be kept")
@@ -208,6 +221,13 @@ def _build(units: list[_Unit], libraries: Sequence[str], meanwhile: Callable[[],
     for header in {unit.header for unit in units if unit.header is not None}:
         prepare_header(header)
     return name
+
+
+def _stand_in(compiler: str, folder: str) -> list[str]:
+    """Makes an empty library with the name of torch's, which is loaded anyway: to read all its symbols takes longer
+    than to link."""
+    name = f"lib{compat.C_INTERFACE_LIBRARY}.so"
+    return [compiler, "-shared", f"-Wl,-soname,{name}", "-x", "c", os.devnull, "-o", str(Path(folder) / name)]
 
 
 def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
@@ -220,7 +240,7 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
     if module is None:
         return None
     if hasattr(module, "bind"):
-        native = native_module()
+        native = products_module()
         if native is None:
             return None
         module.bind(native.product_function())

@@ -17,7 +17,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend.measuring import MEASURES, Task, fastest, measured, times_as_text, timings
-from sidefx_train.compile.native import native_module
+from sidefx_train.compile.native import products_module
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def _define_product(name: str, relu: int) -> None:
     """The native module's product; with ``relu``, 0 in place of what is negative."""
 
     def out_of(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: Any) -> torch.Tensor:
-        native = native_module()
+        native = products_module()
         assert native is not None, "graphs with this product are made where the native module is"
         start = 0 if bias is None else bias.contiguous().data_ptr()
         sizes = (a.shape[0], b.shape[1], a.shape[1])
@@ -72,7 +72,7 @@ def _measure(left: Any, right: Any, threads: int) -> dict[str, float]:
         ways: dict[str, Callable[[], Any]] = {"mkl": lambda: torch.mm(x, y, out=out)}
         if torch.backends.mkldnn.is_available():
             ways["onednn"] = lambda: _linear(x, y.t(), None)
-        native = native_module()
+        native = products_module()
         if native is not None:
             numbers = [x.data_ptr(), *x.stride(), y.data_ptr(), *y.stride(), 0, out.data_ptr()]
             numbers += [*out.shape, x.shape[1], 0]

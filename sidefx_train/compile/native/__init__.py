@@ -6,7 +6,16 @@ from sidefx_train.compile.native.build import (
     guards_ready,
     native_module,
     native_ready,
+    products_module,
     start_build,
 )
 
-__all__ = ["cpu_description", "guards_module", "guards_ready", "native_module", "native_ready", "start_build"]
+__all__ = [
+    "cpu_description",
+    "guards_module",
+    "guards_ready",
+    "native_module",
+    "native_ready",
+    "products_module",
+    "start_build",
+]

@@ -1,9 +1,10 @@
 """Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
 
-There are two: what graphs call (products, optimizer updates, index checks), and the guards, whose headers of torch take
-longer to read than all else takes to compile. Nobody waits for the guards: Python tests them until they are there, and
-where there are no more than two processors they are built once the first graph is. Where no compiler is found, or the
-build fails, there is no module, and torch's operators and Python are used.
+There are three: products, which are measured while a graph is lowered; what is called around a graph (optimizer
+updates, index checks); and the guards, whose headers of torch take longer to read than all else takes to compile.
+Nobody waits for the guards: Python tests them until they are there, and where there are no more than two processors
+they are built once the first graph is. Where no compiler is found, or the build fails, there is no module, and torch's
+operators and Python are used.
 """
 
 from __future__ import annotations
@@ -90,15 +91,19 @@ class _Module:
             return self.module
 
 
-_GRAPHS = _Module(
+_PRODUCTS = _Module(
+    "sidefx_products",
+    products.SOURCE,
+    ("product",),
+    ('{"product_function", product_function, METH_NOARGS, nullptr},',),
+    "products",
+)
+_AROUND = _Module(
     "sidefx_native",
-    updates.SOURCE + products.SOURCE,
-    ("adam", "sgd", "bad_index", "product"),
-    (
-        '{"product_function", product_function, METH_NOARGS, nullptr},',
-        '{"data_ptr_function", data_ptr_function, METH_O, nullptr},',
-    ),
-    "optimizer updates, products, index checks",
+    updates.SOURCE,
+    ("adam", "sgd", "bad_index"),
+    ('{"data_ptr_function", data_ptr_function, METH_O, nullptr},',),
+    "optimizer updates, index checks",
 )
 _GUARDS = _Module(
     "sidefx_guards",
@@ -117,26 +122,34 @@ _builders: dict[str, threading.Thread] = {}
 
 
 def start_build() -> None:
-    """Builds in the background what is not there yet; the guards only where there is a processor for them."""
-    _start(_GRAPHS)
+    """Builds in the background what is not there yet.
+
+    With no more than two processors, one of which is the capture's, the guards are left for later, and the others are
+    built in the order in which they are needed.
+    """
     if (os.cpu_count() or 1) > 2:
-        _start(_GUARDS)
+        for module in (_PRODUCTS, _AROUND, _GUARDS):
+            _start(module)
+    else:
+        _start(_PRODUCTS, _AROUND)
 
 
-def _start(module: _Module) -> None:
-    builder = _builders.get(module.name)
-    if module.done or (builder is not None and builder.is_alive()):
+def _start(*modules: _Module) -> None:
+    missing = [module for module in modules if not module.done]
+    builder = _builders.get(modules[0].name)
+    if not missing or (builder is not None and builder.is_alive()):
         return
-    builder = threading.Thread(target=module.get, name=module.name, daemon=True)
-    _builders[module.name] = builder
+    builder = threading.Thread(target=lambda: [module.get() for module in missing], name="sidefx-native", daemon=True)
+    _builders[modules[0].name] = builder
     builder.start()
 
 
 def native_ready() -> bool:
-    """True if what graphs call has not to be waited for; else it is being built from now on."""
-    if not _GRAPHS.done:
+    """True if what graphs need has not to be waited for; else it is being built from now on."""
+    ready = _PRODUCTS.done and _AROUND.done
+    if not ready:
         start_build()
-    return _GRAPHS.done
+    return ready
 
 
 def guards_ready() -> bool:
@@ -149,9 +162,14 @@ def guards_ready() -> bool:
     return _GUARDS.done
 
 
+def products_module() -> ModuleType | None:
+    """Matrix products, built on first use; ``None`` if this machine cannot build them."""
+    return _PRODUCTS.get()
+
+
 def native_module() -> ModuleType | None:
-    """What graphs call, built on first use; ``None`` if this machine cannot build it."""
-    return _GRAPHS.get()
+    """What is called around graphs, built on first use; ``None`` if this machine cannot build it."""
+    return _AROUND.get()
 
 
 def guards_module() -> ModuleType | None:
@@ -161,7 +179,7 @@ def guards_module() -> ModuleType | None:
 
 def _new_locks() -> None:
     _builders.clear()
-    for module in (_GRAPHS, _GUARDS):
+    for module in (_PRODUCTS, _AROUND, _GUARDS):
         module.lock = threading.Lock()
 
 
@@ -208,7 +226,7 @@ def _load(wanted: _Module) -> ModuleType | None:
         return None
     if wanted.reads_tensors:
         _find_tensor_words(module)
-    else:
+    elif wanted is _AROUND:
         module.data_ptr_function(address)
     return module
 

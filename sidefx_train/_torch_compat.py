@@ -894,10 +894,13 @@ def _without_attention_patterns() -> Iterator[None]:
 def _quick_codegen() -> Iterator[None]:
     """What Inductor's C++ code generation does again and again for the same answer is done once.
 
-    Steps of indices that are linear in a variable are read off instead of simplified, and the rules of data types,
-    which are one object anyway, are not filled in anew for each operation.
+    Steps of indices that are linear in a variable are read off instead of simplified, the rules of data types, which
+    are one object anyway, are not filled in anew for each operation, and loops over what is left of a size that vectors
+    divide are not written, since there is nothing left.
     """
+    from torch._inductor import scheduler
     from torch._inductor.codegen import common, cpp
+    from torch._inductor.virtualized import V
 
     def quick(before: Callable[..., Any]) -> Callable[..., Any]:
         def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
@@ -906,17 +909,56 @@ def _quick_codegen() -> Iterator[None]:
 
         return stride
 
+    def marking(before: Callable[..., Any]) -> Callable[..., Any]:
+        def new_kernel(group: Any, cls: Any, *args: Any) -> Any:
+            kernel = before(group, cls, *args)
+            rest = args[2:] if issubclass(cls, cpp.CppVecKernel) else ()  # sizes of what is left; None: not a rest
+            kernel.sidefx_empty = any(size is not None and size == 0 for size in rest)
+            return kernel
+
+        return new_kernel
+
+    def unless_empty(before: Callable[..., Any]) -> Callable[..., Any]:
+        def codegen(node: Any, index_vars: Any) -> None:
+            if not getattr(V.kernel, "sidefx_empty", False):
+                before(node, index_vars)
+
+        return codegen
+
     with (
         _replaced(cpp, "stride_at_vec_range", quick),
         _replaced(common, "DtypePropagationOpsHandler", functools.cache),
+        _replaced(getattr(cpp, "KernelGroup", None), "new_kernel", marking),
+        _replaced(scheduler.SchedulerNode, "codegen", unless_empty),
     ):
         yield
 
 
-def linear_step(index: Any, var: Any) -> Any:
-    """By how much a sum grows with ``var`` that holds whole multiples of it alone; ``None`` for other expressions."""
-    import sympy
+def _known_values(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Fake values of a graph are not computed where every node has one."""
 
+    def propagate(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor.virtualized import V
+
+        if all("val" in node.meta for node in module.graph.nodes if node.op != "output"):
+            return V.fake_mode
+        return before(module, *args, **kwargs)
+
+    return propagate
+
+
+def linear_step(index: Any, var: Any) -> Any:
+    """By how much a sum grows with ``var`` that holds whole multiples of it alone; ``None`` for other expressions.
+
+    Where ``var`` is limited to a range, what the sum grows by is no number and is not simplified, which would take a
+    tenth of a second.
+    """
+    import sympy
+    from torch.utils._sympy.functions import Max, Min
+
+    if any(limit.has(var) for limit in index.atoms(Max, Min)):
+        difference = index.xreplace({var: var + 1}) - index
+        return None if difference.is_number else difference
     step = sympy.S.Zero
     for term in sympy.Add.make_args(index):
         if not term.has(var):
@@ -1008,7 +1050,8 @@ def inductor_compile(
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     module = _LazyGraphModule(module, fx_graph_cse(module.graph))  # its code is written only if somebody reads it
-    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_codegen():
+    quick = _replaced(compile_fx, "fake_tensor_prop", _known_values)
+    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_codegen(), quick:
         with nullcontext() if finds_attention else _without_attention_patterns():
             module = compile_fx._recursive_joint_graph_passes(module)
         for change in passes:

@@ -86,6 +86,7 @@ def _process(plan: Plan, workload: str, contender: str, index: int, folder: Path
         **os.environ,
         **{f"{name}_NUM_THREADS": str(plan.threads) for name in ("OMP", "MKL", "OPENBLAS")},
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "SIDEFX_CACHE_DIR": str(cache),  # native modules and precompiled headers as well, which else are the machine's
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
         "HF_HUB_OFFLINE": "1",

@@ -44,6 +44,8 @@ def measure(suite: str, name: str, contender: str, seconds: float, reference: Pa
         losses.append(float(step(batches[index % len(batches)])))
         marks.append(time.perf_counter() - started)
     after = workloads.parameters(workload.model)
+    if hasattr(step, "wait"):  # for what is built beside the first steps
+        step.wait()
     gc.collect()
     result: dict[str, Any] = {
         "status": "ok",

@@ -325,7 +325,7 @@ class CompiledStep:
     # --- capture beside the training -----------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is compiled for this step beside the training; the next call takes what was.
+        """Waits until nothing is built for this step beside the training; the next call takes what was.
 
         With ``warmup="background"`` the first call runs eagerly, the second starts a worker, and what comes after it
         replays once the worker is done.
@@ -336,7 +336,7 @@ class CompiledStep:
         Returns:
             False if a worker is still busy.
         """
-        if self._has_run:
+        if self._has_run or self._entries:
             native_ready()
             products_module()
             native_module()

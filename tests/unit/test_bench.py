@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +82,33 @@ def test_one_process(tmp_path):
     (row,) = figures["summary"]
     assert row["status"] == "ok" and row["ratio"] == 1.0 and row["correct"], row
     assert plot.stat().st_size > 1000, "no plot"
+
+
+def test_a_step_holds_no_more_than_eagers():
+    from sidefx_train.bench.memory import held_mb
+
+    held = {}
+    for contender in ("eager", "sidefx"):
+        workload = workloads.build("core", "mlp_tiny")
+        step = CONTENDERS[contender](workload)
+        for batch in workload.batches[:3]:
+            step(batch)
+        held[contender] = held_mb(step, workload.batches[0])
+    assert held["sidefx"] <= 1.01 * held["eager"], held
+
+
+def test_a_cold_process_finds_no_caches(tmp_path, monkeypatch):
+    from sidefx_train.bench import rounds
+
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "used before"))
+    seen = []
+    monkeypatch.setattr(
+        rounds.subprocess, "run", lambda command, env, **_: seen.append(env) or SimpleNamespace(returncode=0)
+    )
+    rounds.measure(Plan("core", {"mlp_tiny": ["eager", "sidefx"]}, rounds=1), lambda run: None)
+    rounds._process(Plan("core", {}), "mlp_tiny", "sidefx", 0, tmp_path)
+    folders = {(env["SIDEFX_CACHE_DIR"], env["TORCHINDUCTOR_CACHE_DIR"]) for env in seen}
+    assert len(folders) == 2 and all(str(tmp_path / "used before") != folder for folder, _ in folders), folders
 
 
 def test_guard_cost_is_per_parameter():

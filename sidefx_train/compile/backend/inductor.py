@@ -56,6 +56,7 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         "alignment_asserts": False,
         "scalar_asserts": False,
         "cpp.min_chunk_size": _SERIAL_BELOW,
+        "reorder_for_locality": False,  # it puts off gradients of weights to the end, and what they need lives on
         "cpp_wrapper_build_separate": True,  # the caller of the kernels is a source of its own: see cpp.py
         "cpp.use_two_step_variance_threshold": 2**40,  # Welford's update divides once per element
     }

@@ -29,7 +29,9 @@ MEASURES: dict[str, Callable[..., Times]] = {}
 
 _VERSION = 2  # of the candidates
 _CLEARLY = 1.5  # times slower than the fastest: no further turns
-_MOST_RUNS = 300  # of one candidate in one turn: a call costs some time, however small the product
+_MOST_RUNS = 75  # of one candidate in one part of a turn: a call costs some time, however small the product
+_PARTS = 4  # of a turn, each of which is timed
+_TURN = 0.002  # seconds of one candidate in one turn, after which no further part is begun
 _BUDGET = 2.0  # seconds of measuring in one compilation
 _PATIENCE = 20.0  # seconds, where nobody waits
 
@@ -111,8 +113,8 @@ def _in_a_process(tasks: Mapping[str, Task]) -> dict[str, Times]:
 def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int) -> dict[str, float]:
     """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
 
-    The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them. What
-    is decided after two turns is not measured further.
+    The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them and is not
+    waited for. What is decided after two turns is not measured further.
 
     Args:
         make: gives the functions, by name.
@@ -121,7 +123,7 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
     """
     # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
     clock = time.thread_time if threads == 1 else time.perf_counter
-    runs = min(_MOST_RUNS, max(1, int(3e7 / flops)))
+    runs = min(_MOST_RUNS, max(1, int(3e7 / flops / _PARTS)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:  # the numbers drawn for it are none of the program's
@@ -133,10 +135,14 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
                     break
                 for name, function in functions.items():
                     function()
-                    start = clock()
-                    for _ in range(runs):
-                        function()
-                    best[name] = min(best[name], (clock() - start) / runs)
+                    until = time.perf_counter() + _TURN
+                    for _ in range(_PARTS):
+                        start = clock()
+                        for _ in range(runs):
+                            function()
+                        best[name] = min(best[name], (clock() - start) / runs)
+                        if time.perf_counter() > until:  # large, or the machine is busy
+                            break
             return best
     finally:
         torch.set_num_threads(before)

@@ -466,6 +466,9 @@ class CompiledStep:
         kinds: dict[str, int] = {}
         for item in captured.traced.inputs:
             kinds[item.kind] = kinds.get(item.kind, 0) + 1
+        sources = {"facts": in_words(captured.residual.metadata), "residual": captured.residual.source}
+        if "graph" not in executable.sources:
+            sources["graph"] = captured.traced.module.print_readable(print_output=False)
         self._report.record_capture(
             trigger="first call" if missed is None else _trigger(*missed[:3]),
             nodes={"capture": nodes},
@@ -474,12 +477,7 @@ class CompiledStep:
             inputs=kinds,
             effects=list(captured.effects),
             guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
-            sources={
-                "facts": in_words(captured.residual.metadata),
-                "residual": captured.residual.source,
-                "graph": captured.traced.module.print_readable(print_output=False),
-                **executable.sources,
-            },
+            sources={**sources, **executable.sources},
             notes=executable.notes,
         )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -172,15 +174,15 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
             threads = 1 if tiny else torch.get_num_threads()
             attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
-        readable = graph.module.print_readable(print_output=False)
+        readable = functools.cache(lambda: graph.module.print_readable(print_output=False))
         notes = [*graph.notes, attention]
-        call, code, build = _compile(graph, config, traced, notes, kept, finds_attention)
+        build, call, code = _compile(graph, config, traced, notes, kept, finds_attention, readable)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)
     if tiny:
         notes.append("tiny step: runs on one thread")
     plan = RunnerPlan(**{field.name: getattr(graph, field.name) for field in fields(RunnerPlan)})
-    sources = {"graph": readable, "inductor": code, "times": "\n".join(filter(None, (attended, build.times)))}
+    sources = {"graph": readable(), "inductor": code, "times": "\n".join(filter(None, (attended, build.times)))}
     whole = build.library is not None and all(isinstance(result, torch.Tensor) for result in graph.results)
     # Conditions that lowering added are guards of the entry: where nothing is lowered, nobody would learn of them.
     added = set(compat.recorded_conditions(traced.fake_mode.shape_env)) - relied_on
@@ -192,13 +194,15 @@ class _Build:
     """Takes Inductor's C++ and remembers what became of it.
 
     Attributes:
+        meanwhile: called while the compiler runs.
         library: name of the library, ``None`` if there is no single one.
         seconds: wall time of the compiler and of loading.
         constants: the graph takes constants that are no inputs.
         times: what was measured to choose kernels, as text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meanwhile: Callable[[], Any]) -> None:
+        self.meanwhile = meanwhile
         self.library: str | None = None
         self.seconds = 0.0
         self.constants = False
@@ -206,13 +210,17 @@ class _Build:
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         began = time.perf_counter()
-        name = build_library(caller, kernels, outputs, libraries, meanwhile=collect_if_due)
+        name = build_library(caller, kernels, outputs, libraries, meanwhile=self._wait)
         entry = load_library(name)
         self.seconds += time.perf_counter() - began
         if entry is None:
             raise BuildFailed("the library is gone before it could be loaded")
         self.library = name if not libraries else None
         return entry
+
+    def _wait(self) -> None:
+        self.meanwhile()
+        collect_if_due()
 
 
 def _compile(
@@ -222,7 +230,8 @@ def _compile(
     notes: list[str],
     kept: bool,
     finds_attention: bool,
-) -> tuple[Any, str, _Build]:
+    meanwhile: Callable[[], Any],
+) -> tuple[_Build, Any, str]:
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
     compat.register_product_lowerings()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
@@ -233,9 +242,9 @@ def _compile(
     if generators(graph.module):  # in the order of the step: each draw moves the generator on
         chosen["fallback_random"] = True
 
-    def compile_with(settings: dict[str, Any]) -> tuple[Any, str, _Build]:
+    def compile_with(settings: dict[str, Any]) -> tuple[_Build, Any, str]:
         said: list[str] = []
-        build = _Build()
+        build = _Build(meanwhile)
 
         def choose(module: fx.GraphModule) -> None:
             if config.autotune == "on":
@@ -258,7 +267,7 @@ def _compile(
             )
         build.constants = "constants_tensor" in code
         notes.extend(said)
-        return call, code, build
+        return build, call, code
 
     if not chosen["cpp_wrapper"]:
         return compile_with(chosen)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import cpp
+from sidefx_train.compile.backend import cpp, inductor
 from sidefx_train.compile.backend.vectors import lean_kernels
 
 aten = torch.ops.aten
@@ -103,11 +103,20 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 PROGRAMS = [pointwise, conditions, reductions, integers, layouts]
 
 
-@pytest.mark.parametrize("size", [(32, 48), (37, 21)], ids=["whole", "tails"])
+@pytest.mark.parametrize(
+    ("size", "bits"), [((32, 48), None), ((37, 21), None), ((37, 21), 256)], ids=["whole", "tails", "tails, AVX2"]
+)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_results_are_those_of_torchs_header_bit_by_bit(
-    program: Any, size: tuple[int, int], builds: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: Any,
+    size: tuple[int, int],
+    bits: int | None,
+    builds: list[bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    usual = inductor.options
+    monkeypatch.setattr(inductor, "options", lambda *given: {**usual(*given), "cpp.simdlen": bits})
     torch.manual_seed(1)
     x, y = _numbers(*size), _numbers(*size).flip(0)
     lean = _computed(program, x, y)
@@ -119,8 +128,8 @@ def test_results_are_those_of_torchs_header_bit_by_bit(
     assert builds and not any(builds)
     for i, (mine, torchs) in enumerate(zip(lean, whole, strict=True)):
         assert mine.dtype == torchs.dtype and mine.stride() == torchs.stride()
-        bits = {torch.float32: torch.int32}.get(mine.dtype, mine.dtype)
-        assert torch.equal(mine.contiguous().view(bits), torchs.contiguous().view(bits)), f"result {i}"
+        as_bits = {torch.float32: torch.int32}.get(mine.dtype, mine.dtype)
+        assert torch.equal(mine.contiguous().view(as_bits), torchs.contiguous().view(as_bits)), f"result {i}"
 
 
 def test_kernels_with_other_names_are_left_to_torchs_header() -> None:

@@ -1,0 +1,215 @@
+"""C++ around the vectors of kernels: the few functions of ``std`` and ``c10`` that they call, sums, transposes."""
+
+BEFORE = r"""
+#include <stdint.h>
+
+#define C10_LIKELY(x) (__builtin_expect(static_cast<bool>(x), 1))
+#define C10_UNLIKELY(x) (__builtin_expect(static_cast<bool>(x), 0))
+#define SIDEFX_BYTES @BYTES@
+#define __at_align__ __attribute__((aligned(SIDEFX_BYTES)))
+#define SIDEFX_EACH _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
+#define SIDEFX_INLINE inline __attribute__((always_inline))
+
+extern "C" int omp_get_thread_num();
+
+#if SIDEFX_BYTES == 64
+#define SIDEFX_SLEEF(name, digits) Sleef_##name##f16_##digits
+#else
+#define SIDEFX_SLEEF(name, digits) Sleef_##name##f8_##digits
+#endif
+
+typedef float SidefxFloats __attribute__((vector_size(SIDEFX_BYTES)));
+extern "C" {
+SidefxFloats SIDEFX_SLEEF(exp, u10)(SidefxFloats);
+SidefxFloats SIDEFX_SLEEF(log, u10)(SidefxFloats);
+SidefxFloats SIDEFX_SLEEF(log1p, u10)(SidefxFloats);
+SidefxFloats SIDEFX_SLEEF(tanh, u10)(SidefxFloats);
+SidefxFloats SIDEFX_SLEEF(sin, u35)(SidefxFloats);
+SidefxFloats SIDEFX_SLEEF(cos, u35)(SidefxFloats);
+SidefxFloats SIDEFX_SLEEF(pow, u10)(SidefxFloats, SidefxFloats);
+}
+
+namespace {  // nothing here is torch's of the same name
+
+namespace lean {  // in place of std
+
+using size_t = decltype(sizeof(0));
+template <class T> constexpr T max(const T& a, const T& b) { return a < b ? b : a; }
+template <class T> constexpr T min(const T& a, const T& b) { return b < a ? b : a; }
+
+#define SIDEFX_FUNCTION(name) \
+    inline float name(float x) { return __builtin_##name##f(x); } \
+    inline double name(double x) { return __builtin_##name(x); }
+SIDEFX_FUNCTION(sqrt) SIDEFX_FUNCTION(exp) SIDEFX_FUNCTION(log) SIDEFX_FUNCTION(tanh) SIDEFX_FUNCTION(erf)
+SIDEFX_FUNCTION(floor) SIDEFX_FUNCTION(ceil) SIDEFX_FUNCTION(trunc) SIDEFX_FUNCTION(log1p) SIDEFX_FUNCTION(expm1)
+SIDEFX_FUNCTION(sin) SIDEFX_FUNCTION(cos) SIDEFX_FUNCTION(nearbyint)
+inline float abs(float x) { return __builtin_fabsf(x); }
+inline double abs(double x) { return __builtin_fabs(x); }
+inline int64_t abs(int64_t x) { return x < 0 ? -x : x; }
+inline float pow(float x, float y) { return __builtin_powf(x, y); }
+inline double pow(double x, double y) { return __builtin_pow(x, y); }
+inline bool isnan(float x) { return x != x; }
+inline bool isnan(double x) { return x != x; }
+inline bool isinf(float x) { return __builtin_isinf(x); }
+inline bool isinf(double x) { return __builtin_isinf(x); }
+
+template <class T> struct numeric_limits;
+template <> struct numeric_limits<float> {
+    static constexpr float infinity() { return __builtin_inff(); }
+    static constexpr float quiet_NaN() { return __builtin_nanf(""); }
+    static constexpr float max() { return __FLT_MAX__; }
+    static constexpr float lowest() { return -__FLT_MAX__; }
+};
+template <> struct numeric_limits<int64_t> {
+    static constexpr int64_t max() { return INT64_MAX; }
+    static constexpr int64_t min() { return INT64_MIN; }
+    static constexpr int64_t lowest() { return INT64_MIN; }
+};
+template <> struct numeric_limits<int32_t> {
+    static constexpr int32_t max() { return INT32_MAX; }
+    static constexpr int32_t min() { return INT32_MIN; }
+    static constexpr int32_t lowest() { return INT32_MIN; }
+};
+
+template <class T, size_t N> struct array {
+    T items[N];
+    T* data() { return items; }
+    T& operator[](size_t i) { return items[i]; }
+    const T& operator[](size_t i) const { return items[i]; }
+};
+
+}  // namespace lean
+
+namespace c10 {
+
+template <class To, class From> constexpr To convert(From value) { return static_cast<To>(value); }
+
+template <class T> inline T div_floor_integer(T a, T b) {
+    const T quotient = a / b;
+    return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+
+}  // namespace c10
+"""
+
+AFTER = r"""
+// Sums of many numbers: chunks are added up first, then sums of chunks in pairs, then sums of these.
+template <class T, uint64_t chunk> struct CascadeSumHelper {
+    T sums[64];
+    uint64_t depth = 0, chunks = 0, index = 0;
+    explicit CascadeSumHelper(uint64_t count) {
+        const uint64_t needed = (count + chunk - 1) / chunk;
+        while ((uint64_t(1) << depth) < needed) ++depth;
+        for (uint64_t i = 0; i < depth || i < 1; ++i) sums[i] = T(0);
+    }
+    inline T carried() {
+        if (depth == 0 || ++index != chunk) return sums[0];
+        index = 0;
+        ++chunks;
+        uint64_t level = 1;
+        for (uint64_t bits = chunks; level < depth && bits % 2 == 0; ++level, bits /= 2) {
+            sums[level] = sums[level] + sums[level - 1];
+            sums[level - 1] = T(0);
+        }
+        return sums[level - 1];
+    }
+};
+template <class T, uint64_t chunk> inline T cascade_sum_combine(T& next, CascadeSumHelper<T, chunk>* helper) {
+    helper->sums[0] = helper->sums[0] + next;
+    return helper->carried();
+}
+template <class T, uint64_t chunk> inline T cascade_sum_combine(
+    T& next, int64_t count, CascadeSumHelper<T, chunk>* helper) {
+    helper->sums[0] = T::set(helper->sums[0], helper->sums[0] + next, count);
+    return helper->carried();
+}
+template <class T, uint64_t chunk> inline T cascade_sum_final(CascadeSumHelper<T, chunk>* helper) {
+    T sum = helper->sums[0];
+    for (uint64_t i = 1; i < helper->depth; ++i) sum = sum + helper->sums[i];
+    return sum;
+}
+
+#define SIDEFX_MASKED(name, expression, logic) \
+    template <class T, int N> SIDEFX_INLINE at::vec::VectorizedN<T, N> name( \
+        const at::vec::VectorizedN<T, N>& a, const at::vec::VectorizedN<T, N>& b, int64_t count) { \
+        return at::vec::VectorizedN<T, N>::set(a, expression, count); \
+    } \
+    template <class T, int N> SIDEFX_INLINE at::vec::VecMask<T, N> name( \
+        const at::vec::VecMask<T, N>& a, const at::vec::VecMask<T, N>& b, int64_t count) { \
+        return at::vec::VecMask<T, N>::set(a, a logic b, count); \
+    }
+SIDEFX_MASKED(sum_masked_reduce, a + b, |)
+SIDEFX_MASKED(max_masked_reduce, at::vec::maximum(a, b), |)
+SIDEFX_MASKED(min_masked_reduce, at::vec::minimum(a, b), &)
+SIDEFX_MASKED(prod_masked_reduce, a * b, &)
+template <class T, int N> SIDEFX_INLINE at::vec::VecMask<T, N> any_masked_reduce(
+    const at::vec::VecMask<T, N>& a, const at::vec::VecMask<T, N>& b, int64_t count) {
+    return at::vec::VecMask<T, N>::set(a, a | b, count);
+}
+
+template <class T> inline T max_propagate_nan(T a, T b) { return a != a ? a : a > b ? a : b; }
+template <class T> inline T min_propagate_nan(T a, T b) { return a != a ? a : a < b ? a : b; }
+
+inline void atomic_add(volatile float* place, float value) {
+    volatile int32_t* bits = (volatile int32_t*)place;
+    int32_t before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
+    do {
+        float sum;
+        __builtin_memcpy(&sum, &before, sizeof sum);
+        sum += value;
+        __builtin_memcpy(&after, &sum, sizeof sum);
+    } while (!__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+inline void atomic_add(volatile int64_t* place, int64_t value) { __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
+inline void atomic_add(volatile int32_t* place, int32_t value) { __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
+
+template <class T, int NI, int NV> inline void atomic_add_vec(
+    T* to, const at::vec::VectorizedN<int64_t, NI>& places, const at::vec::VectorizedN<T, NV>& values,
+    int64_t count = at::vec::VectorizedN<int64_t, NI>::size()) {
+    __at_align__ int64_t place[at::vec::VectorizedN<int64_t, NI>::size()];
+    __at_align__ T value[at::vec::VectorizedN<T, NV>::size()];
+    places.store(place);
+    values.store(value);
+    for (int64_t i = 0; i < count; ++i) atomic_add(to + place[i], value[i]);
+}
+
+// to[j * to_row + i] = from[i * from_row + j] for i < rows and j < columns, which fit in a square of lanes.
+template <class T, int64_t rows, int64_t columns, bool atomic> inline void transpose_mxn(
+    const T* from, int64_t from_row, T* to, int64_t to_row) {
+    using namespace at::vec;
+    constexpr int side = Kind<T>::size;
+    if constexpr (atomic) {
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < columns; ++j) atomic_add(to + j * to_row + i, from[i * from_row + j]);
+    } else if constexpr (rows > side || columns > side) {
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < columns; ++j) to[j * to_row + i] = from[i * from_row + j];
+    } else {
+        Register<T> square[side];
+#pragma GCC unroll 16
+        for (int i = 0; i < side; ++i)
+            square[i] = i < rows ? Vectorized<T>::loadu(from + i * from_row, columns).v[0] : Register<T>{};
+#pragma GCC unroll 4
+        for (int step = side / 2; step > 0; step /= 2) {
+            const Bits<T> place = Kind<T>::places(), turned = place ^ step, behind = (place & step) != 0;
+            const Bits<T> low = behind ? turned + side : place, high = behind ? place + side : turned;
+#pragma GCC unroll 16
+            for (int i = 0; i < side; ++i) {
+                if (i & step) continue;
+                const Register<T> a = square[i], b = square[i ^ step];
+                square[i] = __builtin_shuffle(a, b, low);
+                square[i ^ step] = __builtin_shuffle(a, b, high);
+            }
+        }
+#pragma GCC unroll 16
+        for (int j = 0; j < side; ++j) {
+            if (j >= columns) continue;
+            Vectorized<T> row;
+            row.v[0] = square[j];
+            row.store(to + j * to_row, rows);
+        }
+    }
+}
+
+}  // namespace
+"""

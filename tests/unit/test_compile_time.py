@@ -155,6 +155,53 @@ def test_steps_of_linear_indices_are_what_inductor_finds() -> None:
     assert [compat.linear_step(index, x) for index in others] == [None] * len(others)
 
 
+def test_steps_of_limited_indices_are_no_numbers_and_those_beside_them_are() -> None:
+    from torch._inductor.sizevars import stride_at_vec_range
+    from torch.utils._sympy.functions import Max, Min
+
+    x, y = sympy.symbols("d0 d1", integer=True, nonnegative=True)
+    index = y + 64 * Max(-32, Min(31, x))
+    mine, inductors = compat.linear_step(index, x), stride_at_vec_range(index, x, 16)
+    assert not mine.is_number and mine.free_symbols == inductors.free_symbols
+    assert all(mine.subs(x, value) == inductors.subs(x, value) for value in range(40))
+    assert compat.linear_step(index, y) == 1
+
+
+def test_loops_over_nothing_are_not_generated(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.codegen.cpp import CppVecKernel
+
+    rests: list[Any] = []
+    load = CppVecKernel.load
+    monkeypatch.setattr(
+        CppVecKernel, "load", lambda kernel, *given: rests.append(kernel.tail_size) or load(kernel, *given)
+    )
+    for width, left in ((64, {None}), (40, {None, 8})):
+        rests.clear()
+        x = torch.randn(8, width)
+        step = sidefx_train.compile(lambda x: torch.softmax(x * 2, -1), fullgraph=True, autotune="off")
+        torch.testing.assert_close(step(x), torch.softmax(x * 2, -1))
+        assert {rest if rest is None else int(rest) for rest in rests} == left
+
+
+def test_known_values_of_a_graph_are_not_computed_again() -> None:
+    from torch._inductor.virtualized import V
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.ops.aten.neg.default, (x,))
+    graph.output((y,))
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    asked: list[Any] = []
+    propagate = compat._known_values(lambda *given: asked.append(given))
+    with V.set_fake_mode("the mode"):
+        x.meta["val"] = torch.zeros(1)
+        propagate(module, [])
+        assert asked == [(module, [])], "a value is missing"
+        y.meta["val"] = torch.zeros(1)
+        assert propagate(module, []) == "the mode"
+    assert len(asked) == 1
+
+
 class WrittenOut(nn.Module):
     """Attention as its formula."""
 

@@ -55,7 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1.2, help="steady-state seconds per process")
     parser.add_argument("--timeout", type=float, default=600, help="seconds per process")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures here")
-    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the speed-ups (needs matplotlib)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="OUT.png", help="draw speed-ups, first steps and memory (needs matplotlib)"
+    )
     parser.add_argument("--wandb", action="store_true", help="write an offline W&B run (needs wandb)")
     parser.add_argument("--verbose", action="store_true", help="show the output of failed processes")
     args = parser.parse_args(argv)

@@ -141,26 +141,35 @@ def write_json(path: Path, plan: Plan, rows: Sequence[Row], runs: Sequence[Run])
 
 
 def plot(path: Path, rows: Sequence[Row]) -> None:
-    """Bars of speed-ups by workload, as an image file."""
+    """Bars by workload, as an image file: speed-up, cold first step, and memory that a step holds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     workloads = list(dict.fromkeys(row.workload for row in rows))
-    contenders = list(dict.fromkeys(row.contender for row in rows if row.contender != REFERENCE))
-    figure, axes = pyplot.subplots(figsize=(1.6 * len(workloads) + 2, 4))
-    width = 0.8 / max(1, len(contenders))
-    for index, contender in enumerate(contenders):
-        ratios = {row.workload: row.ratio for row in rows if row.contender == contender and row.status == "ok"}
-        at = [position + index * width for position in range(len(workloads))]
-        bars = axes.bar(at, [ratios.get(name, 0.0) for name in workloads], width, label=contender)
-        axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks([p + width * (len(contenders) - 1) / 2 for p in range(len(workloads))], workloads, rotation=20)
-    axes.set_ylabel("speed-up over eager")
-    if contenders:
-        axes.legend(fontsize=8)
+    panels = {
+        "speed-up over eager": ("ratio", True),
+        "first step with empty caches, s": ("first_cold_s", False),
+        "tensor memory of a step / eager's": ("held_ratio", True),
+    }
+    figure, all_axes = pyplot.subplots(len(panels), figsize=(1.6 * len(workloads) + 2, 3.2 * len(panels)))
+    for axes, (label, (figure_name, relative)) in zip(all_axes, panels.items(), strict=True):
+        shown = [row for row in rows if row.status == "ok" and not (relative and row.contender == REFERENCE)]
+        contenders = list(dict.fromkeys(row.contender for row in shown))
+        width = 0.8 / max(1, len(contenders))
+        for index, contender in enumerate(contenders):
+            values = {row.workload: getattr(row, figure_name) for row in shown if row.contender == contender}
+            at = [position + index * width for position in range(len(workloads))]
+            heights = [values.get(name, math.nan) for name in workloads]
+            bars = axes.bar(at, [0.0 if math.isnan(height) else height for height in heights], width, label=contender)
+            axes.bar_label(bars, labels=["" if math.isnan(h) else f"{h:.2f}" for h in heights], fontsize=7)
+        if relative:
+            axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set_xticks([p + width * (len(contenders) - 1) / 2 for p in range(len(workloads))], workloads, rotation=20)
+        axes.set_ylabel(label, fontsize=8)
+        if contenders:
+            axes.legend(fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -188,6 +188,63 @@ def test_the_stack_of_a_step(step: Any) -> None:
         assert torch.equal(got[0], want[0]) and str(got[1:]) == str(want[1:])
 
 
+def _chain(frame: Any, until: Any) -> list[tuple[str, str, int]]:
+    found = []
+    while True:
+        found.append((frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno))
+        if frame.f_code.co_name == until:
+            return found
+        frame = frame.f_back
+
+
+def _notes(log: list[Any]) -> None:
+    os.getpid()
+    log.append(_chain(sys._getframe(1), "_called_over_breaks"))
+    warnings.warn("of the caller", UserWarning, stacklevel=2)
+
+
+def _further_in(x, log):
+    y = x * 2
+    for _ in range(2):
+        _notes(log)
+        y = y + 1
+    try:
+        _stops(log)
+    except StopIteration as stop:
+        log.append((stop.value, [f.name for f in traceback.extract_tb(stop.__traceback__) if not _own(f.filename)]))
+    return y
+
+
+def _stops(log):
+    os.getpid()
+    log.append(len(log))
+    if len(log) > 2:
+        _raises(log)
+
+
+def _raises(log):
+    os.getpid()
+    raise StopIteration(len(log))
+
+
+def _called_over_breaks(x):
+    log: list[Any] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y = _further_in(x, log) + 1
+        _notes(log)
+    return y, log, [(w.filename, w.lineno) for w in caught if "of the caller" in str(w.message)]
+
+
+def test_frames_behind_breaks_stand_right_above_their_callers():
+    """No frame of the library is between two of the program's."""
+    compiled = _compiled(_called_over_breaks)
+    for _ in range(3):
+        got, want = [run(torch.ones(2)) for run in (compiled, _called_over_breaks)]
+        assert torch.equal(got[0], want[0]) and got[1:] == want[1:]
+    assert compiled.report().breaks and not compiled.report().fallbacks
+
+
 FACTOR = 1
 
 

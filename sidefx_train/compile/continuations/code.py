@@ -7,7 +7,8 @@ a value that the function drops is dropped by all.
 - A *continuation* jumps to the instruction and runs on. It is what gets captured next.
 - A *bridge* runs one instruction natively, under the handlers that cover it, and returns a :class:`Landing` with the
   state behind it. If the instruction raises, the function's own handlers run natively, to the end of the function. Of
-  an outer frame the instruction is a call that has been entered: the bridge calls its second argument instead.
+  an outer frame the instruction is a call that has been entered: the bridge drives what is inside instead, which its
+  second argument hands out.
 
 Cells of the original, its own and its closure's, are variables of the new code that hold cells: the prelude puts them
 there.
@@ -331,7 +332,7 @@ class Bridge:
     """One instruction of a frame as a function of the frame's state.
 
     Attributes:
-        code: takes the state, and for a frame that has entered a call the function to call in its place.
+        code: takes the state, and for a frame that has entered a call the crossing of the frames inside.
         landings: the states it may lead to.
     """
 
@@ -396,7 +397,7 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
 
     group = [item.copy() for item in body.groups[index]]
     if entered:
-        group = _call_inner(location)
+        group = _drive_inner(location)
         after: tuple[bool, ...] = (*nulls, False)
     elif unit.name == "LOAD_SUPER_ATTR" or instr.name == "LOAD_METHOD":
         group, after = _plain_attribute(unit, nulls)
@@ -429,19 +430,35 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     return Bridge(made, tuple(landings))
 
 
-def _call_inner(location: Any) -> list[bc.Instr]:
-    return _call_of(bc.Instr("LOAD_FAST", _INNER, location=location), location)
+def _drive_inner(location: Any) -> list[Any]:
+    """Runs the frames inside to their end, bridge by bridge, and pushes what they return."""
+
+    def made(name: str, *arg: Any) -> bc.Instr:
+        return bc.Instr(name, *arg, location=location)
+
+    again, done = bc.Label(), bc.Label()
+    jump = "POP_JUMP_IF_NONE" if versions.VERSION >= (3, 12) else "POP_JUMP_FORWARD_IF_NONE"
+    attribute = (False, "out") if versions.VERSION >= (3, 12) else "out"
+    swap = [] if versions.VERSION >= (3, 13) else [made("SWAP", 2)]
+    return [
+        *[again, *_call_of(made("LOAD_FAST", _INNER), location), made("COPY", 1), made(jump, done)],
+        *[made("PUSH_NULL"), *swap, *_call_itself(location)],
+        *[made("LOAD_FAST", _INNER), made("STORE_ATTR", "out"), made("JUMP_BACKWARD", again)],
+        *[done, made("POP_TOP"), made("LOAD_FAST", _INNER), made("LOAD_ATTR", attribute)],
+    ]
+
+
+def _call_itself(location: Any) -> list[bc.Instr]:
+    """The instructions of a call without arguments, behind what pushes the function."""
+    call = [bc.Instr("CALL", 0, location=location)]
+    return call if versions.VERSION >= (3, 12) else [bc.Instr("PRECALL", 0, location=location), *call]
 
 
 def _call_of(function: bc.Instr, location: Any) -> list[bc.Instr]:
     """A call without arguments."""
     null = bc.Instr("PUSH_NULL", location=location)
-    call = [bc.Instr("CALL", 0, location=location)]
-    if versions.VERSION >= (3, 13):
-        return [function, null, *call]
-    if versions.VERSION < (3, 12):
-        call.insert(0, bc.Instr("PRECALL", 0, location=location))
-    return [null, function, *call]
+    call = _call_itself(location)
+    return [function, null, *call] if versions.VERSION >= (3, 13) else [null, function, *call]
 
 
 def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.Instr], tuple[bool, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -69,40 +70,70 @@ class Frames:
 
     def drive(self, states: tuple[State, ...]) -> Any:
         """Runs the frames to the end of the outermost and returns its value."""
-        return self._frame(0, states)
+        crossing = Crossing(self, 0, states)
+        while (bridge := crossing()) is not None:
+            crossing.out = bridge()
+        return crossing.out
 
     def suspended(self, states: tuple[State, ...]) -> Again:
         """The frames, left to what drives them once the captured part has returned."""
         return Again(self, states)
 
-    def _frame(self, position: int, states: tuple[State, ...]) -> Any:
-        frames: Frames = self
-        while True:
-            out = frames._cross(position, states)
+    def bridge(self, position: int, states: tuple[State, ...]) -> Callable[[], Any]:
+        """The one instruction of a frame that is not captured; called, its frame stands right above the caller's."""
+        inner = Crossing(self, position + 1, states)
+        return functools.partial(self._bridges[position], states[position], inner)
+
+    def part(self, landing: Landing, position: int) -> Callable[..., Any]:
+        """The captured rest of a frame."""
+        return self._parts.after(landing.layout, self._spaces[position])
+
+
+class Crossing:
+    """A suspended frame on its way to its end, in turns: bridges, which the frame outside calls, and parts, run here.
+
+    The bridge of an outer frame holds the loop, so that no frame of ours stands between two of the program's::
+
+        while (bridge := crossing()) is not None:
+            crossing.out = bridge()
+        crossing.out  # what the frame returns
+
+    Args:
+        frames: the suspended frames.
+        position: which of them.
+        states: what they hold.
+    """
+
+    __slots__ = ("_began", "_frames", "_position", "_states", "out")
+
+    def __init__(self, frames: Frames, position: int, states: tuple[State, ...]) -> None:
+        self._frames, self._position, self._states = frames, position, states
+        self._began = False
+        self.out: Any = None
+
+    def __call__(self) -> Callable[[], Any] | None:
+        """The next bridge; ``None`` at the frame's end."""
+        if self._began:
+            out, self.out = self.out, None
             if type(out) is not tuple or len(out) != 3 or type(out[0]) is not Landing:
-                return out  # a handler of the function's own brought it to its end
+                self.out = out  # a handler of the function's own brought it to its end
+                return None
             landing, *state = out
-            part = frames._parts.after(landing.layout, frames._spaces[position])
             del out  # what the part drops is to be dropped
+            part = self._frames.part(landing, self._position)
             try:
                 out = part(state)
-            finally:
-                state.clear()
-            if type(out) is not Again:
-                return out
-            frames, states, position = out.frames, out.states, 0
-
-    def _cross(self, position: int, states: tuple[State, ...]) -> Any:
-        """The one instruction of a frame that is not captured."""
-
-        def inner() -> Any:
-            try:
-                return self._frame(position + 1, states)
             except BaseException as error:  # handlers of the program see its own frames
                 error.__traceback__ = of_the_program(error.__traceback__)
                 raise
-
-        return self._bridges[position](states[position], inner)
+            finally:
+                state.clear()
+            if type(out) is not Again:
+                self.out = out
+                return None
+            self._frames, self._states, self._position = out.frames, out.states, 0
+        self._began = True
+        return self._frames.bridge(self._position, self._states)
 
 
 def driven(replay: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,6 +25,10 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX112": ("backward through a graph from outside", "Nothing need be done: it runs natively, between two parts."),
     "SFX113": ("loop that goes on behind a break", "Nothing need be done: it goes on, and ends, natively."),
     "SFX114": ("list that keeps growing", "Keep a running total, or read the list outside the step."),
+    "SFX115": (
+        "object whose death is noticed",
+        "Hold the object outside of the step, or drop it there.",
+    ),
     # compilation and running
     "SFX201": ("the backend raised", "See the chained exception; backend='aot_eager' separates capture from lowering."),
     "SFX202": ("the captured step raised", "The step was run again eagerly, which raised the error shown."),

@@ -50,7 +50,8 @@ from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, collect
 from sidefx_train.compile.heap.iterators import given_state
 from sidefx_train.compile.heap.opaque import check_nothing_left
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, SetRecord, TensorRecord
+from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, TensorRecord
+from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.spaces import SpaceRecord
 from sidefx_train.compile.heap.world import TraceWorld

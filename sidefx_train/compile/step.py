@@ -25,6 +25,7 @@ from sidefx_train.compile.background import Job
 from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.capture.exceptions import of_the_program
 from sidefx_train.compile.continuations.drive import Parts
+from sidefx_train.compile.continuations.suspension import State
 from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.functionalize.metadata import in_words
 from sidefx_train.compile.guards.guard import shown
@@ -110,6 +111,12 @@ class CompiledStep:
         except BaseException as error:
             error.__traceback__ = of_the_program(error.__traceback__)
             raise
+
+    def uncaptured(self, noticed: str, state: State) -> Any:
+        """Runs the rest of a step natively, because of an object whose death the program notices."""
+        self._report.calls += 1
+        location = Location(self._fn.__code__.co_filename, self._fn.__code__.co_firstlineno, self._fn.__code__.co_name)
+        return self._eager(CaptureFailed("SFX115", f"the function alone holds {noticed}", location, None), (state,), {})
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
         """A decorated method is compiled per instance."""

@@ -117,7 +117,7 @@ class World(Protocol):
         """True if an exception may end where nobody catches it, in the clean-up of what dies."""
 
     def watched(self, value: Any) -> bool:
-        """True if a weak reference tells the program when the object dies."""
+        """True if the program notices when the object dies, or something that it holds."""
 
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
         """A Python callable about to be handed to C code; ``reenter(*args, **kwargs)`` interprets it. Returns what to

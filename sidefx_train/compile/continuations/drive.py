@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from sidefx_train.compile.capture.exceptions import of_the_program
 from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.continuations.code import Landing, Layout, continuation
+from sidefx_train.compile.continuations.dying import noticed_death
 from sidefx_train.compile.continuations.suspension import State, Suspension
 
 
@@ -23,6 +24,15 @@ class Again:
         self.states = states
 
 
+class Part(Protocol):
+    """The captured rest of a frame, a function of its state."""
+
+    def __call__(self, state: State) -> Any: ...
+
+    def uncaptured(self, noticed: str, state: State) -> Any:
+        """Runs the rest natively, for what the program notices the death of."""
+
+
 class Parts:
     """The continuations of one step, each a compiled step of its own, made on first use.
 
@@ -30,11 +40,11 @@ class Parts:
         make: ``make(fn, name)`` compiles a continuation.
     """
 
-    def __init__(self, make: Callable[[types.FunctionType, str], Callable[..., Any]]) -> None:
+    def __init__(self, make: Callable[[types.FunctionType, str], Part]) -> None:
         self._make = make
-        self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._steps: dict[tuple[Any, ...], Part] = {}
 
-    def after(self, layout: Layout, space: dict[str, Any]) -> Callable[..., Any]:
+    def after(self, layout: Layout, space: dict[str, Any]) -> Part:
         """The compiled rest of a function."""
         key = layout.key
         step = self._steps.get(key)
@@ -84,7 +94,7 @@ class Frames:
         inner = Crossing(self, position + 1, states)
         return functools.partial(self._bridges[position], states[position], inner)
 
-    def part(self, landing: Landing, position: int) -> Callable[..., Any]:
+    def part(self, landing: Landing, position: int) -> Part:
         """The captured rest of a frame."""
         return self._parts.after(landing.layout, self._spaces[position])
 
@@ -121,8 +131,9 @@ class Crossing:
             landing, *state = out
             del out  # what the part drops is to be dropped
             part = self._frames.part(landing, self._position)
+            noticed = noticed_death(state)
             try:
-                out = part(state)
+                out = part(state) if noticed is None else part.uncaptured(noticed, state)
             except BaseException as error:  # handlers of the program see its own frames
                 error.__traceback__ = of_the_program(error.__traceback__)
                 raise

@@ -103,7 +103,7 @@ def suspend(
         frames: outermost first; all but the last have entered a call.
         handled: the exception being handled.
         point: why they are suspended.
-        watched: says whether weak references tell when an object dies.
+        watched: says whether the program notices when an object dies.
 
     Returns:
         The frames, and what they hold, in values of the trace: for each ``[cells, values]``.
@@ -145,7 +145,7 @@ def describe(
         index: its next instruction.
         entered: that is a call, and its operands are gone.
         handled: the exception being handled inside.
-        watched: says whether weak references tell when an object dies.
+        watched: says whether the program notices when an object dies.
         given: how many values will be on the stack besides.
 
     Returns:

@@ -32,8 +32,9 @@ from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
+from sidefx_train.compile.heap.finalizers import deletes
 from sidefx_train.compile.heap.freezing import Freezer, late_text
-from sidefx_train.compile.heap.heap import PLAIN_TENSORS, deletes
+from sidefx_train.compile.heap.heap import PLAIN_TENSORS
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import (
@@ -42,10 +43,10 @@ from sidefx_train.compile.heap.records import (
     DictRecord,
     InstanceRecord,
     ListRecord,
-    SetRecord,
     TensorRecord,
 )
 from sidefx_train.compile.heap.reentry import Reentry, only_looks
+from sidefx_train.compile.heap.sets import HANDED_ON, UNSEEN, SetRecord, by_address
 from sidefx_train.compile.heap.spaces import SpaceRecord
 from sidefx_train.compile.heap.walkers import READ_BY_C, attributes_of, held_by
 from sidefx_train.errors import Location, Unsupported
@@ -110,7 +111,7 @@ class CallingWorld:
                 return bool(number)
         if id(value) in self.module_spaces:
             return True  # there is at least its name
-        self.touch(value, order=False)
+        self.touch(value, asked="contains")
         try:
             return self.guarded(bool, (value,), {})
         except Unsupported as stop:
@@ -119,13 +120,13 @@ class CallingWorld:
             reason = "branches on a tensor's value, which exists only when the graph runs"
             raise Unsupported("SFX101", reason, stop.location) from stop
 
-    def touch(self, value: Any, deep: bool = True, order: bool = True) -> None:
+    def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
         """C code is about to read a container: bring its contents in, nested ones too if ``deep``.
 
         Args:
             value: the container, or anything else.
             deep: nested ones too.
-            order: the order of a set makes a difference.
+            asked: name of the function or method: the order of a set makes no difference to some.
         """
         given, todo, seen = value, [value], set()
         while todo:
@@ -140,8 +141,11 @@ class CallingWorld:
                 if isinstance(record, (ListRecord, DictRecord, SetRecord)):
                     if not record.filled:
                         record.fill()
-                    if order and isinstance(record, SetRecord) and record.unordered:
-                        self.heap.refuse("SFX111", f"reads {record.source.label}, a set, in the order of its history")
+                    if isinstance(record, SetRecord):
+                        record.look()
+                        if record.unordered and asked not in UNSEEN:
+                            why = f"reads {record.source.label}, a set, in the order of its history"
+                            self.heap.refuse("SFX111", why)
                 elif isinstance(record, ArrayRecord) or (
                     isinstance(record, InstanceRecord) and compares_in_python(type(value))
                 ):
@@ -152,6 +156,8 @@ class CallingWorld:
                     record.fill()
                 elif not isinstance(value, (tuple, types.MappingProxyType)):
                     continue
+            elif type(value) in (set, frozenset) and asked not in HANDED_ON and by_address(self.heap, value):
+                self.heap.refuse("SFX111", "reads a set of objects in the order of their addresses")
             if not deep:
                 return
             if id(value) not in seen:
@@ -305,7 +311,7 @@ class CallingWorld:
             if isinstance(record, DictRecord) and fn.__name__ in _TAKING_METHODS:
                 natives.not_walked(self, owner)
             if type(owner) in CONTAINERS or record is not None:
-                self.touch(owner, deep=fn.__name__ in _DEEP_METHODS, order=fn.__name__ not in _WITHOUT_ORDER)
+                self.touch(owner, deep=fn.__name__ in _DEEP_METHODS, asked=fn.__name__)
                 if record is not None and isinstance(owner, (dict, set)):
                     for value in args:
                         self.own_key(value)
@@ -341,7 +347,7 @@ class CallingWorld:
                 self._tell_apart([getattr(fn, "__self__", None), *args])
             deep = not any(fn is known for known in _PASSES_ITEMS) and name != "extend"
             for value in (*args, *kwargs.values()):
-                self.touch(value, deep, order=name not in _WITHOUT_ORDER)
+                self.touch(value, deep, asked=name)
         if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
             substitute = natives.number_function(self, fn, args, kwargs)
             if substitute is not ABSENT:
@@ -650,14 +656,6 @@ _READS_TYPE = (isinstance, issubclass, type, id, callable)
 _PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
 """C functions that hand on the items of a container without looking at them."""
 _DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
-_WITHOUT_ORDER = frozenset(
-    {
-        "add", "remove", "discard", "clear", "issubset", "issuperset", "isdisjoint", "difference_update", "len", "bool",
-        "hash", "contains", "lt", "le", "eq", "ne", "gt", "ge", "isub", "__contains__", "__len__", "__eq__", "__ne__",
-        "__le__", "__lt__", "__ge__", "__gt__",
-    }
-)  # fmt: skip
-"""Names of functions and methods to which the order of a set makes no difference."""
 _TELLS_APART = frozenset(
     {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
 )

@@ -27,12 +27,12 @@ from sidefx_train.compile.heap.records import (
     DictRecord,
     InstanceRecord,
     ListRecord,
-    SetRecord,
     TensorRecord,
     is_set,
     slot_names,
     stored_entries,
 )
+from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
         elif isinstance(record, ListRecord):
             changes += _list(record)
         elif isinstance(record, SetRecord):
-            changes += _set(record)
+            changes += _set(record, finished)
         elif isinstance(record, IteratorRecord):
             if record.taken() != 0 and record.begun is not None:
                 walked.append(Effect("advance", record.source, None, record.taken()))
@@ -356,15 +356,9 @@ def _list(record: ListRecord) -> list[Effect]:
     return [Effect("replace", record.base, None, now, record.through)]
 
 
-def _set(record: SetRecord) -> list[Effect]:
-    now = dict.fromkeys(set.__iter__(record.shadow))
-    if not record.filled:
-        return [Effect("add", record.base, None, list(now), record.through)] if now else []
-    # Only what changed: the order in which a set shows its members depends on how it came to have them.
-    gone = [member for member in record.snapshot if member not in now]
-    new = [member for member in now if member not in record.snapshot]
-    changes = [Effect("remove", record.base, None, gone, record.through)] if gone else []
-    return [*changes, Effect("add", record.base, None, new, record.through)] if new else changes
+def _set(record: SetRecord, finished: bool) -> list[Effect]:
+    turns = record.changes() if finished else record.net()
+    return [Effect(kind, record.base, None, list(members), record.through) for kind, members in turns]
 
 
 def _history(record: TensorRecord) -> Any:

@@ -7,8 +7,6 @@ with shadow contents for everything else.
 
 from __future__ import annotations
 
-import abc
-import ctypes
 import datetime
 import enum
 import functools
@@ -35,6 +33,7 @@ from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.heap import anew, iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.definitions import Definitions
+from sidefx_train.compile.heap.finalizers import deletes, retire
 from sidefx_train.compile.heap.identities import Identities
 from sidefx_train.compile.heap.later import Later
 from sidefx_train.compile.heap.library import is_library
@@ -51,13 +50,13 @@ from sidefx_train.compile.heap.records import (
     ListRecord,
     NamespaceRecord,
     Record,
-    SetRecord,
     TensorRecord,
     empty_like,
     is_plain,
     is_structure,
     make_tuple,
 )
+from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source, SourceTable
 from sidefx_train.compile.heap.spaces import SpaceRecord, note_space
 from sidefx_train.errors import Location, Unsupported
@@ -104,31 +103,6 @@ PASSED_THROUGH: tuple[type, ...] = (
     functools.partial,
     *compat.OPERATORS,
 )
-
-
-def deletes(cls: type) -> bool:
-    """True if instances of a class run Python code when they die."""
-    return any(
-        isinstance(vars(base).get("__del__"), types.FunctionType) for base in type.__getattribute__(cls, "__mro__")
-    )
-
-
-class Retired:
-    """What a shadow of a class with ``__del__`` becomes when its capture is over."""
-
-
-class RetiredAbstract(abc.ABC):  # noqa: B024 - for the layout in memory, which is another one below ``ABC``
-    """Likewise, for classes below ``abc.ABC``."""
-
-
-def _retire(shadow: Any) -> None:
-    for cls in (Retired, RetiredAbstract):
-        try:
-            object.__dict__["__class__"].__set__(shadow, cls)
-        except TypeError:  # another layout in memory
-            continue
-        return
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(shadow))  # it never dies, not even when the process ends
 
 
 _NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
@@ -574,10 +548,8 @@ class Heap:
             shadow = empty_like(real)
         except TypeError:
             self.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
-        kind = CONTAINERS.get(cls)
-        if kind is None:
-            kind = DictRecord if isinstance(real, dict) else SetRecord if isinstance(real, set) else ListRecord
-        record = kind(self, real, shadow, source, source)  # type: ignore[call-arg]
+        kind = DictRecord if isinstance(real, dict) else SetRecord if isinstance(real, set) else ListRecord
+        record: DictRecord | SetRecord | ListRecord = kind(self, real, shadow, source, source)
         self.register(record)
         if not record.plain:
             record.fill()
@@ -682,7 +654,7 @@ class Heap:
         for record in self.by_real.values():
             shadow = record.shadow
             if isinstance(record, InstanceRecord) and shadow is not record.real and deletes(type(shadow)):
-                _retire(shadow)
+                retire(shadow)
             record.real = None
         for table in (self.by_real, self.by_shadow, self.cells):
             table.clear()

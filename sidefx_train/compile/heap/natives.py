@@ -18,7 +18,8 @@ from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.counters import number_in
 from sidefx_train.compile.heap.domains import function_raises, no_integer
 from sidefx_train.compile.heap.later import NUMBERS
-from sidefx_train.compile.heap.records import DictRecord, ListRecord, SetRecord, is_plain, slot_names
+from sidefx_train.compile.heap.records import DictRecord, ListRecord, is_plain, slot_names
+from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -280,6 +281,7 @@ def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs
             return None
         return ABSENT
     if isinstance(record, SetRecord):
+        record.look()
         if name == "add" and not record.filled:
             fn(world.own_key(args[0], pin=False))
             return None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -420,71 +418,6 @@ class DictRecord(Record):
         )
 
 
-class SetRecord(Record):
-    """A set. Until something reads it, the shadow holds only what the step added.
-
-    Attributes:
-        unordered: the shadow shows its members in another order than the set outside.
-    """
-
-    NOTES = ("filled", "snapshot", "unordered")
-
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
-        super().__init__(heap, real, shadow, source, base)
-        self.filled = False
-        self.snapshot: set[Any] = set()
-        self.unordered = False
-
-    def fill(self) -> None:
-        if self.filled:
-            return
-        self.filled = True
-        order = tuple(set.__iter__(self.real))
-        inside = [self.heap.shadow_key(item, self.base, i) for i, item in enumerate(order)]
-        added = list(set.__iter__(self.shadow))
-        for key in added:
-            self.heap.identities.pin_key(key)
-        for _ in _arrangements(self.shadow, self.real, inside):
-            self.unordered = any(map(operator.is_not, set.__iter__(self.shadow), inside))
-            if not self.unordered:
-                break
-        self.heap.guard("members" if self.unordered else "order", self.base, order)
-        set.update(self.shadow, added)
-        self.snapshot = set(inside)
-
-    def reset(self) -> None:
-        set.clear(self.shadow)
-        set.update(self.shadow, self.snapshot)
-
-
-def _arrangements(shadow: set[Any], real: set[Any], inside: list[Any]) -> Iterator[None]:
-    """Fills ``shadow`` with ``inside`` in ways that may give it the order of ``real``.
-
-    The order comes from the hashes, the size of the table, and which of two members with one place came first.
-    """
-
-    def filled(members: Iterable[Any]) -> None:
-        set.clear(shadow)
-        set.update(shadow, members)
-
-    if all(map(operator.is_, set.__iter__(real), inside)):
-        filled(real)  # the table itself, if it is of the usual size
-        yield
-    for order in itertools.islice(itertools.permutations(inside), 200):
-        filled(order)
-        yield
-    table = (set.__sizeof__(real) - set().__sizeof__()) // _SET_ENTRY
-    fillers = {object() for _ in range(table // 2 - len(inside) - 1)}
-    filled(inside)
-    set.update(shadow, fillers)  # first gives those that are there the places of the larger table
-    set.difference_update(shadow, fillers)
-    yield
-
-
-_SET_ENTRY = 16
-"""Bytes that one place in the table of a set takes."""
-
-
 class CellRecord(Record):
     """A closure cell that existed before the capture.
 
@@ -673,11 +606,4 @@ def empty_like(real: Any) -> Any:
     raise TypeError(f"cannot make an empty {cls.__qualname__}")
 
 
-CONTAINERS: dict[type, type[Record]] = {
-    list: ListRecord,
-    deque: ListRecord,
-    dict: DictRecord,
-    OrderedDict: DictRecord,
-    defaultdict: DictRecord,
-    set: SetRecord,
-}
+CONTAINERS: frozenset[type] = frozenset({list, deque, dict, OrderedDict, defaultdict, set})

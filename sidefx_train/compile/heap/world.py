@@ -22,7 +22,7 @@ from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT, hidden_attr
-from sidefx_train.compile.heap import classes, natives, opaque, stack, weak
+from sidefx_train.compile.heap import classes, finalizers, natives, opaque, stack, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
@@ -217,10 +217,7 @@ class TraceWorld(CallingWorld):
         return True
 
     def watched(self, value: Any) -> bool:
-        if isinstance(value, torch.Tensor):  # torch has weak references of its own to those
-            return False
-        record = self.heap.record_of(value)
-        return weakref.getweakrefcount(value) > 0 if record is None else weak.calls_back(record.real)
+        return id(type(value)) not in self.new_classes and finalizers.noticed(self.heap, value)
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         if id(namespace) in self.own_spaces:
@@ -551,7 +548,7 @@ class TraceWorld(CallingWorld):
                 array.operate(name if value is first else "")
         shallow = name in _SHALLOW
         for value in args[:1] if shallow else args:
-            self.touch(value, deep=not shallow, order=name not in _WITHOUT_ORDER)
+            self.touch(value, deep=not shallow, asked=name)
         if name in ("getitem", "setitem", "delitem") and type(first) in (list, tuple, deque):
             if name == "setitem" and type(args[1]) is slice:
                 self.touch(args[2], deep=False)
@@ -599,7 +596,6 @@ _SHOWN_TYPES: dict[type, type] = {
     torch.SymBool: bool,
     Later: str,
 }
-_WITHOUT_ORDER = frozenset({"contains", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not", "isub"})
 
 
 def _is_text(value: Any) -> bool:

@@ -268,12 +268,11 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
     sequence = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if effect.kind == "extend":
         return [f"{owner}.extend({sequence})"]
-    if effect.kind in ("add", "remove"):
-        return [f"{owner}.{_SET_METHODS[effect.kind]}({sequence})"]
+    if effect.kind == "add":
+        return [f"{owner}.update({sequence})"]
+    if effect.kind == "remove":  # not difference_update, which may make the table anew
+        return [f"{owner}.discard({item})" for item in items]
     return [f"{owner}[:] = {sequence}"]
-
-
-_SET_METHODS = {"add": "update", "remove": "difference_update"}
 
 
 def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -> list[str]:
@@ -290,8 +289,10 @@ def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -
         return [f"{cls}.clear({owner})"]
     items = [rebuilder.expression(item) for item in effect.value]
     sequence = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-    if effect.kind in ("add", "remove"):
-        return [f"{cls}.{_SET_METHODS[effect.kind]}({owner}, {sequence})"]
+    if effect.kind == "add":
+        return [f"{cls}.update({owner}, {sequence})"]
+    if effect.kind == "remove":
+        return [f"{cls}.discard({owner}, {item})" for item in items]
     cleared = [f"{cls}.clear({owner})"] if effect.kind == "replace" else []
     return [*cleared, f"{cls}.extend({owner}, {sequence})"]
 

@@ -35,6 +35,7 @@ from sidefx_train.compile.heap.records import (
     make_tuple,
     slot_names,
 )
+from sidefx_train.compile.heap.sets import insertion, wide_set
 from sidefx_train.compile.heap.source import stored_keys
 from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.tensors import TensorRebuilder
@@ -176,8 +177,7 @@ class Rebuilder(TensorRebuilder):
             maker = self.writer.constant(make_tuple)
             return self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
         if cls in (set, frozenset):
-            items = [self.expression(item) for item in value]
-            return self._remember(value, f"{cls.__name__}(({', '.join(items)}{',' if items else ''}))")
+            return self._set(value)
         if type(value) is types.MethodType and type(value.__self__) is InterpretedGenerator:
             return self._remember(value, f"{self.expression(value.__self__)}.{value.__name__}")
         if isinstance(value, types.MethodType):
@@ -233,6 +233,24 @@ class Rebuilder(TensorRebuilder):
             maker, parts = value.__reduce_ex__(2)
             return self._remember(value, self.call(maker, parts, {}))
         return self._instance(value)
+
+    def _set(self, value: Any) -> str:
+        cls, table = type(value), 0
+        members = tuple(value)
+        if all(map(is_plain, members)):
+            found = insertion(value)
+            if found is None:
+                self.world.heap.refuse("SFX111", "a set whose order comes of its history leaves the step")
+            members, table = found
+        else:  # objects in the order they were met, most likely that of insertion
+            met = {id(record.shadow): i for i, record in enumerate(self.world.heap.by_real.values())}
+            members = tuple(sorted(members, key=lambda member: met.get(id(member), len(met))))
+        items = [self.expression(item) for item in members]
+        made = f"({', '.join(items)}{',' if items else ''})"
+        if table:
+            made = f"{self.writer.constant(wide_set)}({cls.__name__}, {made}, {table})"
+            return self._remember(value, made)
+        return self._remember(value, f"{cls.__name__}({made})")
 
     def _reference(self, value: Any) -> str:
         target = value()
@@ -337,9 +355,7 @@ class Rebuilder(TensorRebuilder):
     def _iterator(self, value: Any) -> str:
         """An iterator of a C class over what it walks over, at its place."""
         if type(value) in VIEWS:
-            walking = self._walk(value)
-            if walking:
-                return self._remember(value, walking)
+            return self._remember(value, self._walk(value))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12 on
             made, arguments, *state = value.__reduce__()
@@ -350,17 +366,15 @@ class Rebuilder(TensorRebuilder):
         return expression
 
     def _walk(self, iterator: Any) -> str:
-        """An iterator over a dict or set: it notices what is done to that outside. Empty if it must walk over a copy,
-        of a set whose order outside is not the trace's.
-        """
+        """An iterator over a dict or set: it notices what is done to that outside."""
         view = self.writer.constant(VIEWS[type(iterator)], "view")
         container, left = walked_over(iterator), left_over(iterator)
         if left is None:
             return f"{self.writer.constant(spoiled_walk)}({view})"
         ended = container is None
         container = {} if ended else container
-        if isinstance(container, (set, frozenset)) and not self._in_its_order(container):
-            return ""
+        if isinstance(container, (set, frozenset)) and len(container) > 1 and not self._in_its_order(container):
+            self.world.heap.refuse("SFX111", "a walk over a set in the order of its history leaves the step")
         record = self.world.heap.record_of(container)
         if record is not None and not self._in_its_order(container):
             self.apply(record)

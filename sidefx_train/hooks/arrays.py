@@ -13,6 +13,9 @@ from sidefx_train.compile.heap.arrays import ArrayRecord
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 def _record(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> ArrayRecord | None:
     record = world.heap.record_of(args[0] if args else kwargs.get(name))

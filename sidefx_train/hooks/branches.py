@@ -21,6 +21,9 @@ from sidefx_train.compile.heap.effects import observe
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class Branch:
     """One function run on shadows, its operations taken for itself.

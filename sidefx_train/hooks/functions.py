@@ -19,6 +19,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 
 

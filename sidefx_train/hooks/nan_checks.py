@@ -18,6 +18,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _SUMS = frozenset({"MeanMetric", "SumMetric"})
 _DROPPING = frozenset({"warn", "ignore"})
 

@@ -14,6 +14,9 @@ from sidefx_train.compile.heap.later import NUMBERS
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 def _register(fn: Any, symbolic: Any) -> None:
     @registry.intercept(fn)

@@ -12,6 +12,9 @@ from sidefx_train.compile.capture.randomness import RandomState
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 def _getter(kind: str) -> registry.Interceptor:
     def get(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomState:

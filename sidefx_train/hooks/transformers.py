@@ -18,6 +18,9 @@ from sidefx_train.compile.heap.constants import constant_value
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 @registry.late
 def register() -> bool:

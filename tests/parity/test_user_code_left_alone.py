@@ -321,3 +321,95 @@ def test_an_object_that_dies_in_the_step_calls_back():
         return step, lambda call: log.lines.append((len(table), len(table.data))), log
 
     assert parity(make, fullgraph=True).replays == 4
+
+
+class Asked:
+    """Notes every attribute that is looked up in it."""
+
+    seen: list[str] = []
+
+    def __getattribute__(self, name):
+        type(self).seen.append(name)
+        return super().__getattribute__(name)
+
+
+def looks_at_objects_that_note_it(outside, held):
+    def step(x, log):
+        made = Asked()
+        made.value = 1
+        items = [made, outside]
+        log.append((items[0] is made, made.value, outside.value, [id(item) == id(made) for item in items]))
+        held["object"].value += 1
+        log.append((held["list"][0] == made, bool(made), hasattr(made, "nothing"), isinstance(made, dict)))
+        held["made"] = made
+        by_name = {"made": made, **held}
+        log.append([item.value for name, item in by_name.items() if name != "list"])
+        try:
+            made.nothing  # noqa: B018
+        except AttributeError:
+            log.append("nothing")
+        time.time()
+        del made.value
+        log.append((lambda item: item.value)(items[1]))
+        log.extend(Asked.seen)
+        Asked.seen.clear()
+        return x * 2
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+def test_no_object_is_asked_for_its_class():
+    """``isinstance`` asks an object that is no instance for its ``__class__``."""
+    lines = []
+    for compiled in (False, True):
+        outside = Asked()
+        outside.value = 5
+        step = looks_at_objects_that_note_it(outside, {"object": outside, "list": [outside]})
+        step = sidefx_train.compile(step, backend="eager") if compiled else step
+        lines.append([])
+        for call in range(4):
+            log: list[Any] = []
+            Asked.seen.clear()
+            step(torch.ones(2) + call, log)
+            lines[-1].append(log)
+    assert lines[0] == lines[1]
+
+
+class Counted(type):
+    """Counts the instances of its classes."""
+
+    def __call__(cls, *args):
+        cls.made.append(args)
+        return super().__call__(*args)
+
+
+class Plain(metaclass=Counted):
+    made: list[Any] = []
+
+
+class Listed(list, metaclass=Counted):
+    made: list[Any] = []
+
+
+class Initialized(metaclass=Counted):
+    made: list[Any] = []
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_a_metaclass_is_called_once():
+    def step(x, log):
+        log.append((type(Plain()).__name__, Listed([1, 2]), Initialized(3).value))
+        log.append([list(cls.made) for cls in (Plain, Listed, Initialized)])
+        return x * 2
+
+    lines = []
+    for fn in (step, sidefx_train.compile(step, backend="eager")):
+        lines.append([])
+        for cls in (Plain, Listed, Initialized):
+            cls.made.clear()
+        for call in range(3):
+            fn(torch.ones(2) + call, lines[-1])
+    assert lines[0] == lines[1]

@@ -18,6 +18,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _C_DATA = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _SLOT = types.WrapperDescriptorType

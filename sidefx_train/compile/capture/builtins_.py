@@ -34,6 +34,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 Substitute = Callable[["Interpreter", tuple[Any, ...], dict[str, Any]], Any]
 _MISSING: Any = object()
 
@@ -279,10 +282,10 @@ def _type_new(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]
     return interp.native(type.__new__, _with_module(interp, args, 3), kwargs)
 
 
-@_plain(isinstance)
+@_plain(builtins.isinstance)
 def _isinstance(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2:
-        return interp.native(isinstance, args, kwargs)
+        return interp.native(builtins.isinstance, args, kwargs)
     return is_instance(interp, args[0], args[1])
 
 
@@ -307,7 +310,7 @@ def is_instance(interp: Interpreter, obj: Any, cls: Any) -> bool:
         hook = special(interp, cls, "__instancecheck__")
         if hook is not ABSENT and type(cls).__module__ != "typing":
             return operators.truth(interp, call_special(interp, hook, cls, (obj,)))
-    return interp.native(isinstance, (obj, cls), {})
+    return interp.native(builtins.isinstance, (obj, cls), {})
 
 
 def _default_instance(interp: Interpreter, obj: Any, seen: type, cls: type) -> bool:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
     from sidefx_train.compile.capture.program import Program
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _SLOT = types.WrapperDescriptorType
 
 
@@ -114,6 +117,12 @@ def construct(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dic
     return type_call(interp, cls, args, kwargs)
 
 
+def _calls_plainly(interp: Interpreter, cls: type) -> bool:
+    """True if C code may call the class: its metaclass has no ``__call__`` of its own, which has been interpreted."""
+    meta = interp.type_of(cls)
+    return meta is type or type(interp.world.class_attr(meta, "__call__")) is _SLOT
+
+
 def type_call(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``type.__call__(cls, *args, **kwargs)``."""
     world = interp.world
@@ -122,7 +131,7 @@ def type_call(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dic
     if attributes.is_static(cls):
         return interp.native(cls, args, kwargs)
     new, init = world.class_attr(cls, "__new__"), world.class_attr(cls, "__init__")
-    if type(new) is types.BuiltinFunctionType and type(init) is _SLOT:
+    if type(new) is types.BuiltinFunctionType and type(init) is _SLOT and _calls_plainly(interp, cls):
         return interp.native(cls, args, kwargs)
     if type(new) is staticmethod:
         new = new.__func__

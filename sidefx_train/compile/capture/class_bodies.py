@@ -10,6 +10,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 def build_class(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``__build_class__(body, name, *bases, metaclass=None, **kwargs)``."""

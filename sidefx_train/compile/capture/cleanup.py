@@ -10,11 +10,14 @@ import functools
 import gc
 import itertools
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.frame import NULL
 from sidefx_train.compile.capture.generators import InterpretedGenerator
 from sidefx_train.compile.capture.program import program_of
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 _STOP_ITERATION_ERROR = 3
 """Argument of the ``CALL_INTRINSIC_1`` that ends every generator from Python 3.12 on."""

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.frame import Frame
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """The compiler's own directory: the interpreter, and the world that C code is called through."""
 _KEEP_INTERNAL = bool(os.environ.get("SIDEFX_FULL_TRACEBACKS"))

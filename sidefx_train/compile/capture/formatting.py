@@ -11,6 +11,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _ROOT_FORMAT, _ROOT_STR, _ROOT_REPR = object.__format__, object.__str__, object.__repr__
 
 

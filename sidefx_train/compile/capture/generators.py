@@ -17,6 +17,9 @@ from sidefx_train.errors import Unsupported
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 NATIVE_CODE: set[int] = set()
 """Ids of the code of this package's functions that interpreted programs may hold: run directly, never interpreted."""
 

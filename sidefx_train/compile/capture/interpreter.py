@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from sidefx_train.compile.capture import attributes, builtins_, calls, exceptions, iteration, operators
 from sidefx_train.compile.capture.frame import NULL, Frame
@@ -20,6 +20,9 @@ from sidefx_train.compile.capture.location import is_user_file
 from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.capture.world import ABSENT, World
 from sidefx_train.errors import Location, Unsupported
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 
 class Policy(Protocol):

@@ -21,6 +21,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 Substitute = Callable[["Interpreter", tuple[Any, ...], dict[str, Any]], Any]
 TABLE: dict[Any, Substitute] = {}
 

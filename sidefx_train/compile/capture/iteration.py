@@ -14,6 +14,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class SequenceIterator:
     """Iterator over an object that has ``__getitem__`` only."""

@@ -9,9 +9,12 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidefx_train.errors import Location
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 

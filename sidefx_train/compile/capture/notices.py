@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.frame import Frame
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class Notice:
     """A warning about one line of one module.

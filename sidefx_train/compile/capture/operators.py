@@ -21,6 +21,9 @@ from sidefx_train.compile.capture.world import ABSENT
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 SIMPLE = frozenset({int, float, bool, complex, str, bytes, type(None)})
 """Immutable types whose operators touch nothing outside: applied at once."""
 

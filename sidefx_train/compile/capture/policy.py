@@ -19,11 +19,14 @@ import sys
 import types
 import warnings
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sidefx_train import _torch_compat as compat
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 NATIVE_PYTHON = (
     "torch.nn.functional",

@@ -15,6 +15,9 @@ from sidefx_train.errors import Unsupported
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.tracer import GraphTracer
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 aten = torch.ops.aten
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.frame import Frame
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 def _call(get: Callable[[], Any]) -> Any:
     return get()

@@ -25,6 +25,9 @@ from sidefx_train.errors import Unsupported
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 Substitute = Callable[["Interpreter", tuple[Any, ...], dict[str, Any]], Any]
 TABLE: dict[Any, Substitute] = {}
 CONTAINERS = (
@@ -34,7 +37,7 @@ CONTAINERS = (
 """Types whose methods store callables or look at them, and call none but the key of ``list.sort``."""
 KEEPS: list[Any] = [
     id, hash, repr, callable, len, print, property, staticmethod, classmethod, functools.partial, types.MethodType,
-    weakref.ref, weakref.proxy, isinstance, issubclass, type, type.__new__, object.__new__, object.__init__,
+    weakref.ref, weakref.proxy, builtins.isinstance, issubclass, type, type.__new__, object.__new__, object.__init__,
     operator.is_, operator.is_not, operator.eq, operator.contains, operator.setitem, operator.getitem, super, bool,
     list, tuple, dict, set, frozenset, types.SimpleNamespace, setattr, getattr, hasattr, delattr, dir, vars,
     inspect.unwrap, types.FunctionType, builtins.__build_class__, pickle.dumps, pickle.dump, pickle.Pickler,

@@ -10,7 +10,7 @@ import gc
 import sys
 import types
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from sidefx_train.compile.capture.cleanup import HOLDERS, cleans_up
 from sidefx_train.compile.continuations.suspension import State
 from sidefx_train.compile.heap.finalizers import deletes, takes_along
 from sidefx_train.compile.heap.library import is_library
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 _PLAIN: frozenset[type] = frozenset(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture import calls
 from sidefx_train.compile.capture.cleanup import cleans_up
@@ -16,6 +16,9 @@ from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.continuations.code import Bridge, Layout, Slot, bridge, layout_at, original
 from sidefx_train.compile.continuations.liveness import live_slots, own_effect
 from sidefx_train.errors import Location, Unsupported
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 _EXECUTE = Interpreter.execute.__code__
 _TRANSPARENT = frozenset(

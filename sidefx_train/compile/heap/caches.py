@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.guards.guard import Guard
     from sidefx_train.compile.heap.calling import CallingWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class Caches:
     """The caches that one capture has met."""

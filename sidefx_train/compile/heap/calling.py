@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import builtins
 import contextvars
 import functools
 import io
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
     from sidefx_train.compile.capture.tracer import GraphTracer
     from sidefx_train.compile.heap.heap import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 _BARE = frozenset({id(object.__new__), id(object.__init__)})
 
@@ -302,7 +306,7 @@ class CallingWorld:
                 self.own_key(args[1])
             if isinstance(owner, (set, frozenset)) or any(fn is known for known in _HASHING) or _is_fromkeys(fn):
                 for value in args:
-                    self.touch(value, deep=False)
+                    self.touch(value, deep=False, asked=fn.__name__)
                     for key in held_by(value) or (value,):
                         self.heap.identities.note_hashed(key)
                 args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
@@ -442,7 +446,7 @@ class CallingWorld:
         if not only_looks(cls):
             reason = f"uses a {cls.__qualname__} as a key outside, whose __hash__ or __eq__ does more than look at it"
             self.heap.refuse("SFX111", reason)
-        self.touch(key)
+        self.touch(key, asked="hash")
         natives.settle(key)
         return key
 
@@ -651,7 +655,7 @@ _HASHING = (hash, set, frozenset)
 _BUFFERS = (io.StringIO, io.BytesIO)
 _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 _TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
-_READS_TYPE = (isinstance, issubclass, type, id, callable)
+_READS_TYPE = (builtins.isinstance, issubclass, type, id, callable)
 """C functions that look at the class or the identity of what they are given."""
 _PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
 """C functions that hand on the items of a container without looking at them."""

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.heap.counters import Writes
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 @dataclass(frozen=True)
 class Contents:

@@ -20,6 +20,9 @@ from sidefx_train.compile.heap.library import is_library
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 def makes_class(fn: Any, args: tuple[Any, ...]) -> bool:
     """True if calling ``fn``, C code, makes a class."""

@@ -13,6 +13,9 @@ from sidefx_train.compile.graphs import written_args
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.tracer import GraphTracer
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _MOST_NODES = 64
 _MOST_ELEMENTS = 1 << 20
 

@@ -19,6 +19,9 @@ from sidefx_train.compile.heap.records import TensorRecord
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 aten = torch.ops.aten
 _NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32)
 _ADDITIONS: dict[Any, int] = {

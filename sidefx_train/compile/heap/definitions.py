@@ -29,6 +29,9 @@ from sidefx_train.errors import Location
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 IMMUTABLE_CLASS = 1 << 8
 """Flag of classes whose attributes cannot be set."""
 _HOOKS = ("__getattribute__", "__setattr__", "__delattr__")
@@ -116,7 +119,7 @@ class Definitions:
             self._heap.guard("equal", sources.call(sources.const(fn, "abc.get_cache_token")), answer)
         if fn not in _CHECKS or len(args) != 2:
             return
-        value, kinds = args if fn in (isinstance, issubclass) else args[::-1]
+        value, kinds = args if fn in (builtins.isinstance, issubclass) else args[::-1]
         asked = [each for each in _classes(kinds) if isinstance(each, abc.ABCMeta)]
         if not asked:
             return
@@ -205,7 +208,7 @@ class Definitions:
 
 
 _CHECKS = {
-    isinstance: False,
+    builtins.isinstance: False,
     issubclass: True,
     abc.ABCMeta.__instancecheck__: False,
     abc.ABCMeta.__subclasscheck__: True,

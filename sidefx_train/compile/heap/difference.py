@@ -16,6 +16,9 @@ from sidefx_train.compile.heap.records import PLAIN_TYPES
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.effects import Effect, SideEffects
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class Comparison:
     """Compares two effects of one capture.

@@ -19,6 +19,9 @@ from sidefx_train import _torch_compat as compat
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _DIVISIONS = frozenset({"truediv", "floordiv", "mod", "itruediv", "ifloordiv", "imod"})
 _SHIFTS = frozenset({"lshift", "rshift", "ilshift", "irshift"})
 _POWERS = frozenset({"pow", "ipow"})

@@ -38,6 +38,9 @@ from sidefx_train.compile.heap.source import Source
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 EffectKind = Literal[
     "set_attr",
     "del_attr",

@@ -20,6 +20,9 @@ from sidefx_train.compile.heap.library import is_library
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 HOLDING: frozenset[type] = frozenset(
     {
         *(list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict),

@@ -16,6 +16,9 @@ from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, empty
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class Freezer:
     """Copies containers with all that they hold; objects that other objects refer to twice are copied once.

@@ -64,6 +64,9 @@ from sidefx_train.errors import Location, Unsupported
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.counters import Writes
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 BY_IDENTITY: tuple[type, ...] = (
     bool,
     type(None),

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
     from sidefx_train.compile.heap.source import Source
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class Identities:
     """What one capture told apart."""

@@ -27,6 +27,9 @@ from sidefx_train.compile.heap.source import Source
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _WALKED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
 _SEQUENCES = tuple(type(iter(sequence)) for sequence in _WALKED)
 _WRAPPERS = (enumerate, zip)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
 
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.errors import Location, Unsupported
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

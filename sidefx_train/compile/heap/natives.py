@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _OPERATOR_NAMES = (
     "getitem setitem delitem contains add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor "
     "iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor "
@@ -130,7 +133,7 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
             return world.guarded(dict.__getitem__, (shadow, key), {})  # raises with CPython's own words
         return ABSENT
     for value in args:
-        world.touch(value, deep=name not in ("iter", "next"))
+        world.touch(value, deep=name not in ("iter", "next"), asked=name)
     return ABSENT
 
 
@@ -350,7 +353,7 @@ def among(world: CallingWorld, container: Any, value: Any) -> Any:
     base = next((kind for kind in (dict, set, frozenset) if isinstance(container, kind)), None)
     if base is None or type(container).__contains__ is not base.__contains__ or compat.is_unbacked(value):
         return ABSENT
-    world.touch(container, deep=False)
+    world.touch(container, deep=False, asked="contains")
     items = list(base.__iter__(container))
     if len(items) > _MOST_COMPARED or not all(type(item) in (int, float) for item in items):
         return ABSENT

@@ -14,6 +14,9 @@ from sidefx_train.errors import Unsupported
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 LOCKS: tuple[type, ...] = (_thread.LockType, _thread.RLock)
 
 

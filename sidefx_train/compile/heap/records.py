@@ -15,6 +15,9 @@ from sidefx_train.compile.heap.source import Source
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class Record:
     """One outside object and its shadow.

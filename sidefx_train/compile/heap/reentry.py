@@ -29,6 +29,9 @@ from sidefx_train.compile.heap.records import PLAIN_TYPES
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _KEPT = frozenset(
     {
         "__init__", "__new__", "__del__", "__init_subclass__", "__class_getitem__", "__set_name__", "__getattr__",

@@ -16,6 +16,9 @@ from sidefx_train.compile.heap.source import Source
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _ENTRY = 16
 """Bytes that one place in the table of a set takes."""
 
@@ -95,7 +98,7 @@ class SetRecord(Record):
         before, after = set(self.looked), set(now)
         gone = tuple(member for member in self.looked if member not in after)
         new = tuple(member for member in now if member not in before)
-        self.turns = (*self.turns, *_turns(gone, new, emptied=not now))
+        self.turns = (*self.turns, *_turns(gone, new, emptied=not now and len(gone) > 1))
         self.looked = now
 
     def changes(self) -> tuple[Turn, ...]:

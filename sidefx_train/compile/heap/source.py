@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 Kind = Literal[
     "const",  # key: an object the entry holds
@@ -85,7 +88,7 @@ class Source:
             return parent()
         if self.kind == "array":
             return torch.from_numpy(parent)
-        return getattr(parent, self.key)
+        return object.__getattribute__(parent, self.key) if self.parent.hooked else getattr(parent, self.key)
 
 
 def stored_item(container: Any, key: Any) -> Any:

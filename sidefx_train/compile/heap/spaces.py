@@ -9,6 +9,9 @@ from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, Record
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class SpaceRecord(Record):
     """The ``__dict__`` of an outside instance; what the step does to it stands in the instance's record."""

@@ -7,11 +7,14 @@ import functools
 import gc
 import types
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.cleanup import COMPOSED
 from sidefx_train.compile.heap.later import NUMBERS, Later
 from sidefx_train.compile.heap.records import is_set, slot_names
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 _PLAIN = frozenset({list, tuple, set, dict})
 _BASES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
     from sidefx_train.compile.heap.source import Source
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class ShadowRef(weakref.ref):  # type: ignore[type-arg]
     """A reference that has a callback outside."""

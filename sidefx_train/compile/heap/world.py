@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,6 +53,9 @@ from sidefx_train.compile.heap.reentry import Reentry
 from sidefx_train.compile.heap.spaces import space_of
 from sidefx_train.compile.heap.walkers import hides_later
 from sidefx_train.errors import Location
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _BUILTINS = vars(builtins)
@@ -535,7 +538,7 @@ class TraceWorld(CallingWorld):
         traced = any(type(value) in _TRACED for value in args)
         if traced and name in natives.OPERATORS and not any(map(_decides, args[:2])):
             for value in args:
-                self.touch(value)
+                self.touch(value, asked=name)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
             if operator_raises(self, name, args) or (name in _COMPARES and any(type(v) is torch.SymBool for v in args)):

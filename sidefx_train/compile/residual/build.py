@@ -24,6 +24,9 @@ from sidefx_train.compile.residual.writer import Writer, compile_function
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "<miss>"})()
 """What a generated function returns when a guard fails; nothing has been changed then."""
 

@@ -16,6 +16,7 @@ import torch
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.iteration import PythonIterable, PythonIterator
+from sidefx_train.compile.capture.randomness import RandomState
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.continuations.generators import hand_out, resume
@@ -45,6 +46,9 @@ from sidefx_train.compile.residual.writer import Writer
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
 
 
 class Rebuilder(TensorRebuilder):
@@ -214,6 +218,8 @@ class Rebuilder(TensorRebuilder):
             parts = [self.expression(item) for item in (value.func, *value.args)]
             parts += [f"{name}={self.expression(item)}" for name, item in value.keywords.items()]
             return self._remember(value, f"{maker}({', '.join(parts)})")
+        if cls is RandomState:
+            self.world.heap.refuse("SFX110", "a random state saved in the middle of the step leaves it")
         if cls is types.MappingProxyType:
             self.world.heap.refuse("SFX104", "a mapping proxy made in the step leaves it")
         if isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:

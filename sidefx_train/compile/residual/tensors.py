@@ -40,6 +40,9 @@ from sidefx_train.compile.residual.writer import Writer
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 class TensorRebuilder(ABC):
     """Expressions for tensors of the trace.

@@ -22,6 +22,9 @@ from sidefx_train.compile.heap.records import TensorRecord
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 @dataclass(frozen=True)
 class ViewOp:

@@ -93,6 +93,8 @@ class Writer:
             return f"{self.constant(torch.from_numpy, 'from_numpy')}({self.value(parent)})"
         if source.kind == "call":
             return f"{self.value(parent)}()"
+        if parent.hooked:
+            return f"object.__getattribute__({self.value(parent)}, {source.key!r})"
         return f"{self.value(parent)}.{source.key}"
 
 

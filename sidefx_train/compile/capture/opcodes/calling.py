@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
     from sidefx_train.compile.capture.versions import Instruction
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 def _callee(frame: Frame, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Takes the two callable slots: ``(NULL, f)``, ``(f, NULL)`` or ``(method, self)``."""

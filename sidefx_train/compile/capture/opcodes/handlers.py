@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
     from sidefx_train.compile.capture.versions import Instruction
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 
 def raise_varargs(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     if instr.arg == 0:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
     from sidefx_train.compile.capture.versions import Instruction
 
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
 _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 _IS_MAPPING, _IS_SEQUENCE = 1 << 6, 1 << 5
 

@@ -1,0 +1,95 @@
+"""Generators made, seeded, saved and set in a step: draws are eager's at every call, and so is the state they leave."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sidefx_train
+from sidefx_train.errors import SideFXWarning
+
+OUTSIDE = torch.Generator()
+
+
+def made_and_seeded(x, log):
+    generator = torch.Generator().manual_seed(3)
+    return x + torch.rand(2, generator=generator)
+
+
+def made_then_seeded(x, log):
+    generator = torch.Generator(device="cpu")
+    generator.manual_seed(len(log) + 5)
+    y = x + torch.rand(2, generator=generator)
+    log.append(generator.initial_seed())
+    return y + torch.randn(2, generator=generator)
+
+
+def made_from_a_state(x, log):
+    generator = torch.Generator()
+    generator.set_state(OUTSIDE.get_state())
+    return x + torch.rand(2, generator=generator)
+
+
+def seeded_from_outside(x, log):
+    OUTSIDE.manual_seed(7)
+    return x + torch.rand(2, generator=OUTSIDE)
+
+
+def drawn_from_outside(x, log):
+    return x + torch.rand(2, generator=OUTSIDE)
+
+
+def default_generator(x, log):
+    torch.default_generator.manual_seed(4)
+    return x + torch.rand(2)
+
+
+def forked(x, log):
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        y = x + torch.rand(2)
+    return y + torch.rand(2)
+
+
+def repeated(x, log):
+    state = torch.get_rng_state()
+    y = torch.rand(2)
+    torch.set_rng_state(state)
+    return x + y - torch.rand(2)
+
+
+def other_libraries(x, log):
+    log.append((random.Random(3).random(), np.random.default_rng(3).random()))
+    random.seed(3)
+    np.random.seed(3)
+    log.append((random.random(), np.random.rand()))
+    return x
+
+
+STEPS = [
+    made_and_seeded, made_then_seeded, made_from_a_state, seeded_from_outside, drawn_from_outside, default_generator,
+    forked, repeated, other_libraries,
+]  # fmt: skip
+
+
+def course(step: Any) -> list[Any]:
+    seen: list[Any] = []
+    for call in range(4):
+        torch.manual_seed(call)
+        OUTSIDE.manual_seed(call)
+        log: list[Any] = []
+        made = step(torch.full((2,), float(call)), log)
+        seen.append((made.tolist(), log, torch.rand(2).tolist(), torch.rand(2, generator=OUTSIDE).tolist()))
+    return seen
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_draws_are_those_of_eager(step: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        assert course(sidefx_train.compile(step, backend="eager")) == course(step)

@@ -316,7 +316,7 @@ class Rebuilder(TensorRebuilder):
         base = next(base for base in cls.__mro__ if is_static(base))
         name = self.writer.fresh("n")
         made = f"{self.writer.constant(base.__new__, 'new_object')}({self.writer.constant(cls)}"
-        if base is object and _maker(cls) is not object:
+        if base is object and not _is_made_by_object(cls):
             self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
         if base is object or base is types.SimpleNamespace:
             made += ")"
@@ -485,8 +485,14 @@ _DATES = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta)
 _WRAPPED = (int, float, complex, str, bytes)
 
 
-def _maker(cls: type) -> type:
-    """The class of C whose ``__new__`` makes instances of ``cls``: classes of C may be made like Python's own."""
+def _is_made_by_object(cls: type) -> bool:
+    """True if ``object.__new__`` makes instances of ``cls``: classes of C may look like Python's own."""
     own = (vars(base).get("__new__") for base in cls.__mro__)
     makers = (made.__self__ for made in own if isinstance(made, types.BuiltinFunctionType))
-    return next(maker for maker in makers if isinstance(maker, type))
+    if next(maker for maker in makers if isinstance(maker, type)) is not object:
+        return False
+    try:
+        object.__new__(cls)
+    except TypeError:
+        return False
+    return True

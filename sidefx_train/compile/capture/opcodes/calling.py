@@ -76,7 +76,9 @@ def call_function_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> N
         args = _unpacked(interp, callee, args)
     if type(kwargs) is not dict:
         kwargs = dict(for_mapping(interp, kwargs))
-    elif not all(isinstance(name, str) for name in kwargs):
+    elif interp.world.override_operator("iter", (kwargs,)) is not ABSENT:  # behind a break it is one from outside
+        kwargs = interp.native(dict, (kwargs,), {})
+    if not all(isinstance(name, str) for name in kwargs):
         raise TypeError("keywords must be strings")
     frame.push(interp.call(callee, args, dict(kwargs)))
 

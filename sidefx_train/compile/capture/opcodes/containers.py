@@ -103,7 +103,8 @@ def set_update(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 
 def list_to_tuple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
-    frame.stack[-1] = tuple(frame.stack[-1])
+    # Behind a break the list is one from outside.
+    frame.stack[-1] = tuple(iteration.to_list(interp, frame.stack[-1]))
 
 
 def _mapping(interp: Interpreter, source: Any, failure: Callable[[], str]) -> dict[Any, Any]:
@@ -137,7 +138,7 @@ def dict_merge(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     else:
         pairs = list(_mapping(interp, source, failure).items())
     for key, value in pairs:
-        if key in target:
+        if operators.contains(interp, target, key):
             raise TypeError(f"{function_name(callee)} got multiple values for keyword argument '{key}'")
         target[key] = value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture import attributes, exceptions
+from sidefx_train.compile.capture import attributes, exceptions, iteration
 from sidefx_train.compile.capture.frame import Frame
 from sidefx_train.compile.capture.versions import INTRINSICS_PUSH
 from sidefx_train.compile.capture.world import ABSENT
@@ -107,7 +107,7 @@ def check_eg_match(interp: Interpreter, frame: Frame, instr: Instruction) -> Non
 
 def prep_reraise_star(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     original, raised = frame.take(2)
-    frame.push(_reraise_star(original, raised))
+    frame.push(_reraise_star(original, iteration.to_list(interp, raised)))
 
 
 def _reraise_star(original: BaseException, raised: list[Any]) -> Any:

@@ -1,6 +1,10 @@
-"""Texts in a batch, such as file names: other ones at every call, handed on and never decided on."""
+"""Texts: those in a batch, such as file names, other ones at every call; and what objects of C show of what they hold."""
 
 from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +158,37 @@ def test_texts_are_put_together_in_one_graph():
         compiled(box, torch.ones(2) * call)
     assert box.log == ["<step 0: 0.0>", "<step 1: 4.0>", "<step 2: 8.0>"]
     assert compiled.report().graph_count <= 2 and not compiled.report().breaks
+
+
+FAILED = ValueError([1, 2], {"a": [3]})
+PREPARED = functools.partial(print, [1], k={"a": [2]})
+GROUP = ExceptionGroup("several", [ValueError([1]), TypeError(2)])
+
+
+@dataclasses.dataclass
+class Holding:
+    error: Any
+    prepared: Any
+
+
+HOLDING = Holding(FAILED, PREPARED)
+
+
+def test_texts_of_objects_of_c_show_what_they_hold():
+    """Lists and dicts within an exception or a partial are read when it is shown."""
+
+    def step(x, log):
+        log.append((repr(FAILED), str(FAILED), f"{FAILED!r}", "%s" % FAILED, repr(PREPARED)))  # noqa: UP031
+        log.append((repr(GROUP), repr(HOLDING)))
+        FAILED.args[0].append(len(FAILED.args[0]))
+        PREPARED.keywords["k"]["a"].append(0)
+        return x * 2
+
+    lines = []
+    for fn in (step, sidefx_train.compile(step, backend="eager")):
+        FAILED.args[0][:] = [1, 2]
+        PREPARED.keywords["k"]["a"][:] = [2]
+        lines.append([])
+        for _ in range(3):
+            fn(torch.ones(2), lines[-1])
+    assert lines[0] == lines[1]

@@ -158,7 +158,7 @@ class CallingWorld:
                         self._compares_by(type(value))
                 elif isinstance(record, SpaceRecord) or type(value) in READ_BY_C:
                     record.fill()
-                elif not isinstance(value, (tuple, types.MappingProxyType)):
+                elif not isinstance(value, (tuple, types.MappingProxyType, functools.partial, BaseException)):
                     continue
             elif type(value) in (set, frozenset) and asked not in HANDED_ON and by_address(self.heap, value):
                 self.heap.refuse("SFX111", "reads a set of objects in the order of their addresses")

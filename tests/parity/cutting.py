@@ -1,0 +1,71 @@
+"""Captures that stop in front of a given instruction, whatever it is, and go on behind it in parts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sidefx_train.compile import pipeline
+from sidefx_train.compile.capture.interpreter import Interpreter
+from sidefx_train.compile.continuations.suspension import StopPoint, stop_points
+from sidefx_train.errors import Unsupported
+
+_REASON = "stopped here by a test"
+
+
+class Cuts:
+    """Counts what became of the captures.
+
+    Attributes:
+        made: captures that ended at the instruction and were handed over to the rest.
+        refused: those that could not be cut there.
+        over: the step has fewer instructions.
+    """
+
+    def __init__(self) -> None:
+        self.made = self.refused = 0
+        self.over = False
+
+
+@contextlib.contextmanager
+def stopped_at(count: int) -> Iterator[Cuts]:
+    """Every capture of a step meets something unsupported in front of its ``count``-th instruction."""
+    cuts = Cuts()
+    capture_once, suspend = pipeline._capture_once, Interpreter.suspend
+    stopping = False
+
+    def once(fn: Any, args: Any, kwargs: Any, name: str, learned: Any, point: Any, in_order: bool) -> Any:
+        nonlocal stopping
+        if point is not None or pipeline.is_continuation(fn):
+            try:
+                made = capture_once(fn, args, kwargs, name, learned, point, in_order)
+            except pipeline.CaptureFailed:
+                cuts.refused += point is not None
+                raise
+            cuts.made += point is not None
+            return made
+        stopping = True
+        try:
+            made = capture_once(fn, args, kwargs, name, learned, StopPoint(count, 0, "SFX103", _REASON, None), in_order)
+        except pipeline.CaptureFailed as stop:
+            if stop.reason == _REASON:
+                stop.points = stop_points(stop.__cause__, stop.code, stop.reason, stop.location)
+            else:
+                cuts.over = True
+            raise
+        finally:
+            stopping = False
+        return made
+
+    def interrupted(interpreter: Interpreter) -> Any:
+        if stopping:
+            raise Unsupported("SFX103", _REASON, interpreter.world.locate())
+        return suspend(interpreter)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_capture_once", once)
+        patch.setattr(Interpreter, "suspend", interrupted)
+        yield cuts

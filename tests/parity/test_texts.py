@@ -1,4 +1,4 @@
-"""Texts: those in a batch, such as file names, other ones at every call; and what objects of C show of what they hold."""
+"""Texts: those in a batch, other ones at every call; and what objects of C show of what they hold."""
 
 from __future__ import annotations
 

@@ -282,7 +282,11 @@ def _capture_once(
             return replace(learned, passing=frozenset(), reads_texts=True)
         parts = point is None and not stop.whole
         points = stop_points(stop, stop.code, stop.reason, stop.location) if parts else ()
-        holds = _stop_guard(world, args, kwargs)
+        holds = None
+        if stop.code == "SFX115":  # what is to die must not be kept alive by what was learned of it
+            world.heap.forget()
+        else:
+            holds = _stop_guard(world, args, kwargs)
         raise CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points) from stop
     except Exception as error:
         if world.last_error is None or world.last_error[0] is not error:

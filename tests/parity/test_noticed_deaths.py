@@ -239,3 +239,92 @@ def test_what_is_held_outside_too_stops_nothing() -> None:
     of(compiled)
     codes = {record.code for part in compiled.report().parts for record in part.breaks}
     assert "SFX115" not in codes, codes
+
+
+@pytest.mark.parametrize("make", [weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary])
+@pytest.mark.parametrize("where", ["list", "dict", "attribute"])
+def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
+    """An object that only something outside holds dies where the step takes it out."""
+
+    def program() -> Any:
+        watching, kept, owner = make(), [], Thing()
+        held: dict[str, Any] = {}
+
+        def enter(key: str) -> None:
+            made = Thing()
+            watching.add(made) if make is weakref.WeakSet else watching.__setitem__(
+                *((made, key) if make is weakref.WeakKeyDictionary else (key, made))
+            )
+            kept.append(made) if where == "list" else held.__setitem__("kept", made)
+            owner.kept = made
+            if where != "attribute":
+                del owner.kept
+            if where == "attribute":
+                held.clear()
+
+        def step(x, log):
+            log.append(len(watching))
+            if where == "list" and len(kept) > 1:
+                kept.pop(0)
+            elif where == "dict":
+                held["kept"] = None
+            elif where == "attribute":
+                owner.kept = None
+            log.append(len(watching))
+            return x * 2
+
+        return step, enter
+
+    courses = []
+    for compiled in (False, True):
+        step, enter = program()
+        step = sidefx_train.compile(step, backend="eager") if compiled else step
+        courses.append([])
+        for call in range(5):
+            enter(f"key {call}")
+            log: list[Any] = []
+            step(torch.ones(2), log)
+            courses[-1].append(log)
+    assert courses[0] == courses[1]
+
+
+@pytest.mark.parametrize("kind", [started, lambda log, name: Finalized(log)], ids=["generator", "object"])
+@pytest.mark.parametrize("where", ["list", "attribute", "dict"])
+def test_what_is_taken_from_outside_dies_in_the_step(kind: Any, where: str) -> None:
+    def program() -> Any:
+        lines: list[Any] = []
+        kept: list[Any] = []
+        table: dict[str, Any] = {}
+        owner = Thing()
+
+        def enter(name: str) -> None:
+            made = kind(lines, name)
+            if where == "list":
+                kept.append(made)
+            elif where == "dict":
+                table["made"] = made
+            else:
+                owner.made = made
+
+        def step(x):
+            lines.append("before")
+            if where == "list":
+                kept.pop()
+            elif where == "dict":
+                del table["made"]
+            else:
+                owner.made = None
+            lines.append("after")
+            return x * 2
+
+        return step, enter, lines
+
+    courses = []
+    for compiled in (False, True):
+        step, enter, lines = program()
+        step = sidefx_train.compile(step, backend="eager") if compiled else step
+        for call in range(4):
+            enter(f"call {call}")
+            step(torch.ones(2))
+        courses.append(lines)
+    assert courses[0] == courses[1]

@@ -19,6 +19,7 @@ from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import weak
 from sidefx_train.compile.heap.checkpoint import Checkpoint
 from sidefx_train.compile.heap.difference import Comparison
+from sidefx_train.compile.heap.finalizers import check_dropped
 from sidefx_train.compile.heap.iterators import IteratorRecord
 from sidefx_train.compile.heap.later import DeferredCall, TraceKey
 from sidefx_train.compile.heap.raised import ExceptionRecord
@@ -221,6 +222,7 @@ def collect(world: TraceWorld) -> SideEffects:
         Unsupported: the step leaves something that cannot be written back.
     """
     changes = _changes(world, finished=True)
+    check_dropped(world.heap)
     for change in changes:
         if change.kind == "set_item" and type(change.key) is int and change.key in _numbered(world):
             reason = f"leaves a hook registered in {change.target.label}; register it before the step"

@@ -9,13 +9,17 @@ import gc
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.cleanup import cleans_up
+from sidefx_train.compile.capture.cleanup import HOLDERS, cleans_up
 from sidefx_train.compile.heap import weak
 from sidefx_train.compile.heap.library import is_library
+from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, stored_entries
+from sidefx_train.compile.heap.sets import SetRecord
+from sidefx_train.compile.heap.walkers import held_by
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
@@ -95,3 +99,47 @@ def _may_be_missed(cls: type) -> bool:
 
 def _noticed_outside(real: Any) -> bool:
     return weak.calls_back(real) or (deletes(type(real)) and not is_library(type(real).__module__))
+
+
+def check_dropped(heap: Heap) -> None:
+    """Refuses a step that takes an object from where it is held outside, if its death may be noticed.
+
+    Its stand-in does not die in the step, as the object may in eager, and the object dies after the graph.
+
+    Raises:
+        Unsupported: the step does.
+    """
+    for record in list(heap.by_real.values()):
+        for item in _taken_from(heap, record):
+            why = _noticed_taken(heap, item)
+            if why:
+                heap.refuse("SFX115", f"takes a {type(item).__qualname__} from {record.source.label}, {why}")
+
+
+def _noticed_taken(heap: Heap, item: Any) -> str:
+    cls = type(item)
+    if cls in HOLDERS:
+        return "which cleans up when it dies" if cleans_up(item) else ""
+    if not takes_along(cls):
+        return ""
+    if id(item) in heap.watched:
+        return f"to which {heap.watched[id(item)]} refers weakly"
+    return "whose __del__ runs when it dies" if deletes(cls) else ""
+
+
+def _taken_from(heap: Heap, record: Record) -> Iterator[Any]:
+    """Objects that a container or instance from outside held, and its stand-in does not hold any more."""
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(record, InstanceRecord):
+        now = object.__getattribute__(record.shadow, "__dict__") if record.has_dict else {}
+        pairs = [(record.space.get(name), now.get(name)) for name in {*record.written, *record.removed}]
+    elif isinstance(record, DictRecord):
+        entries = {heap.real_key(key): value for key, value in stored_entries(record.shadow).items()}
+        pairs = [(old, entries.get(key)) for key, old in dict.items(record.real) if record.filled or key in entries]
+    elif isinstance(record, (ListRecord, SetRecord)) and record.filled:
+        kept = {id(known.real) for item in held_by(record.shadow) if (known := heap.record_of(item)) is not None}
+        pairs = [(old, None) for old in held_by(record.real) if id(old) not in kept]
+    for old, new in pairs:
+        known = heap.record_of(new) if new is not None else None
+        if old is not new and (known is None or known.real is not old):
+            yield old

@@ -173,6 +173,7 @@ class Heap:
         self.identities = Identities(self)
         self._texts: dict[int, Later] = {}
         self.iterators: list[Source] = []
+        self.watched: dict[int, str] = {}
         self.dynamic: frozenset[tuple[str, int]] = frozenset()
         self.all_dynamic = False
         self.sizes: list[tuple[Any, Source]] = []
@@ -661,6 +662,11 @@ class Heap:
             record.real = None
         for table in (self.by_real, self.by_shadow, self.cells):
             table.clear()
+
+    def forget(self) -> None:
+        """Lets go of the objects that guards and paths name."""
+        self.guards.clear()
+        self.sources = SourceTable()
 
     # --- attributes with a special nature -------------------------------------------------------------------------
 

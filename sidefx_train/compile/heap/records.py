@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -409,6 +410,9 @@ class DictRecord(Record):
         if self.filled or any(key not in self.snapshot for key in _base(self.shadow).__iter__(self.shadow)):
             return None
         if len(self.snapshot) != dict.__len__(self.shadow):
+            return None
+        held = (item for entry in dict.items(self.real) for item in entry)
+        if any(isinstance(item, weakref.ref) for item in held):  # entries go with what they refer to
             return None
         self.heap.guard("length", self.base, dict.__len__(self.real))
         return dict.__len__(self.real)

@@ -85,6 +85,7 @@ def shadow_of(heap: Heap, real: Any, base: Source) -> Any:
         heap.guard("is", place, None)
         return real
     shadow = heap.shadow(target, place)
+    heap.watched[id(target)] = base.label
     if shadow is target or type(real) is not weakref.ref:
         return real
     return weakref.ref(shadow) if real.__callback__ is None else ShadowRef(shadow)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 import weakref
 from typing import Any
 
@@ -11,7 +10,9 @@ import pytest
 import torch
 
 import sidefx_train
-from sidefx_train.errors import SideFXWarning
+from tests.parity.courses import course
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 
 
 def breaks_here() -> None:
@@ -186,22 +187,6 @@ STEPS = [
     finalized, finalized_in_a_list, missed_by_a_set, missed_at_the_end_of_a_function, missed_by_references,
     missed_by_a_dict, a_tensor_is_missed,
 ]  # fmt: skip
-
-
-def course(step: Any, calls: int = 4) -> list[list[Any]]:
-    seen = []
-    for call in range(calls):
-        log: list[Any] = []
-        log.append(step(torch.full((2,), float(call)), log).tolist())
-        seen.append(log)
-    return seen
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SideFXWarning)
-        yield
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import sidefx_train
-from sidefx_train.errors import SideFXWarning
+from tests.parity.courses import course
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 
 LAYERS = [torch.nn.Linear(2, 2) for _ in range(7)]
 for _number, _layer in enumerate(LAYERS):
@@ -133,29 +134,6 @@ STEPS = [
     walks_over_a_changed_set, changes_what_it_walks_over, an_iterator_over_a_changed_set, hands_a_changed_set_on, words,
     operators_on_sets, a_set_that_was_large, layers, parameters, objects, only_asks,
 ]  # fmt: skip
-
-
-def shown(value: Any) -> str:
-    return str([item.tolist() if isinstance(item, torch.Tensor) else item for item in value])
-
-
-def course(step: Any, calls: int = 4) -> list[str]:
-    seen = []
-    for call in range(calls):
-        log: list[Any] = []
-        try:
-            log.append(step(torch.full((2,), float(call)), log))
-        except RuntimeError as error:
-            log.append(str(error))
-        seen.append(shown(log))
-    return seen
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SideFXWarning)
-        yield
 
 
 @pytest.mark.parametrize("step", STEPS)

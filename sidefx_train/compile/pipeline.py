@@ -527,6 +527,12 @@ def _located(guards: list[Guard], defined_at: Location | None) -> list[Guard]:
     return [guard if guard.location else replace(guard, location=place(guard.source)) for guard in guards]
 
 
+def _held_memory(world: TraceWorld, tensors: list[torch.Tensor], written: list[torch.Tensor]) -> HeldMemory:
+    """One object for the same tensors: the residual tests for the addresses that the guards keep up to date."""
+    key = (tuple(map(id, tensors)), tuple(map(id, written)))
+    return world.heap.memories.setdefault(key, HeldMemory(tensors, written))
+
+
 def _separate_tensors(world: TraceWorld) -> list[Guard]:
     """Tensors fetched at every call must not come to share memory with one that the step writes, nor written ones
     with any that the entry holds."""
@@ -545,14 +551,14 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
                 guards.append(_placed(record, other))
     held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
     changed = [record.real for record in held if id(record.real) in reals]
-    memory = HeldMemory((record.real for record in held), changed)
+    memory = _held_memory(world, [record.real for record in held], changed)
     if len(held) > 1 and changed:
         guards.append(Guard("memory", Source("const", None, memory, "held tensors"), memory))
     for record in fetched:
         known = memory
         if storage_of(record.real) in memory.every:  # apart from the others
             others = [other.real for other in held if storage_of(other.real) != storage_of(record.real)]
-            known = HeldMemory(others, changed)
+            known = _held_memory(world, others, changed)
             if others:
                 guards.append(Guard("memory", Source("const", None, known, "other held tensors"), known))
         apart = known.every if record in written else known.changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import sidefx_train
 from sidefx_train.errors import SideFXWarning
@@ -102,3 +103,33 @@ def test_sizes_that_change_are_guarded():
         assert outcome(lambda x: step(x, 2), a)[0] == outcome(lambda x: call(x, 2), b)[0]
         assert torch.equal(a, b)
     assert call.report().replays > 0
+
+
+@pytest.mark.parametrize("when", [0, 1, 2])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_parameter_comes_to_share_the_memory_of_what_is_read(backend, when):
+    """``parameter.data = tensor`` between two calls: what was read after the update must be read after it still."""
+
+    def course(compiled):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = {"shown": torch.ones(2), "sum": None}
+
+        def step(x):
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state["sum"] = state["shown"].sum()
+            return loss.detach()
+
+        run = sidefx_train.compile(step, backend=backend) if compiled else step
+        seen = []
+        for call in range(5):
+            if call >= when:
+                model.bias.data = state["shown"]
+            seen.append((run(torch.ones(4, 3)), state["sum"].clone(), state["shown"].clone()))
+        return seen
+
+    torch.testing.assert_close(course(True), course(False))

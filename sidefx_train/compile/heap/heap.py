@@ -29,7 +29,7 @@ from sidefx_train.compile.artifacts import InputKind
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
-from sidefx_train.compile.guards.memory import storage_of
+from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.heap import anew, iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.heap.definitions import Definitions
@@ -174,6 +174,7 @@ class Heap:
         self._texts: dict[int, Later] = {}
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}
+        self.memories: dict[Any, HeldMemory] = {}
         self.dynamic: frozenset[tuple[str, int]] = frozenset()
         self.all_dynamic = False
         self.sizes: list[tuple[Any, Source]] = []

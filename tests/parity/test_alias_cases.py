@@ -16,6 +16,12 @@ _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 
 # name: (arguments, step, what happens afterwards)
 PROGRAMS = {
+    "a leaf resized by out=, of which a view that nothing reads again was made before": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5; y = {_WHOLE}.requires_grad_()",
+        "a = y.clone().detach(); b = y.expand(2, *y.shape)\n"
+        "    with torch.no_grad():\n        torch.sin(b, out=y)\n    c = y.narrow(0, 0, 1)\n    return a[0], a, c",
+        "attempt('outs[2].transpose_(0, -1)', 'eval', outs, {'x': x, 'y': y})",
+    ),
     "gradients of arguments that are views of one another": (
         f"x = {_WHOLE}.requires_grad_(); y = x.view(-1); z = y[0]",
         "return y + z, y.view(-1), x * z",

@@ -90,7 +90,10 @@ _ELEMENTWISE = ("aten::copy_", "aten::_foreach", "aten::_fused", "aten::_amp_for
 
 
 def _refused(func: Any, reason: str) -> Unsupported:
-    return Unsupported("SFX108", f"{func} writes where {reason}; eager decides what that gives")
+    stop = Unsupported("SFX108", f"{func} writes where {reason}; eager decides what that gives")
+    # It may resize a leaf: views of the leaf, needed or not, keep what autograd knew of its shape.
+    stop.whole = "out" in func._overloadname
+    return stop
 
 
 def _passed(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:

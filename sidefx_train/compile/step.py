@@ -25,7 +25,7 @@ from sidefx_train.compile.background import Job
 from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.capture.exceptions import of_the_program
 from sidefx_train.compile.continuations.drive import Parts
-from sidefx_train.compile.continuations.suspension import State
+from sidefx_train.compile.continuations.dying import noticed_death
 from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.functionalize.metadata import in_words
 from sidefx_train.compile.guards.guard import shown
@@ -111,12 +111,6 @@ class CompiledStep:
         except BaseException as error:
             error.__traceback__ = of_the_program(error.__traceback__)
             raise
-
-    def uncaptured(self, noticed: str, state: State) -> Any:
-        """Runs the rest of a step natively, because of an object whose death the program notices."""
-        self._report.calls += 1
-        location = Location(self._fn.__code__.co_filename, self._fn.__code__.co_firstlineno, self._fn.__code__.co_name)
-        return self._eager(CaptureFailed("SFX115", f"the function alone holds {noticed}", location, None), (state,), {})
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
         """A decorated method is compiled per instance."""
@@ -455,7 +449,7 @@ class CompiledStep:
 
     def _make_part(self, fn: types.FunctionType, name: str) -> CompiledStep:
         """The rest of the step behind a break, compiled like a step."""
-        part = CompiledStep(fn, self.config, self._parts)
+        part = RestOfStep(fn, self.config, self._parts)
         part._name = name
         part._warned = self._warned
         part._report = self._report.add_part(name)
@@ -615,6 +609,20 @@ class CompiledStep:
         if self._newest is entry:
             self._newest = None
         self._replays = [e.replay for e in self._entries]
+
+
+class RestOfStep(CompiledStep):
+    """A step behind a break, from there on: a function of ``[cells, values]``, which are its own."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        noticed = noticed_death(args[0])
+        if noticed is None:
+            return super().__call__(*args, **kwargs)
+        self._report.calls += 1
+        code = self._fn.__code__
+        location = Location(code.co_filename, code.co_firstlineno, code.co_name)
+        stop = CaptureFailed("SFX115", f"the function alone holds {noticed}", location, None)
+        return self._eager(stop, args, kwargs)
 
 
 def _trigger(label: str, old: str, new: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import time
+import weakref
 
 import pytest
 import torch
@@ -185,3 +187,28 @@ def test_a_capture_that_is_given_up_makes_no_optimizer_state():
     with pytest.raises(torch.linalg.LinAlgError):
         compiled(torch.randn(4, 3))
     assert not opt.state
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+def test_a_dict_that_leads_back_to_its_object():
+    """Behind a break the ``__dict__`` may be met before its object, to which a weak reference in it refers."""
+
+    class Owner:
+        pass
+
+    def course(compiled):
+        owner = Owner()
+        owner.kept = {"a": 1}
+
+        def step(x):
+            vars(owner).update(now=time.time() > 0, count=len(owner.kept))
+            owner.itself = weakref.ref(owner)
+            return x * owner.count
+
+        run = sidefx_train.compile(step, backend="eager") if compiled else step
+        results = [(run(torch.ones(2)).tolist(), list(vars(owner)), owner.itself() is owner) for _ in range(4)]
+        return results, run
+
+    (have, compiled), (want, _) = course(True), course(False)
+    assert have == want
+    assert "SFX204" not in [record.code for record in compiled.report().fallbacks], compiled.report()

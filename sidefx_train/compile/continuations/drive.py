@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from sidefx_train.compile.capture.exceptions import of_the_program
 from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.continuations.code import Landing, Layout, continuation
-from sidefx_train.compile.continuations.dying import noticed_death
 from sidefx_train.compile.continuations.suspension import State, Suspension
 
 
@@ -24,15 +23,6 @@ class Again:
         self.states = states
 
 
-class Part(Protocol):
-    """The captured rest of a frame, a function of its state."""
-
-    def __call__(self, state: State) -> Any: ...
-
-    def uncaptured(self, noticed: str, state: State) -> Any:
-        """Runs the rest natively, for what the program notices the death of."""
-
-
 class Parts:
     """The continuations of one step, each a compiled step of its own, made on first use.
 
@@ -40,11 +30,11 @@ class Parts:
         make: ``make(fn, name)`` compiles a continuation.
     """
 
-    def __init__(self, make: Callable[[types.FunctionType, str], Part]) -> None:
+    def __init__(self, make: Callable[[types.FunctionType, str], Callable[..., Any]]) -> None:
         self._make = make
-        self._steps: dict[tuple[Any, ...], Part] = {}
+        self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def after(self, layout: Layout, space: dict[str, Any]) -> Part:
+    def after(self, layout: Layout, space: dict[str, Any]) -> Callable[..., Any]:
         """The compiled rest of a function."""
         key = layout.key
         step = self._steps.get(key)
@@ -94,7 +84,7 @@ class Frames:
         inner = Crossing(self, position + 1, states)
         return functools.partial(self._bridges[position], states[position], inner)
 
-    def part(self, landing: Landing, position: int) -> Part:
+    def part(self, landing: Landing, position: int) -> Callable[..., Any]:
         """The captured rest of a frame."""
         return self._parts.after(landing.layout, self._spaces[position])
 
@@ -131,9 +121,8 @@ class Crossing:
             landing, *state = out
             del out  # what the part drops is to be dropped
             part = self._frames.part(landing, self._position)
-            noticed = noticed_death(state)
             try:
-                out = part(state) if noticed is None else part.uncaptured(noticed, state)
+                out = part(state)
             except BaseException as error:  # handlers of the program see its own frames
                 error.__traceback__ = of_the_program(error.__traceback__)
                 raise

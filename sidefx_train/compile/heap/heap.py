@@ -647,9 +647,10 @@ class Heap:
         if type(cls.__getattribute__) is types.FunctionType:
             source.hooked = base.hooked = True
         record = InstanceRecord(self, real, shadow, source if base is source else base, base)
+        self.register(record)  # first: what the attributes hold may lead back to it
         if record.has_dict:
             note_space(self, record)
-        return self.register(record)
+        return shadow
 
     def retire(self) -> None:
         """Ends the shadows' lives quietly: a ``__del__`` is for the real object to run.

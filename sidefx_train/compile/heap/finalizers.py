@@ -17,7 +17,7 @@ import torch
 from sidefx_train.compile.capture.cleanup import HOLDERS, cleans_up
 from sidefx_train.compile.heap import weak
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, stored_entries
+from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, is_plain
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.walkers import held_by
 
@@ -133,10 +133,10 @@ def _taken_from(heap: Heap, record: Record) -> Iterator[Any]:
     if isinstance(record, InstanceRecord):
         now = object.__getattribute__(record.shadow, "__dict__") if record.has_dict else {}
         pairs = [(record.space.get(name), now.get(name)) for name in {*record.written, *record.removed}]
-    elif isinstance(record, DictRecord):
-        entries = {heap.real_key(key): value for key, value in stored_entries(record.shadow).items()}
-        pairs = [(old, entries.get(key)) for key, old in dict.items(record.real) if record.filled or key in entries]
-    elif isinstance(record, (ListRecord, SetRecord)) and record.filled:
+    elif isinstance(record, DictRecord) and not record.filled:  # the program's own keys are not hashed here
+        written = {key: value for key, value in dict.items(record.shadow) if is_plain(key)}
+        pairs = [(old, written[key]) for key, old in dict.items(record.real) if is_plain(key) and key in written]
+    elif isinstance(record, (DictRecord, ListRecord, SetRecord)) and record.filled:
         kept = {id(known.real) for item in held_by(record.shadow) if (known := heap.record_of(item)) is not None}
         pairs = [(old, None) for old in held_by(record.real) if id(old) not in kept]
     for old, new in pairs:

@@ -94,7 +94,9 @@ def noticed(heap: Heap, value: Any) -> bool:
 
 def _may_be_missed(cls: type) -> bool:
     """True for instances that a weak container may get to know behind a break, while a variable holds them."""
-    return "__weakref__" in dir(cls) and not is_library(cls.__module__) and not issubclass(cls, torch.nn.Module)
+    if is_library(cls.__module__) or issubclass(cls, torch.nn.Module):
+        return False
+    return bool(type.__getattribute__(cls, "__weakrefoffset__") != 0)  # ``dir`` would run a metaclass's own method
 
 
 def _noticed_outside(real: Any) -> bool:

@@ -131,6 +131,8 @@ class Heap:
         passing: labels of texts among the arguments that are other ones with every call.
         growing: labels of lists that have been seen to grow with every call.
         iterators: where those are whose place is guarded.
+        watched: ids of outside objects that the step reached by weak references, with the label of one.
+        memories: which held tensors share memory, one object for the same tensors.
         dropped: told when the program drops an iterator that cleans up.
         identities: which objects the step told from others.
         reenter: wraps a Python callable so that C code calling it comes back to the interpreter.

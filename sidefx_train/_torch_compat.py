@@ -30,6 +30,7 @@ from torch._higher_order_ops.while_loop import while_loop as while_loop
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental import sym_node
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
@@ -367,6 +368,39 @@ def quiet_fakes() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+_node_of_number = sym_node.to_node
+_derived_known = threading.Lock(), [0]
+
+
+def _node_of_derived(node: Any, number: Any) -> Any:
+    """``to_node`` that knows instances of classes derived from ``int`` and ``float`` as the numbers they are."""
+    cls = type(number)
+    if cls not in NUMBERS and issubclass(cls, (int, float)) and not is_numpy_scalar(number):
+        number = int.__pos__(number) if issubclass(cls, int) else float.__pos__(number)
+    return _node_of_number(node, number)
+
+
+@contextmanager
+def derived_numbers() -> Iterator[None]:
+    """Symbolic numbers compute with members of enumerations and the like; torch finds them unequal to all of them."""
+    lock, captures = _derived_known
+    with lock:
+        captures[0] += 1
+        sym_node.to_node = _node_of_derived
+    try:
+        yield
+    finally:
+        with lock:
+            captures[0] -= 1
+            if not captures[0]:
+                sym_node.to_node = _node_of_number
+
+
+def is_numpy_scalar(value: Any) -> bool:
+    """True for numbers of numpy, some of which derive from ``float``."""
+    return any(base.__module__ == "numpy" for base in type(value).__mro__)
 
 
 @contextmanager

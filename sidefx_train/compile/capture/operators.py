@@ -39,8 +39,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for na
 _DUNDERS = {name: f"__{name.rstrip('_')}__" for name in SYMBOLS}
 _REFLECTED = {name: f"__r{name.rstrip('_')}__" for name in SYMBOLS}
 _PLAIN = {name: {"iand": "and_", "ior": "or_"}.get(name, name[1:]) for name in SYMBOLS if name.startswith("i")}
+_UNARY = ("neg", "pos", "invert")
 _SEQUENCES = (list, tuple)
 _INDEXED = frozenset({list, tuple, str, bytes, bytearray, range, deque})
+
+
+def methods_of(name: str) -> tuple[str, ...]:
+    """Names of the methods that a class may define for an operator of numbers, the reflected one among them."""
+    if name in SWAPPED:
+        return _DUNDERS[name], _DUNDERS[SWAPPED[name]], "__eq__"
+    if name in _UNARY:
+        return (f"__{name}__",)
+    if name not in SYMBOLS:
+        return ()
+    plain = _PLAIN.get(name, name)
+    return _DUNDERS[name], _DUNDERS[plain], _REFLECTED[plain]
 
 
 def binary(interp: Interpreter, name: str, left: Any, right: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap import derived
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.counters import number_in
 from sidefx_train.compile.heap.domains import function_raises, no_integer
@@ -317,6 +318,9 @@ def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs:
     """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
     if kwargs or not any(isinstance(value, NUMBERS) for value in args):
         return ABSENT
+    found = derived.slot_operator(world, fn, args)
+    if found is not ABSENT:
+        return found
     if fn in (bisect.bisect_left, bisect.bisect_right):
         return _bisect(world, fn is bisect.bisect_right, *args)
     if not all(isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):

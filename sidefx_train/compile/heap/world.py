@@ -22,7 +22,7 @@ from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT, hidden_attr
-from sidefx_train.compile.heap import classes, finalizers, natives, opaque, stack, weak
+from sidefx_train.compile.heap import classes, derived, finalizers, natives, opaque, stack, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
@@ -536,12 +536,15 @@ class TraceWorld(CallingWorld):
         if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
             return ABSENT
         traced = any(type(value) in _TRACED for value in args)
-        if traced and name in natives.OPERATORS and not any(map(_decides, args[:2])):
+        if traced and name in natives.OPERATORS and not (any(map(_decides, args[:2])) or derived.decides(self, name, args)):
             for value in args:
                 self.touch(value, asked=name)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
-            if operator_raises(self, name, args) or (name in _COMPARES and any(type(v) is torch.SymBool for v in args)):
+            by_value = derived.needs_value(args) or (
+                name in _COMPARES and any(type(value) is torch.SymBool for value in args)
+            )
+            if by_value or operator_raises(self, name, args):
                 args = natives.concrete_within(args)
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
                 return self._run(natives.OPERATORS[name], args, {})

@@ -1,0 +1,149 @@
+"""A number that changes from call to call beside numbers of other classes: enumerations, own classes, numpy's."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sidefx_train
+
+
+class Month(enum.IntEnum):
+    JANUARY = 1
+    FEBRUARY = 2
+
+
+class Flags(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+class Whole(int):
+    pass
+
+
+class Own(int):
+    def __eq__(self, other: object) -> Any:
+        return "eq", int.__eq__(self, other)
+
+    __hash__ = int.__hash__
+
+    def __add__(self, other: Any) -> Any:
+        return "add", super().__add__(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return "radd", super().__radd__(other)
+
+    def __lt__(self, other: Any) -> Any:
+        return "lt", super().__lt__(other)
+
+
+class OwnFloat(float):
+    def __mul__(self, other: Any) -> Any:
+        return "mul", float.__mul__(self, other)
+
+    __rmul__ = __mul__
+
+
+def matched(n: int) -> str:
+    match n:
+        case Month.JANUARY:
+            return "January"
+        case Month.FEBRUARY:
+            return "February"
+    return "later"
+
+
+def removed(n: int) -> list[int]:
+    months = [Month.JANUARY, Month.FEBRUARY, 3]
+    if n in months:
+        months.remove(n)
+    return months
+
+
+FEBRUARY = Month.FEBRUARY
+CASES: dict[str, Any] = {
+    "equality": lambda n: (n == FEBRUARY, FEBRUARY == n, n != FEBRUARY, n == Whole(2), (n == FEBRUARY) and "yes"),
+    "order": lambda n: (n < FEBRUARY, FEBRUARY <= n, max(n, FEBRUARY), sorted([n, FEBRUARY, 0])),
+    "arithmetic": lambda n: (n + FEBRUARY, FEBRUARY - n, n / FEBRUARY, divmod(n, FEBRUARY), n**FEBRUARY, FEBRUARY << n),
+    "sums": lambda n: (sum([n, FEBRUARY]), sum([FEBRUARY, n], FEBRUARY), pow(n, FEBRUARY, 5), abs(-n - FEBRUARY)),
+    "flags": lambda n: (n & Flags.B, Flags.B & n, n | Flags.B, Flags.B | n),
+    "among": lambda n: (n in (Month.JANUARY, FEBRUARY), n in [FEBRUARY], n in range(FEBRUARY, 9)),
+    "found": lambda n: ([Month.JANUARY, FEBRUARY].count(n), operator.countOf([FEBRUARY, 2, Whole(2)], n)),
+    "deque": lambda n: collections.deque([FEBRUARY, 2]).count(n),
+    "containers": lambda n: ((n, 1) == (FEBRUARY, Month.JANUARY), {"a": n} == {"a": FEBRUARY}, [n, 0] < [FEBRUARY, 1]),
+    "keys": lambda n: ({1: "a", FEBRUARY: "b"}.get(n), len({n, FEBRUARY})),
+    "match": matched,
+    "removed": removed,
+    "text": lambda n: f"{n + FEBRUARY} {n == FEBRUARY} {n * Whole(3):>5}",
+    "floats": lambda n: (float(n) == FEBRUARY, n * 1.0 + FEBRUARY, n * 0.5 == Month.JANUARY),
+    "math": lambda n: (math.gcd(n, FEBRUARY), math.hypot(n, FEBRUARY)),
+    "own methods": lambda n: (n == Own(2), Own(2) == n, n + Own(3), Own(3) + n, n < Own(2), Own(2) < n, n * Own(2)),
+    "own floats": lambda n: (n * OwnFloat(2.5), OwnFloat(2.5) * n, n + OwnFloat(2.5), n == OwnFloat(2.0)),
+    "numpy": lambda n: (n * np.float64(2), n == np.int64(2), np.int64(2) == n, np.int64(3) + n, n < np.float32(2)),
+    "slots": lambda n: (int.__eq__(n, 2), (2).__add__(n), (2).__rsub__(n), (2.5).__mul__(n), (2).__add__(n * 0.5)),
+    "slots of members": lambda n: (n.__eq__(FEBRUARY), FEBRUARY.__eq__(n), int.__lt__(FEBRUARY, n)),
+}
+
+
+class State:
+    def __init__(self) -> None:
+        self.number = 0
+
+
+def results(name: str, captured: bool) -> Any:
+    state, found = State(), []
+
+    def step(x):
+        state.number += 1
+        found.append(CASES[name](state.number))
+        return x * state.number
+
+    fn = sidefx_train.compile(step, backend="eager") if captured else step
+    values = [fn(torch.ones(2)).tolist() for _ in range(4)]
+    return repr(found), values, fn.report() if captured else None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_changing_number_beside_a_number_of_another_class(name):
+    found, values, report = results(name, captured=True)
+    assert (found, values) == results(name, captured=False)[:2]
+    assert report.replays == 4, str(report)
+    assert not report.breaks, str(report)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_size_beside_a_member_of_an_enumeration(dynamic):
+    def step(x, log):
+        log.append((x.shape[0] == Month.FEBRUARY, Month.FEBRUARY < x.shape[0], x.shape[0] in (1, FEBRUARY)))
+        return x.sum()
+
+    def run(fn):
+        log: list[Any] = []
+        for size in (3, 2, 4, 5):
+            fn(torch.ones(size), log)
+        return log
+
+    assert run(sidefx_train.compile(step, backend="eager", dynamic=dynamic)) == run(step)
+
+
+def test_symbolic_numbers_are_torchs_again_after_a_capture():
+    from torch.fx.experimental import sym_node
+
+    usual = sym_node.to_node
+    seen = []
+
+    def step(x):
+        seen.append(sym_node.to_node is usual)
+        return x + 1
+
+    results("equality", captured=True)
+    sidefx_train.compile(step, backend="eager")(torch.ones(2))
+    assert sym_node.to_node is usual

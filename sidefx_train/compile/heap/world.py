@@ -536,7 +536,11 @@ class TraceWorld(CallingWorld):
         if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
             return ABSENT
         traced = any(type(value) in _TRACED for value in args)
-        if traced and name in natives.OPERATORS and not (any(map(_decides, args[:2])) or derived.decides(self, name, args)):
+        if (
+            traced
+            and name in natives.OPERATORS
+            and not (any(map(_decides, args[:2])) or derived.decides(self, name, args))
+        ):
             for value in args:
                 self.touch(value, asked=name)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):

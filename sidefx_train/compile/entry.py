@@ -32,6 +32,7 @@ class Entry:
         executable: its compiled graph.
         bindings: what the generated function calls.
         fresh: true until it has run once.
+        once: it is to run once, operation by operation: the step ends what it relies on.
     """
 
     replay: Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -41,6 +42,7 @@ class Entry:
     executable: Executable
     bindings: dict[str, Any]
     fresh: bool = True
+    once: bool = False
 
     def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
         """The first guard that fails, with the value found."""

@@ -33,6 +33,7 @@ from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.continuations.code import given_names, is_continuation
 from sidefx_train.compile.continuations.drive import Frames, Parts, driven
 from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
+from sidefx_train.compile.counted import counters, first_to_end
 from sidefx_train.compile.entry import Entry, first_failure
 from sidefx_train.compile.functionalize.metadata import input_facts
 from sidefx_train.compile.graph_checks import check_graph
@@ -107,6 +108,9 @@ class Captured:
     """A step as the capture left it: a graph, generated source around it, and what it relies on.
 
     No value of the trace is among it: some stand for themselves, and an entry is not to keep the first call's objects.
+
+    Attributes:
+        ends: the first condition that the step itself ends, so that the next call will be captured again; in words.
     """
 
     name: str
@@ -123,6 +127,7 @@ class Captured:
     symbolic_sizes: bool = False
     iterators: tuple[Source, ...] = ()
     symbols: dict[str, Source] = field(default_factory=dict)
+    ends: str = ""
 
 
 class CaptureFailed(Exception):
@@ -253,9 +258,9 @@ def _capture_once(
             effects = collect(world)
             heap.check_arrays(world.writes)
             check_nothing_left(world.context, effects)
-            counters = _counters(world, effects)
-            if counters:
-                return replace(learned, symbolic=learned.symbolic | counters)
+            counted = counters(world, effects)
+            if counted:
+                return replace(learned, symbolic=learned.symbolic | counted)
 
             def planned() -> Residual:
                 suspended = suspension is not None
@@ -270,6 +275,7 @@ def _capture_once(
                 _count_writes(world)
                 joint = cut(world, residual, recorded)
             guards = _all_guards(world)
+            ends = first_to_end(world, guards, effects)
             if joint is None:
                 _count_writes(world)
             traced = tracer.finish(list(residual.outputs)) if joint is None else joint.forward
@@ -317,6 +323,7 @@ def _capture_once(
         bool(world.heap.sizes),
         tuple(world.heap.iterators),
         _symbols(world)[0],
+        ends,
     )
 
 
@@ -629,30 +636,6 @@ def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]
     ]
     bases = tuple(record.base for record in dicts)
     return [Guard("separate", space, (space, *bases)) for space in spaces]
-
-
-def _counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
-    """Labels of numbers that the step read as constants and then changed: they must be symbolic."""
-    exact = {
-        guard.source.label
-        for guard in world.heap.guards.values()
-        if guard.kind == "equal" and type(guard.value) in (int, float)
-    }
-    found: set[str] = set()
-    for effect in effects.changes:
-        if type(effect.value) not in (int, float, torch.SymInt, torch.SymFloat):
-            continue
-        if effect.kind in ("set_attr", "set_slot"):
-            label = f"{effect.target.label}.{effect.key}"
-        elif effect.kind == "set_item":
-            label = world.heap.sources.item(effect.target, effect.key).label
-        elif effect.kind == "set_cell":
-            label = effect.target.label
-        else:
-            continue
-        if label in exact:
-            found.add(label)
-    return frozenset(found)
 
 
 def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:

@@ -52,6 +52,8 @@ _MAX_EARLY = 3
 _MAX_FAILED_JOBS = 2
 """Workers that fail, until steps run eagerly for good."""
 
+_ONCE = "runs once, operation by operation: the step ends what it relies on ({})"
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -82,6 +84,7 @@ class CompiledStep:
         self._entries: list[Entry] = []
         self._newest: Entry | None = None
         self._exact = False
+        self._ended: set[str] = set()
         self._stopped: list[CaptureFailed] = []
         self._learned = Learned(all_dynamic=bool(config.dynamic))
         self._warned: set[tuple[str, str]] = set()
@@ -147,6 +150,7 @@ class CompiledStep:
         self._entries = []
         self._newest = None
         self._exact = False
+        self._ended.clear()
         self._stopped = []
         self._learned = Learned(all_dynamic=bool(self.config.dynamic))
         self._warned.clear()
@@ -216,7 +220,11 @@ class CompiledStep:
             label, old, new, location = missed
             self._report.record_recapture(label, old, new, location, time.perf_counter() - began)
         self._record(entry, missed)
-        result = self._first_replay(entry, args, kwargs)
+        try:
+            result = self._first_replay(entry, args, kwargs)
+        finally:
+            if entry.once and entry in self._entries:
+                self._retire(entry)
         if result is MISS:
             found = entry.why(args, kwargs)
             what = f"{found[0].describe()}, found {_short(found[1])}" if found else "the global state differs"
@@ -291,11 +299,22 @@ class CompiledStep:
         """An entry captured with what is given as known; what the capture itself learns is kept if it succeeds."""
         with self._as_failed_capture(learned):
             captured = self._capture(learned, args, kwargs)
+            once = self._serves_one_call(captured)
+            config = replace(self.config, backend="aot_eager") if once else self.config
             entry = pipeline.compile_captured(
-                captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
+                captured, config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
             )
+            entry.once = once
         self._learned = captured.learned
         return entry
+
+    def _serves_one_call(self, captured: Captured) -> bool:
+        """True if the step ends what its capture relies on: it is compiled if that comes again, and not before."""
+        if not captured.ends or self.config.backend != "inductor":
+            return False
+        again = captured.ends in self._ended
+        self._ended.add(captured.ends)
+        return not again
 
     def _capture(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         exact = self.config.backend_name in ("eager", "aot_eager")
@@ -394,6 +413,8 @@ class CompiledStep:
                 self._early_captures += 1
                 return None
             self._learned = captured.learned
+            if self._serves_one_call(captured):
+                return None
             with self._as_failed_capture(captured.learned):
                 if captured.commits:  # no step makes it: the update is skipped, say
                     entry = pipeline.compile_captured(
@@ -479,14 +500,14 @@ class CompiledStep:
             effects=list(captured.effects),
             guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
             sources={**sources, **executable.sources},
-            notes=executable.notes,
+            notes=[_ONCE.format(captured.ends), *executable.notes] if entry.once else executable.notes,
         )
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, str, Location | None] | None:
         """Why the newest entry missed; numbers and objects that change are treated as such from now on."""
-        if not self._entries:
+        newest = self._newest or next(iter(self._entries), None)
+        if newest is None:
             return None
-        newest = self._newest or self._entries[0]
         found = newest.why(args, kwargs)
         if found is None:
             return "global state", "as captured", "changed (grad mode, autocast, threads, arguments...)", None
@@ -605,9 +626,13 @@ class CompiledStep:
         self._warn(CaptureFailed("SFX205", what, None, None), ("SFX205", what))
 
     def _drop(self, entry: Entry) -> None:
-        self._entries.remove(entry)
+        self._retire(entry)
         if self._newest is entry:
             self._newest = None
+
+    def _retire(self, entry: Entry) -> None:
+        """No call is replayed by it any more; why it would not fit is still asked of it."""
+        self._entries.remove(entry)
         self._replays = [e.replay for e in self._entries]
 
 

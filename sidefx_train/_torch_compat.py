@@ -1,6 +1,6 @@
 """Every private torch name this library uses, in one place.
 
-Checked against torch 2.11.0 and 2.13.0. Nothing else in the package imports from a torch name that starts with an
+Checked against torch 2.11, 2.12 and 2.13. Nothing else in the package imports from a torch name that starts with an
 underscore or from an experimental module, so a torch release is supported by reading this file.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.opinfo.modules import check_module
 from tests.opinfo.run import MOST, check, entries, known_differences, operators
@@ -47,6 +48,7 @@ def agree(found):
 
 def test_list_of_differences(database):
     known = known_differences()
-    assert not set(known) - set(database), f"torch has no {set(known) - set(database)}"
+    newest = torch.__version__ >= "2.13"  # the list is that of the newest torch
+    assert not newest or not set(known) - set(database), f"torch has no {set(known) - set(database)}"
     listed = [name for name, (kind, _) in known.items() if kind != "undefined" and name in operators()]
     assert len(listed) <= MOST / 100 * len(operators()), f"{len(listed)} operators are listed"

@@ -77,8 +77,11 @@ def test_data_dependent_branch():
 
     report = in_parts(trained(after))
     assert report.breaks[0].code == "SFX101"
-    inner = [part.replays for part in report.parts if "after after" in part.name]
-    assert len(inner) == 2 and sum(inner) == 10 and min(inner) > 0, "each side of the branch is a part"
+    inner = [part for part in report.parts if "after after" in part.name]
+    assert sum(part.replays for part in inner) == 10
+    # Python 3.13 asks for the truth before it jumps: the sides are two captures of one part then.
+    captures = [len(part.captures) for part in inner]
+    assert captures == ([2] if sys.version_info >= (3, 13) else [1, 1]), "each side of the branch is captured"
 
 
 def test_call_with_values_on_the_stack():

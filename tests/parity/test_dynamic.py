@@ -157,7 +157,7 @@ def test_sequence_lengths(backend):
         make_batch = lambda i: (torch.randn(2, lengths[i], 8, generator=torch.Generator().manual_seed(i)),)  # noqa: E731
         return Program(step, make_batch, (layer,))
 
-    fixed = torch.__version__ < "2.12"  # its attention asks for the length as a number: one graph per length
+    fixed = torch.__version__ < "2.13"  # its attention asks for the length as a number: one graph per length
     parity(make, steps=6, backend=backend, captures=5 if fixed else 2)
 
 

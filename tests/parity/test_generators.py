@@ -31,8 +31,8 @@ def test_drawn_from_an_argument(name, backend, rng):
         pytest.skip("torch's own numbers are the backend's then")
     if backend == "inductor" and name not in ("rand", "beside torch's own"):
         pytest.skip("two of them are enough under Inductor")
-    if backend == "inductor" and torch.__version__ < "2.12":
-        pytest.skip("Inductor of torch 2.11 knows no generator among a graph's constants: such a step runs eagerly")
+    if backend == "inductor" and torch.__version__ < "2.13":
+        pytest.skip("Inductor of torch 2.12 knows no generator among a graph's constants: such a step runs eagerly")
     draw = DRAWS[name]
     call = sidefx_train.compile(draw, backend=backend, rng=rng, fullgraph=True, on_failure="raise")
     for seed in (1, 2, 1):  # generators of their own: one must not be taken for another

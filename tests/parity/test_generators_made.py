@@ -82,6 +82,8 @@ def run(step, **options):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("step", CAPTURED)
 def test_draws_are_eagers(step, backend, verify):
+    if backend == "inductor" and torch.__version__ < "2.13":
+        pytest.skip("Inductor of torch 2.12 knows no generator among a graph's constants: such a step runs eagerly")
     wanted, _ = run(step)
     found, called = run(step, backend=backend, verify=verify, fullgraph=True, on_failure="raise")
     assert called.report().replays == 4

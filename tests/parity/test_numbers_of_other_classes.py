@@ -6,6 +6,8 @@ import collections
 import enum
 import math
 import operator
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -147,3 +149,68 @@ def test_symbolic_numbers_are_torchs_again_after_a_capture():
     results("equality", captured=True)
     sidefx_train.compile(step, backend="eager")(torch.ones(2))
     assert sym_node.to_node is usual
+
+
+class Tagged(int):
+    pass
+
+
+class Text(str):
+    pass
+
+
+ONE, NEXT, HALF = Whole(1), Text("b"), OwnFloat(0.5)
+OUTSIDE: dict[str, Any] = {
+    "replace": lambda: "abab".replace("a", "c", ONE),
+    "round": lambda: round(2.3456, ONE),
+    "repeat": lambda: "a" * ONE + NEXT,
+    "substituted": lambda: re.sub("a", "b", "aaa", count=ONE),
+    "range": lambda: (list(range(ONE)), [1, 2, 3][ONE], max(ONE, 0)),
+    "text": lambda: f"{ONE} {HALF:.2f} {NEXT}",
+    "kind": lambda: (isinstance(ONE, int), type(ONE).__name__, ONE == 1, math.floor(HALF)),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_c_code_gets_an_outside_number_of_a_derived_class(name):
+    """Regression: it stopped every step that calls ``re.sub`` under Python 3.13, whose ``count`` is such a number."""
+
+    def step(x, log):
+        log.append(OUTSIDE[name]())
+        return x + 1
+
+    def run(fn):
+        log: list[Any] = []
+        for _ in range(3):
+            fn(torch.ones(2), log)
+        return repr(log)
+
+    want = run(step)  # which fills the cache of compiled patterns
+    compiled = sidefx_train.compile(step, backend="eager")
+    assert run(compiled) == want
+    assert compiled.report().replays == 3, str(compiled.report())
+    assert not compiled.report().breaks, str(compiled.report())
+
+
+def test_the_namespace_of_a_number_stays_the_same_dict():
+    """Regression: ``vars()`` of what stands for itself left a step as a copy."""
+
+    def run(compiled: bool) -> list[Any]:
+        tagged, log = Tagged(3), []
+        tagged.note = 0
+
+        def step(x, log):
+            tagged.note += 1
+            log.append(vars(tagged))
+            tagged.more = tagged.note * 2
+            return x * tagged.note
+
+        fn = sidefx_train.compile(step, backend="eager") if compiled else step
+        for _ in range(3):
+            fn(torch.ones(2), log)
+        assert all(each is vars(tagged) for each in log)
+        return log
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        assert run(compiled=True) == run(compiled=False)

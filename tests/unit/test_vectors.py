@@ -120,7 +120,8 @@ def test_results_are_those_of_torchs_header_bit_by_bit(
     torch.manual_seed(1)
     x, y = _numbers(*size), _numbers(*size).flip(0)
     lean = _computed(program, x, y)
-    assert builds and all(builds), "kernels were compiled with torch's header"
+    own = program is not reductions or torch.__version__ >= "2.12"  # of 2.11 some helpers are unknown to the header
+    assert builds and all(builds) is own, "kernels were compiled with torch's header"
     builds.clear()
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "other"))
     monkeypatch.setattr(cpp, "lean_kernels", lambda kernels, capability: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sidefx_train.compile.capture import calls
 from sidefx_train.compile.capture.cleanup import cleans_up
@@ -16,9 +16,6 @@ from sidefx_train.compile.capture.program import program_of
 from sidefx_train.compile.continuations.code import Bridge, Layout, Slot, bridge, layout_at, original
 from sidefx_train.compile.continuations.liveness import live_slots, own_effect
 from sidefx_train.errors import Location, Unsupported
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.capture.kinds import isinstance
 
 _EXECUTE = Interpreter.execute.__code__
 _TRANSPARENT = frozenset(
@@ -182,7 +179,7 @@ def describe(
     for name in cells:
         if type(bound.get(name)) is not types.CellType:
             raise Unsupported("SFX111", f"the variable {name} is not a cell yet")
-    if any(isinstance(value, calling.Pending) for value in frame.stack):
+    if any(instr.name == "SET_FUNCTION_ATTRIBUTE" for instr in own.instructions[at : at + 2]):  # behind it lies a half
         raise Unsupported("SFX111", "a function is being made")
     nulls = (*(value is NULL for value in frame.stack), *[False] * given)
     layout = layout_at(code, at, needed(at, bound), cells, nulls, entered)

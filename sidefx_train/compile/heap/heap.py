@@ -82,6 +82,11 @@ BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, ran
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 IMMUTABLE_C: tuple[type, ...] = (
+    int,  # and what derives from it
+    float,
+    complex,
+    str,
+    bytes,
     re.Pattern,
     re.Match,
     datetime.date,
@@ -90,7 +95,7 @@ IMMUTABLE_C: tuple[type, ...] = (
     np.dtype,
     np.ufunc,
 )
-"""C classes whose instances never change."""
+"""C classes whose instances never change in what C code reads of them."""
 
 PASSED_THROUGH: tuple[type, ...] = (
     *DEFINITIONS,

@@ -52,4 +52,6 @@ def space_of(heap: Heap, instance: Any) -> dict[str, Any]:
         owner.fill()
     elif record is None:
         heap.new_spaces[id(space)] = (space, instance)
+    else:  # an outside object that stands for itself: its dict does not
+        return heap.shadow(space, heap.sources.slot(record.base, "__dict__"))  # type: ignore[no-any-return]
     return space

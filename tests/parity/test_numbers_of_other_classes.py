@@ -214,3 +214,35 @@ def test_the_namespace_of_a_number_stays_the_same_dict():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
         assert run(compiled=True) == run(compiled=False)
+
+
+class Sized:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Any:
+        return iter(range(self.size))
+
+
+def test_a_length_that_changes_is_no_hint_for_c_code():
+    """Regression: ``list()`` of an object whose length is a changing number raised, and the step ran eagerly."""
+
+    def run(captured: bool) -> Any:
+        sized, log = Sized(0), []
+
+        def step(x):
+            sized.size += 1
+            log.append((len(sized), list(sized), tuple(sized), sorted(sized, reverse=True)))
+            return x + 1
+
+        fn = sidefx_train.compile(step, backend="eager") if captured else step
+        for _ in range(4):
+            fn(torch.ones(2))
+        return log, fn.report() if captured else None
+
+    log, report = run(captured=True)
+    assert log == run(captured=False)[0]
+    assert report.replays == 4, str(report)

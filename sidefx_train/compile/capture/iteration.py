@@ -112,7 +112,9 @@ class PythonIterable:
         return PythonIterator(self.interp, iterator)
 
     def __length_hint__(self) -> Any:
-        return length_hint(self.interp, self.obj)
+        size = length_hint(self.interp, self.obj)
+        # C code makes room by it: a number that changes need not become a constant for that.
+        return size if is_static(type(size)) or isinstance(size, int) else 0
 
 
 for _cls in (SequenceIterator, ReversedSequence, PythonIterator, PythonIterable):

@@ -96,6 +96,57 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
 )
 """C functions of other modules that depend on and change nothing that a step could see."""
 
+UNDIVIDED_MODULES = (
+    "subprocess",
+    "shutil",
+    "tempfile",
+    "zipfile",
+    "tarfile",
+    "gzip",
+    "bz2",
+    "lzma",
+    "socket",
+    "ssl",
+    "http",
+    "urllib.request",
+    "ftplib",
+    "smtplib",
+    "sqlite3",
+    "csv",
+    "multiprocessing",
+    "concurrent.futures",
+    "asyncio",
+    "importlib.metadata",
+    "torch.serialization",
+    "safetensors",
+)
+"""Modules whose functions work on files, processes and connections: each call is one line that runs natively."""
+
+_OF_FILES = frozenset(
+    {
+        "chmod", "copy", "copy_into", "cwd", "exists", "getatime", "getctime", "getmtime", "getsize", "glob",
+        "group", "hardlink_to", "is_block_device", "is_char_device", "is_dir", "is_fifo", "is_file", "is_junction",
+        "is_mount", "is_socket", "is_symlink", "isdir", "isfile", "islink", "iterdir", "lchmod", "lstat",
+        "makedirs", "mkdir", "move", "move_into", "open", "owner", "popen", "read_bytes", "read_text", "readlink",
+        "realpath", "removedirs", "rename", "renames", "replace", "resolve", "rglob", "rmdir", "samefile", "stat",
+        "symlink_to", "touch", "unlink", "walk", "write_bytes", "write_text",
+    }
+)  # fmt: skip
+UNDIVIDED_FUNCTIONS: dict[str, frozenset[str]] = {
+    "os": _OF_FILES,
+    "genericpath": _OF_FILES,
+    "posixpath": _OF_FILES,
+    "ntpath": _OF_FILES,
+    "pathlib": _OF_FILES,
+    "pathlib._local": _OF_FILES,
+    "pathlib._abc": _OF_FILES,
+    "json": frozenset({"dump", "load"}),
+    "threading": frozenset({"Thread.__init__", "Thread.start", "Thread.join"}),
+    "importlib._bootstrap": frozenset({"_find_spec"}),
+    "_frozen_importlib": frozenset({"_find_spec"}),
+}
+"""Functions of that kind in modules with others."""
+
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
 
 DEFERRED_METHODS: dict[str, frozenset[str]] = {
@@ -136,6 +187,20 @@ def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
             first == ("self",) and (module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends")))
         )
     return module in DECIDING_OPTIMIZERS or not (module.startswith("torch.optim.") and name.startswith(NATIVE_UPDATES))
+
+
+def is_undivided(fn: Any) -> bool:
+    """True for Python functions that a part of a step does not begin or end in."""
+    if type(fn) is not types.FunctionType:
+        return False
+    return _is_undivided(str(fn.__globals__.get("__name__", "")), fn.__name__, fn.__qualname__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_undivided(module: str, name: str, path: str) -> bool:
+    if not UNDIVIDED_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
+        return True
+    return any(module == known or module.startswith(known + ".") for known in UNDIVIDED_MODULES)
 
 
 def is_torch_callable(fn: Any) -> bool:

@@ -7,11 +7,13 @@ made before a break, or is given, is another object at every call: a closure ove
 
 from __future__ import annotations
 
-import functools
+import enum
 import types
 from typing import TYPE_CHECKING
 
-from sidefx_train.compile.heap.records import Attributes, InstanceRecord, Record
+import torch
+
+from sidefx_train.compile.heap.records import DEFINITIONS, Attributes, InstanceRecord, Record
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
@@ -32,7 +34,22 @@ def replaced_alike(old: object, new: object) -> bool:
     """True if one object took the place of another that is made the same way."""
     if type(old) is types.FunctionType and type(new) is types.FunctionType:
         return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
-    return type(old) is functools.partial and type(new) is functools.partial
+    return type(old) is type(new) and not isinstance(old, _ITSELF)
+
+
+_ITSELF = (
+    *DEFINITIONS,
+    types.BuiltinMethodType,
+    types.CodeType,
+    enum.Enum,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.Generator,
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+)
+"""What a step is captured for: another of them is another step."""
 
 
 def function(heap: Heap, real: types.FunctionType, source: Source) -> Record:

@@ -92,6 +92,8 @@ IMMUTABLE_C: tuple[type, ...] = (
     datetime.date,
     datetime.time,
     datetime.timedelta,
+    types.UnionType,
+    types.GenericAlias,
     np.dtype,
     np.ufunc,
 )
@@ -257,9 +259,10 @@ class Heap:
             return self._method(real, source)
         if cls is types.CellType:
             return self._cell(real, source)
-        if cls in iterators.OPAQUE and source.from_arguments:
+        passing = source.from_arguments or source.label in self.moving
+        if cls in iterators.OPAQUE and passing:
             return self.register(iterators.outside_iterator(self, real, source))
-        if cls in iterators.TYPES and source.from_arguments:
+        if cls in iterators.TYPES and passing:
             if source.label in self.walked:
                 return self.register(iterators.outside_iterator(self, real, source))
             self.iterators.append(source)
@@ -647,7 +650,11 @@ class Heap:
         try:
             shadow = cls() if cls is types.SimpleNamespace else object.__new__(cls)
         except TypeError:
-            self._opaque(real, source)
+            if anew.is_made_anew(self, real, source):
+                self.guard("type", source, cls)
+                self.register(Record(self, real, real, source, source))
+            else:
+                self._opaque(real, source)
             self.by_real[id(real)].unshadowed = not isinstance(real, IMMUTABLE_C)
             return real
         base = self._bind(real, source)

@@ -214,6 +214,8 @@ class TraceWorld(CallingWorld):
     def runs(self, fn: types.FunctionType, natively: bool) -> bool:
         if id(fn) in self.new_functions:
             return True
+        if policy.is_undivided(fn):
+            self._refuse_call(fn)
         if natively:
             return self.heap.definitions.runs_natively(fn)
         self.heap.definitions.runs(fn)

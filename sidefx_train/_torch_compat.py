@@ -1107,15 +1107,26 @@ def inductor_compile(
 
 
 @contextmanager
-def building_cpp(build: Callable[[str, str, int, list[str]], Callable[[list[Any]], list[Any]]]) -> Iterator[None]:
+def building_cpp(
+    build: Callable[[str, str, int, list[str]], Callable[[list[Any]], list[Any]]], add: Callable[[str], None]
+) -> Iterator[None]:
     """What Inductor writes in C++ for a whole CPU graph is built by ``build`` instead of by its own builder.
 
     Args:
         build: ``build(caller, kernels, outputs, libraries)`` gets the source of ``inductor_entry_impl``, that of the
             kernels it calls (empty if it is in the first), the number of outputs, and libraries to link. It returns a
             function from the capsules of the inputs to those of the outputs.
+        add: is told the source of each kernel in C++ when it has been written, before all that.
     """
     from torch._inductor.codecache import CppWrapperCodeCache
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    def telling(before: Callable[..., Any]) -> Callable[..., Any]:
+        def define_kernel(wrapper: Any, name: str, body: str, *rest: Any, **more: Any) -> Any:
+            add(body)
+            return before(wrapper, name, body, *rest, **more)
+
+        return define_kernel
 
     name = "load_pybinding"
     before = CppWrapperCodeCache.__dict__.get(name)
@@ -1130,7 +1141,8 @@ def building_cpp(build: Callable[[str, str, int, list[str]], Callable[[list[Any]
 
     setattr(CppWrapperCodeCache, name, staticmethod(load))
     try:
-        yield
+        with _replaced(PythonWrapperCodegen, "define_kernel", telling):
+            yield
     finally:
         if before is None:
             delattr(CppWrapperCodeCache, name)

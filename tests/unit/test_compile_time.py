@@ -18,7 +18,7 @@ import sidefx_train
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import cpp
 from sidefx_train.compile.backend.attention import is_written_out
-from sidefx_train.compile.backend.caller import prelude
+from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.backend.garbage import collect_if_due, fewer_collections
 from sidefx_train.compile.native import guards_module, native_module, products_module
 
@@ -114,7 +114,7 @@ def test_an_error_in_a_caller_is_raised_and_what_it_held_is_freed(empty_cache: P
 def test_a_caller_that_the_lean_source_does_not_fit_is_compiled_with_torchs_header(
     empty_cache: Path, headers_read: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpp, "prelude", lambda caller: "#error not enough\n")
+    monkeypatch.setattr(cpp, "lean_caller", lambda caller: "#error not enough\n")
     run = compat.call_aoti(cpp.load_library(cpp.build_library(CALLER, "", 1)))
     a, b = torch.randn(2, 2), torch.randn(2, 3)
     torch.testing.assert_close(run([a, b])[0], a @ b)
@@ -122,9 +122,12 @@ def test_a_caller_that_the_lean_source_does_not_fit_is_compiled_with_torchs_head
 
 
 def test_what_is_not_declared_in_torchs_c_interface_is_left_to_its_header() -> None:
-    assert prelude(CALLER) is not None
-    assert prelude(CALLER.replace("aoti_torch_cpu_mm_out", "aoti_torch_cpu_unheard_of")) is None
-    assert prelude(CALLER + "static PyObject* kept;") is None
+    plain = CALLER.replace(f"#include <{compat.WRAPPER_HEADER}>", "")
+    assert lean_caller(plain) is not None
+    assert lean_caller("#include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>\n" + plain) == lean_caller(plain)
+    assert lean_caller(plain.replace("aoti_torch_cpu_mm_out", "aoti_torch_cpu_unheard_of")) is None
+    assert lean_caller(plain + "static PyObject* kept;") is None
+    assert lean_caller("#include <vector>\n" + plain) is None
 
 
 def test_a_step_is_compiled_without_torchs_header_and_with_equal_numbers(
@@ -133,7 +136,7 @@ def test_a_step_is_compiled_without_torchs_header_and_with_equal_numbers(
     lean = _trained(_model())
     assert headers_read == [False]
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / "other"))
-    monkeypatch.setattr(cpp, "prelude", lambda caller: None)
+    monkeypatch.setattr(cpp, "lean_caller", lambda caller: None)
     whole = _trained(_model())
     assert headers_read == [False, True]
     assert torch.equal(lean, whole)

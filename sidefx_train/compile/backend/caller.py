@@ -1,8 +1,9 @@
-"""What the function that calls the kernels needs of torch, without torch's headers.
+"""What the function that calls the kernels needs of torch, Python and C++, without their headers.
 
-Inductor's own header for it takes a second to read and the compiler uses a hundredth of it. The functions of torch's C
-interface that a caller names are declared as torch's headers declare them; the few C++ helpers around them are here.
-Where a caller needs more than that, it is compiled with torch's header.
+Inductor's own header for it takes a second to read and the compiler uses a hundredth of it; those of Python and of the
+standard library take longer than all else. The functions of torch's C interface that a caller names are declared as
+torch's headers declare them; the few C++ helpers around them are here. Where a caller needs more than that, it is
+compiled with torch's header.
 """
 
 from __future__ import annotations
@@ -25,35 +26,62 @@ _BEYOND = re.compile(
     r"\b(py|pybind11|at|c10|torch|std)::(\w+)|\b(PyObject|RAIIPyObject|ConstantHandle|ArrayRefTensor)\b"
 )
 _KNOWN = {"py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"}
+_DECLARATIONS = re.compile(r"(?m)^[ \t]*#include <torch/csrc/inductor/aoti_torch/[^>\n]*>\n")
 
 _PRELUDE = r"""
-#include <Python.h>
-#include <array>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <exception>
-#include <limits>
-#include <utility>
 #include <@TYPES@>
 
 extern "C" {
 @DECLARED@
+void* PyEval_SaveThread();
+void PyEval_RestoreThread(void*);
+}
+
+namespace lean {  // in place of std
+
+template <class T> struct Bare { typedef T type; };
+template <class T> struct Bare<T&> { typedef T type; };
+template <class T> inline typename Bare<T>::type&& move(T&& given) noexcept {
+    return static_cast<typename Bare<T>::type&&>(given);
+}
+template <class T, decltype(sizeof(0)) N> struct array {
+    T items[N];
+    T* data() { return items; }
+    const T* data() const { return items; }
+    const T* cbegin() const { return items; }
+    const T* cend() const { return items + N; }
+    decltype(N) size() const { return N; }
+};
+template <class T> struct numeric_limits;
+template <> struct numeric_limits<double> {
+    static constexpr double infinity() { return __builtin_inf(); }
+    static constexpr double quiet_NaN() { return __builtin_nan(""); }
+};
+template <> struct numeric_limits<float> {
+    static constexpr float infinity() { return __builtin_inff(); }
+    static constexpr float quiet_NaN() { return __builtin_nanf(""); }
+};
+
+}  // namespace lean
+
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+
+struct SidefxFailure {  // as entry.py has it
+    char text[256];
+};
+
+[[gnu::noinline, gnu::cold, noreturn]] static void sidefx_fail(const char* call) {
+    SidefxFailure failure;
+    __builtin_snprintf(failure.text, sizeof failure.text, "%s API call failed", call);
+    throw failure;
 }
 
 #define AOTI_TORCH_ERROR_CODE_CHECK(call) \
-    if (__builtin_expect((call) != 0, 0)) throw SidefxFailure(#call)
+    if (__builtin_expect((call) != 0, 0)) sidefx_fail(#call)
 #define CACHE_TORCH_DTYPE(name) static const auto cached_torch_dtype_##name = aoti_torch_dtype_##name()
 #define CACHE_TORCH_DEVICE(name) static const auto cached_torch_device_type_##name = aoti_torch_device_type_##name()
 #define CACHE_TORCH_LAYOUT(name) static const auto cached_torch_layout_##name = aoti_torch_layout_##name()
-
-struct SidefxFailure : std::exception {
-    char text[256];
-    __attribute__((noinline, cold)) explicit SidefxFailure(const char* call) {
-        std::snprintf(text, sizeof text, "%s API call failed", call);
-    }
-    const char* what() const noexcept override { return text; }
-};
 
 // Owns one tensor. What is not inlined is used hundreds of times in one function, which else takes seconds to compile.
 class RAIIAtenTensorHandle {
@@ -132,7 +160,7 @@ static inline T& temporary_reference(T&& given) { return static_cast<T&>(given);
 
 namespace py {
 struct gil_scoped_release_simple {
-    PyThreadState* state = PyEval_SaveThread();
+    void* state = PyEval_SaveThread();
     gil_scoped_release_simple() = default;
     gil_scoped_release_simple(const gil_scoped_release_simple&) = delete;
     ~gil_scoped_release_simple() { PyEval_RestoreThread(state); }
@@ -141,22 +169,28 @@ struct gil_scoped_release_simple {
 """
 
 
-def prelude(caller: str) -> str | None:
-    """Source that takes the place of torch's header in front of a caller; ``None`` if only that header will do."""
-    if any(found.group(0) not in _KNOWN for found in _BEYOND.finditer(caller)):
+def lean_caller(caller: str) -> str | None:
+    """A caller that needs no header but that of torch's C types; ``None`` if only torch's own header will do.
+
+    Args:
+        caller: what Inductor writes, without the include of its header.
+    """
+    text = _DECLARATIONS.sub("", caller)
+    if "#include" in text or any(found.group(0) not in _KNOWN for found in _BEYOND.finditer(text)):
         return None
     prototypes = _prototypes()
     own = {compat.PRODUCT_FUNCTION, f"{compat.PRODUCT_FUNCTION}_relu"}
-    names = set(re.findall(r"\baoti_torch_\w+(?=\()", caller)) - own
+    names = set(re.findall(r"\baoti_torch_\w+(?=\()", text)) - own
     for kind, macro in (("dtype", "DTYPE"), ("device_type", "DEVICE"), ("layout", "LAYOUT")):
-        names |= {f"aoti_torch_{kind}_{name}" for name in re.findall(rf"\bCACHE_TORCH_{macro}\((\w+)\)", caller)}
+        names |= {f"aoti_torch_{kind}_{name}" for name in re.findall(rf"\bCACHE_TORCH_{macro}\((\w+)\)", text)}
     names |= set(_NEEDED)
     if not names <= prototypes.keys():
         return None
     declared = "\n".join(prototypes[name] for name in sorted(names))
     if re.search(r"\b(c10|at|torch)::", declared):
         return None
-    return _PRELUDE.replace("@TYPES@", compat.C_TYPES_HEADER).replace("@DECLARED@", declared)
+    prelude = _PRELUDE.replace("@TYPES@", compat.C_TYPES_HEADER).replace("@DECLARED@", declared)
+    return prelude + re.sub(r"\bstd::", "lean::", text)
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
-from sidefx_train.compile.backend.cpp import BuildFailed, accepts_flags, build_library, load_library
+from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_if_due, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
@@ -26,6 +27,7 @@ from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
 from sidefx_train.compile.backend.tail import write_tail
+from sidefx_train.compile.backend.workshop import BuildFailed
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.compile.graph_checks import check_graph
 from sidefx_train.compile.graphs import generators
@@ -195,14 +197,16 @@ class _Build:
 
     Attributes:
         meanwhile: called while the compiler runs.
+        building: takes kernels as they are written; ``None`` if the graph is not one C++ function.
         library: name of the library, ``None`` if there is no single one.
         seconds: wall time of the compiler and of loading.
         constants: the graph takes constants that are no inputs.
         times: what was measured to choose kernels, as text.
     """
 
-    def __init__(self, meanwhile: Callable[[], Any]) -> None:
+    def __init__(self, meanwhile: Callable[[], Any], building: Building | None) -> None:
         self.meanwhile = meanwhile
+        self.building = building
         self.library: str | None = None
         self.seconds = 0.0
         self.constants = False
@@ -210,7 +214,7 @@ class _Build:
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         began = time.perf_counter()
-        name = build_library(caller, kernels, outputs, libraries, meanwhile=self._wait)
+        name = build_library(caller, kernels, outputs, libraries, self._wait, self.building)
         entry = load_library(name)
         self.seconds += time.perf_counter() - began
         if entry is None:
@@ -244,27 +248,28 @@ def _compile(
 
     def compile_with(settings: dict[str, Any]) -> tuple[_Build, Any, str]:
         said: list[str] = []
-        build = _Build(meanwhile)
 
         def choose(module: fx.GraphModule) -> None:
             if config.autotune == "on":
                 note, build.times = choose_products(module, threads)
                 said.append(note)
 
-        with compat.inductor_options(settings), compat.building_cpp(build):
-            call, code = compat.inductor_compile(
-                graph.module,
-                example_inputs(graph),
-                static,
-                traced.fake_mode,
-                [
-                    choose,
-                    lambda module: check_graph("products", module, traced.fake_mode, functional=True),
-                    lambda module: said.append(recompute(module)),
-                    lambda module: check_graph("recomputation", module, traced.fake_mode, functional=True),
-                ],
-                finds_attention,
-            )
+        with compat.inductor_options(settings), Building() if settings["cpp_wrapper"] else nullcontext() as building:
+            build = _Build(meanwhile, building)
+            with compat.building_cpp(build, building.add if building is not None else lambda kernel: None):
+                call, code = compat.inductor_compile(
+                    graph.module,
+                    example_inputs(graph),
+                    static,
+                    traced.fake_mode,
+                    [
+                        choose,
+                        lambda module: check_graph("products", module, traced.fake_mode, functional=True),
+                        lambda module: said.append(recompute(module)),
+                        lambda module: check_graph("recomputation", module, traced.fake_mode, functional=True),
+                    ],
+                    finds_attention,
+                )
         build.constants = "constants_tensor" in code
         notes.extend(said)
         return build, call, code

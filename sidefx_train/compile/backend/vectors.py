@@ -58,18 +58,26 @@ HEADER = helpers.BEFORE + lanes.SOURCE + helpers.AFTER
 _SIZES = {"CPU_CAPABILITY_AVX512": 64, "CPU_CAPABILITY_AVX2": 32}
 
 
-def lean_kernels(kernels: str, capability: str) -> str | None:
-    """The kernels behind the header of this module; ``None`` if only torch's header will do.
+def lean_header(capability: str) -> str | None:
+    """What stands in front of kernels of :func:`lean_kernels`; ``None`` if there is nothing for this CPU.
 
     Args:
-        kernels: as Inductor writes them, each behind an include of its header.
         capability: the macro that tells Inductor's header which vectors there are.
     """
     size = _SIZES.get(capability)
+    return None if size is None else HEADER.replace("@BYTES@", str(size))
+
+
+def lean_kernels(kernels: str) -> str | None:
+    """Kernels that need no more than the header of this module; ``None`` if only torch's header will do.
+
+    Args:
+        kernels: as Inductor writes them, each behind an include of its header.
+    """
     text = re.sub(rf"(?m)^[ \t]*#include <{re.escape(compat.KERNEL_HEADER)}>\n", "", kernels)
-    if size is None or "#include" in text or not _is_known(text := _PLAIN.sub("", text)):
+    if "#include" in text or not _is_known(text := _PLAIN.sub("", text)):
         return None
-    return HEADER.replace("@BYTES@", str(size)) + re.sub(r"\bstd::", "lean::", text)
+    return re.sub(r"\bstd::", "lean::", text)
 
 
 def _is_known(text: str) -> bool:

@@ -1,0 +1,115 @@
+"""What stands between Python and the function that calls a graph's kernels: the same source for every graph.
+
+It is a unit of its own, so that the caller does without Python's headers, and is compiled before the caller is known.
+"""
+
+ENTRY = r"""
+#include <Python.h>
+#include <exception>
+
+struct AtenTensorOpaque;
+typedef AtenTensorOpaque* AtenTensorHandle;
+typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
+                              int64_t, int64_t, int64_t, int64_t);
+
+struct SidefxFailure {  // as caller.py has it
+    char text[256];
+};
+
+void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*);
+extern "C" {
+extern const int64_t sidefx_outputs;
+extern SidefxProduct sidefx_product __attribute__((weak));  // in callers that use it
+}
+
+struct SidefxHandles {
+    AtenTensorHandle* at;
+    explicit SidefxHandles(Py_ssize_t count) : at(new AtenTensorHandle[count]()) {}
+    SidefxHandles(const SidefxHandles&) = delete;
+    ~SidefxHandles() { delete[] at; }
+};
+
+// call(capsules of inputs) -> capsules of outputs
+static PyObject* sidefx_call(PyObject*, PyObject* given) {
+    const Py_ssize_t count = PyList_GET_SIZE(given);
+    SidefxHandles inputs(count), made(sidefx_outputs);
+    AtenTensorHandle* outputs = made.at;
+    for (Py_ssize_t i = 0; i < count; ++i)
+        inputs.at[i] = reinterpret_cast<AtenTensorHandle>(PyCapsule_GetPointer(PyList_GET_ITEM(given, i), nullptr));
+    try {
+        inductor_entry_impl(inputs.at, outputs);
+    } catch (const SidefxFailure& failure) {
+        PyErr_SetString(PyExc_RuntimeError, failure.text);
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (...) {
+        PyErr_SetString(PyExc_RuntimeError, "an error without a name in compiled code");
+    }
+    if (PyErr_Occurred()) return nullptr;
+    PyObject* result = PyList_New(sidefx_outputs);
+    for (Py_ssize_t i = 0; result && i < sidefx_outputs; ++i) {
+        PyObject* item = outputs[i] ? PyCapsule_New(reinterpret_cast<void*>(outputs[i]), nullptr, nullptr)
+                                    : Py_NewRef(Py_None);
+        PyList_SET_ITEM(result, i, item);
+    }
+    return result;
+}
+
+static PyObject* sidefx_bind(PyObject*, PyObject* function) {
+    sidefx_product = (SidefxProduct)PyCapsule_GetPointer(function, "sidefx_product");
+    if (!sidefx_product) return nullptr;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef sidefx_methods[] = {
+    {"call", sidefx_call, METH_O, nullptr},
+    {"bind", sidefx_bind, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+static struct PyModuleDef sidefx_module = {PyModuleDef_HEAD_INIT, "sidefx_graph", nullptr, -1, sidefx_methods};
+
+PyMODINIT_FUNC PyInit_sidefx_graph(void) {
+    if (&sidefx_product == nullptr) sidefx_methods[1] = sidefx_methods[2];  // it calls no product: nothing to bind
+    return PyModule_Create(&sidefx_module);
+}
+"""
+
+OUTPUTS = """
+extern "C" {
+extern const int64_t sidefx_outputs = @OUTPUTS@;
+}
+"""
+"""Behind a caller: how many tensors it returns."""
+
+PRODUCT = """
+typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
+                              int64_t, int64_t, int64_t, int64_t);
+extern "C" {
+SidefxProduct sidefx_product = nullptr;  // of the native module
+}
+
+static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
+                                          AtenTensorHandle* bias, int64_t relu) {
+    void *to, *left, *right, *added = nullptr;
+    int64_t *left_size, *left_stride, *right_size, *right_stride;
+    aoti_torch_get_data_ptr(out, &to);
+    aoti_torch_get_data_ptr(a, &left);
+    aoti_torch_get_data_ptr(b, &right);
+    if (bias) aoti_torch_get_data_ptr(*bias, &added);
+    aoti_torch_get_sizes(a, &left_size);
+    aoti_torch_get_strides(a, &left_stride);
+    aoti_torch_get_sizes(b, &right_size);
+    aoti_torch_get_strides(b, &right_stride);
+    sidefx_product((const float*)left, left_stride[0], left_stride[1], (const float*)right, right_stride[0],
+                   right_stride[1], (const float*)added, (float*)to, left_size[0], right_size[1], left_size[1], relu);
+    return AOTI_TORCH_SUCCESS;
+}
+static AOTITorchError @PRODUCT@(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
+                                AtenTensorHandle* bias = nullptr) {
+    return sidefx_call_product(out, a, b, bias, 0);
+}
+static AOTITorchError @PRODUCT@_relu(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
+                                     AtenTensorHandle* bias = nullptr) {
+    return sidefx_call_product(out, a, b, bias, 1);
+}
+"""
+"""In front of a caller that calls the native module's product."""

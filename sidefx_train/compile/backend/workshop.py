@@ -1,0 +1,134 @@
+"""Compilers that run while a graph is still being lowered.
+
+A kernel can be compiled as soon as it is written, and the unit that Python calls before that. Here they are taken in,
+put together to units of some size, and compiled one after the other by the processors that the lowering leaves; what is
+not done when all is known is compiled beside the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class BuildFailed(Exception):
+    """The compiler refused generated code; the text is its first error."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A source and the compiler's words for it, without files.
+
+    Attributes:
+        text: the source.
+        command: the compiler's words.
+        header: one that may be precompiled.
+        lean: nothing of torch's but its C interface is in it.
+    """
+
+    text: str
+    command: tuple[str, ...]
+    header: str | None = None
+    lean: bool = False
+
+
+class Workshop:
+    """Compiles units side by side into one folder.
+
+    Args:
+        most: compilers at a time, until all are waited for.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most if most is not None else max(1, (os.cpu_count() or 1) - 1)
+        self._folder: Path | None = None
+        self._waiting: list[tuple[list[str], Path]] = []
+        self._running: dict[Path, subprocess.Popen[str]] = {}
+        self._known: dict[Unit, Path] = {}
+        self._count = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where sources and objects are."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="sidefx_"))
+        return self._folder
+
+    @property
+    def idle(self) -> bool:
+        """True if something new would be compiled at once."""
+        self._go_on()
+        return not self._waiting and self._busy() < self._most
+
+    def compile(self, unit: Unit, included: Path | None = None) -> Path:
+        """Compiles a unit, which is waited for in :meth:`finish`; equal ones once.
+
+        Args:
+            unit: what to compile.
+            included: a header to read before it.
+
+        Returns:
+            The object file.
+        """
+        if unit not in self._known:
+            source = self.folder / f"part{self._count}.cpp"
+            self._count += 1
+            source.write_text(unit.text)
+            made = source.with_suffix(".o")
+            extra = ["-include", str(included)] if included is not None else []
+            self.run([*unit.command, *extra, "-w", "-c", str(source), "-o", str(made)], made)
+            self._known[unit] = made
+        return self._known[unit]
+
+    def run(self, command: Sequence[str], made: Path) -> None:
+        """Runs a command that makes a file, which is waited for in :meth:`finish`."""
+        self._waiting.append((list(command), made))
+        self._go_on()
+
+    def finish(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Waits for all; the first error ends all.
+
+        Args:
+            meanwhile: called while the compilers run.
+
+        Raises:
+            BuildFailed: one of them refuses what it is given.
+        """
+        self._most = max(self._most, self._busy() + len(self._waiting))
+        self._go_on()
+        meanwhile()
+        while self._running:
+            _, process = self._running.popitem()
+            _, said = process.communicate()
+            if process.returncode != 0:
+                errors = [line for line in said.splitlines() if "error" in line] or said.splitlines() or ["no message"]
+                self.close()
+                raise BuildFailed(errors[0][:300])
+
+    def close(self) -> None:
+        """Ends what still runs and removes the files."""
+        self._waiting.clear()
+        for process in self._running.values():
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self._running.clear()
+        self._known.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _busy(self) -> int:
+        return sum(process.poll() is None for process in self._running.values())
+
+    def _go_on(self) -> None:
+        while self._waiting and self._busy() < self._most:
+            command, made = self._waiting.pop(0)
+            self._running[made] = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )

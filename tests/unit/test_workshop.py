@@ -1,0 +1,116 @@
+"""Compilers that run while a graph is being lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend import cpp
+from sidefx_train.compile.backend.kernels import LARGEST_PART, Kernels
+from sidefx_train.compile.backend.workshop import BuildFailed, Unit, Workshop
+
+PLAIN = ("g++", "-fPIC")
+
+
+@pytest.fixture
+def workshop() -> Iterator[Workshop]:
+    at = Workshop(most=1)
+    yield at
+    at.close()
+
+
+def test_units_are_compiled_one_after_the_other_and_equal_ones_once(workshop: Workshop) -> None:
+    units = [Unit(f"int f{i}() {{ return {i}; }}", PLAIN) for i in range(3)]
+    made = [workshop.compile(unit) for unit in (*units, units[0])]
+    assert made[0] == made[3] and len(set(made)) == 3
+    assert not workshop.idle, "one compiler runs at a time"
+    workshop.finish()
+    assert workshop.idle and all(path.stat().st_size for path in made)
+    folder = workshop.folder
+    workshop.close()
+    assert not folder.exists()
+
+
+def test_the_first_error_ends_all_and_the_workshop_can_be_used_again(workshop: Workshop) -> None:
+    good = Unit("int f() { return 1; }", PLAIN)
+    for unit in (good, Unit("#error not this\n", PLAIN), good):
+        workshop.compile(unit)
+    folder = workshop.folder
+    with pytest.raises(BuildFailed, match="not this"):
+        workshop.finish()
+    assert not folder.exists()
+    made = workshop.compile(good)
+    workshop.finish()
+    assert made.exists()
+
+
+def _kernel(name: str, longer: int = 0) -> str:
+    filler = "".join(f"    out[0] = in[0]; // {i}\n" for i in range(longer // 24))
+    return f"""#include <{compat.KERNEL_HEADER}>
+extern "C"  void  cpp_fused_{name}(const float* in, float* out)
+{{
+{filler}    out[0] = in[0];
+}}
+"""
+
+
+@pytest.fixture
+def kernels(workshop: Workshop) -> Kernels:
+    found = Kernels(workshop, [*PLAIN, "-O3", "-mavx512f", "-D CPU_CAPABILITY_AVX512"], lean=True)
+    assert found._header is not None
+    return found
+
+
+def test_kernels_are_compiled_before_all_are_known(workshop: Workshop, kernels: Kernels) -> None:
+    large, small, other = _kernel("a", LARGEST_PART), _kernel("b"), _kernel("c").replace("in[0];", "std::frexp(in[0]);")
+    kernels.add(small)
+    assert workshop.idle, "it is too small to read the header for it"
+    kernels.add(large)
+    kernels.add(large)
+    assert not workshop.idle
+    kernels.add(other)
+    kernels.add("async_compile.cpp_pybinding([], '''")  # not a kernel of a C++ graph
+    begun, late, plain = kernels.units("\n".join((small, large, other, _kernel("d"))))
+    assert all(text in begun.text for text in ("cpp_fused_a(", "cpp_fused_b(")) and "fused_c" not in begun.text
+    assert "cpp_fused_d(" in late.text and late.lean and "fused_a" not in late.text
+    assert "frexp" in plain.text and plain.header == compat.KERNEL_HEADER
+    assert workshop.compile(begun) == workshop.folder / "part0.o", "it is compiled already"
+
+
+def test_a_kernel_that_is_not_among_all_makes_what_was_begun_void(workshop: Workshop, kernels: Kernels) -> None:
+    first, second = _kernel("a", LARGEST_PART), _kernel("b")
+    kernels.add(first)
+    folder = workshop.folder
+    (unit,) = kernels.units(second)
+    assert "cpp_fused_b(" in unit.text and "fused_a" not in unit.text and not folder.exists()
+
+
+def test_something_in_front_of_all_kernels_keeps_them_together(kernels: Kernels) -> None:
+    text = "static int shared;\n" + _kernel("a") + _kernel("b")
+    (unit,) = kernels.units(text)
+    assert unit.text == text and not unit.lean
+    assert kernels.units("\n") == []
+
+
+def test_the_library_does_not_depend_on_what_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    caller = f"""
+#include <{compat.WRAPPER_HEADER}>
+extern "C" void cpp_fused_a(const float* in, float* out);
+void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {{
+    auto inputs = steal_from_raw_handles_to_raii_handles(input_handles, 2);
+    auto a = std::move(inputs[0]);
+    auto b = std::move(inputs[1]);
+    cpp_fused_a((const float*)(a.data_ptr()), (float*)(b.data_ptr()));
+    output_handles[0] = b.release();
+}}
+"""
+    kernel = _kernel("a", LARGEST_PART)
+    building = cpp.Building()
+    building.add(kernel)
+    name = cpp.build_library(caller, kernel, 1, building=building)
+    monkeypatch.setattr(Workshop, "finish", lambda *_: pytest.fail("built again"))
+    assert cpp.build_library(caller, kernel, 1) == name

@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -882,10 +883,39 @@ def _import_lowering() -> None:
     late = functools.partial(_LateTemplate, KernelTemplate._template_from_string)
     KernelTemplate._template_from_string = staticmethod(late)
     try:
-        importlib.import_module("torch._inductor.lowering")
-        importlib.import_module("torch._inductor.compile_fx")
+        with _late_import("networkx"):
+            importlib.import_module("torch._inductor.lowering")
+            importlib.import_module("torch._inductor.compile_fx")
     finally:
         KernelTemplate._template_from_string = read
+
+
+class _LateModule(types.ModuleType):
+    """Stands for a module in those that import it, which comes when something of it is used after that."""
+
+    importing = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self.importing:  # for an annotation
+            return Any
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextmanager
+def _late_import(name: str) -> Iterator[None]:
+    """Modules imported inside do without a module that they import, until they use it."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = late = _LateModule(name)
+    try:
+        yield
+    finally:
+        late.importing = False
+        if sys.modules.get(name) is late:
+            del sys.modules[name]
 
 
 @contextmanager
@@ -1221,6 +1251,13 @@ def c_interface() -> list[str]:
     return texts
 
 
+_VECTOR_FLAGS = (
+    *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mavx512vnni"),
+    "-mavx512bf16",
+)
+"""Flags of the sets of instructions that Inductor asks for; a compiler is asked for all of them at once."""
+
+
 @contextmanager
 def quick_vector_probes(accepts: Callable[[Sequence[str]], bool]) -> Iterator[None]:
     """Which vector instructions Inductor may use is decided by the CPU's own word and the compiler's flags.
@@ -1236,7 +1273,8 @@ def quick_vector_probes(accepts: Callable[[Sequence[str]], bool]) -> Iterator[No
     before = cpu_vec_isa.VecISA.check_build
 
     def check(isa: Any, code: str) -> bool:
-        return accepts(tuple(isa.build_arch_flags().split()))
+        flags = tuple(isa.build_arch_flags().split())
+        return (set(flags) <= set(_VECTOR_FLAGS) and accepts(_VECTOR_FLAGS)) or accepts(flags)
 
     cpu_vec_isa.VecISA.check_build = check
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -228,6 +229,8 @@ class WrittenOut(nn.Module):
 
 FIRST = """
 import sys
+from torch._inductor.codecache import FxGraphCache
+FxGraphCache.prepare_key = lambda *_: sys.exit("Inductor's own cache was asked for a graph that is kept in ours")
 from tests.unit.test_compile_time import WrittenOut, _model, _trained
 assert "torch._inductor.lowering" not in sys.modules
 _trained(_model())
@@ -241,14 +244,36 @@ read = [t for t in TritonTemplate.all_templates.values() if t.template._made.cac
 assert not read, "templates of Triton's were read for the CPU"
 assert callable(mm_template.template.render), "a template that is used is read then"
 assert mm_template.template._made.cache_info().currsize == 1
+from torch._functorch._activation_checkpointing import graph_info_provider
+assert "networkx" not in sys.modules and len(graph_info_provider.nx.DiGraph([(1, 2)])) == 2
+assert "networkx" in sys.modules
 """
 
 
 def test_patterns_of_attention_and_templates_are_made_when_they_are_needed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FIRST]
     subprocess.run(
-        command, check=True, timeout=600, env={**__import__("os").environ, "SIDEFX_CACHE_DIR": str(tmp_path)}
+        command,
+        check=True,
+        timeout=600,
+        env={**os.environ, "SIDEFX_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"},
     )
+
+
+def test_a_compiler_is_asked_once_for_all_vector_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
+
+    for known, asked in ((True, 1), (False, 3)):
+        questions: list[Any] = []
+
+        def accepts(flags: Any) -> bool:
+            if flags not in questions:
+                questions.append(flags)
+            return known or len(flags) < 6  # noqa: B023
+
+        with compat.quick_vector_probes(accepts):
+            assert VecAVX2().check_build("") and VecAVX512().check_build("")
+        assert len(questions) == asked
 
 
 def test_attention_that_is_written_out_is_recognised() -> None:

@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -200,3 +202,26 @@ def test_a_step_says_what_it_measured_and_chose() -> None:
     assert not any("matrix products" in note for note in untuned.report().captures[0].notes)
     with pytest.raises(ValueError, match="autotune"):
         sidefx_train.compile(step, autotune="max")
+
+
+@pytest.mark.parametrize(("patience", "turns"), [(60.0, (6, 6, 2)), (-60.0, (1, 1, 1))], ids=["quiet", "busy"])
+def test_what_may_be_the_fastest_is_measured_longer(
+    patience: float, turns: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"near": 0.0105, "nearest": 0.01, "far": 0.04}
+    calls: Counter[str] = Counter()
+    now = [0.0]
+
+    def candidate(name: str) -> Callable[[], None]:
+        def run() -> None:
+            calls[name] += 1
+            now[0] += seconds[name]
+
+        return run
+
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measuring.time, "thread_time", lambda: now[0])
+    monkeypatch.setattr(measuring, "_WORTH", patience)
+    found = measuring.measured(lambda: {name: candidate(name) for name in seconds}, 1e8, 1)
+    assert found == pytest.approx(seconds)
+    assert [calls[name] for name in seconds] == [2 * turn for turn in turns], "one call, and one that is timed"

@@ -242,7 +242,7 @@ def _compile(
     chosen = options(config, graph)
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
     if kept or generators(graph.module):  # in ours, or in none: Inductor's takes one generator for another
-        chosen["fx_graph_cache"] = False
+        chosen |= {"fx_graph_cache": False, "force_disable_caches": True}  # an environment variable overrides the first
     if generators(graph.module):  # in the order of the step: each draw moves the generator on
         chosen["fallback_random"] = True
 

@@ -28,7 +28,12 @@ MEASURES: dict[str, Callable[..., Times]] = {}
 """Functions that return seconds by candidate."""
 
 _VERSION = 2  # of the candidates
-_CLEARLY = 1.5  # times slower than the fastest: no further turns
+_TURNS = 6  # of each candidate that may be the fastest
+_CLEARLY = 1.5  # times slower than the fastest: no further turns after two
+_WORTH = (
+    0.03  # seconds, and those of all runs at some floating-point operations a second: longer only if others are busy
+)
+_SLOWEST = 5e7
 _MOST_RUNS = 75  # of one candidate in one part of a turn: a call costs some time, however small the product
 _PARTS = 4  # of a turn, each of which is timed
 _TURN = 0.002  # seconds of one candidate in one turn, after which no further part is begun
@@ -114,7 +119,8 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
     """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
 
     The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them and is not
-    waited for. What is decided after two turns is not measured further.
+    waited for. What is far from the fastest after two turns is not measured further, and where threads wait for each
+    other because the machine is busy, further turns would tell little.
 
     Args:
         make: gives the functions, by name.
@@ -130,10 +136,9 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
         with compat.outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=()):
             functions = make()
             best = dict.fromkeys(functions, float("inf"))
-            for turn in range(6):
-                if turn >= 2 and max(best.values()) > _CLEARLY * min(best.values()):
-                    break
-                for name, function in functions.items():
+            left, end = dict(functions), time.perf_counter() + _WORTH + flops / _SLOWEST
+            for turn in range(_TURNS):
+                for name, function in left.items():
                     function()
                     until = time.perf_counter() + _TURN
                     for _ in range(_PARTS):
@@ -143,6 +148,10 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
                         best[name] = min(best[name], (clock() - start) / runs)
                         if time.perf_counter() > until:  # large, or the machine is busy
                             break
+                if turn >= 1:
+                    left = {name: left[name] for name in left if best[name] <= _CLEARLY * min(best.values())}
+                if len(left) < 2 or time.perf_counter() > end:
+                    break
             return best
     finally:
         torch.set_num_threads(before)

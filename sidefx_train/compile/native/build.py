@@ -33,10 +33,8 @@ _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-
 _HEAD = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <cmath>
-#include <cstdint>
+#include <stdint.h>
 #include <omp.h>
-#include <vector>
 """
 
 _ENTRY = """

@@ -142,17 +142,32 @@ static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
     }
 }
 
+struct Room {  // of one thread, for one panel
+    float* at = nullptr;
+    int64_t size = 0;
+    ~Room() { delete[] at; }
+    float* of(int64_t wanted) {
+        if (wanted > size) {
+            delete[] at;
+            at = nullptr, size = 0;  // if there is no memory
+            at = new float[wanted];
+            size = wanted;
+        }
+        return at;
+    }
+};
+
 static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int64_t columns, int64_t depth,
                           int64_t first, int64_t last, int64_t column, bool relu) {
-    thread_local std::vector<float> copied;
+    thread_local Room copied;
     const int64_t width = columns - column < PANEL ? columns - column : PANEL;
     const Matrix mine{b.data + column * b.column, b.row, b.column};
     const float* right = mine.data;
     int64_t right_row = b.row;
     if (b.column != 1 || width < PANEL) {
-        if ((int64_t)copied.size() < depth * PANEL) copied.resize(depth * PANEL);
-        fill_panel(mine, depth, width, copied.data());
-        right = copied.data();
+        float* panel = copied.of(depth * PANEL);
+        fill_panel(mine, depth, width, panel);
+        right = panel;
         right_row = PANEL;
     }
     float edge_bias[PANEL] = {}, edge[ROWS * PANEL];

@@ -6,6 +6,8 @@ not assumed; where it is not found, or there is no header, ``tensors_readable()`
 """
 
 SOURCE = r"""
+#include <cmath>
+#include <vector>
 #if __has_include(<c10/core/TensorImpl.h>) && !defined(SIDEFX_NO_C10)
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

@@ -5,6 +5,8 @@ follows torch's fused CPU kernels operation by operation.
 """
 
 SOURCE = r"""
+#include <vector>
+
 static void* (*data_ptr)(PyObject*);
 static const int64_t GRAIN = 16384;      // elements per unit of work
 static const int64_t SERIAL = 65536;     // fewer elements than this: one thread
@@ -42,19 +44,19 @@ struct AdamNumbers { float decay, weight_decay, lerp, beta2, rest2, eps, step_si
 template <bool decoupled, bool amsgrad>
 static void adam_span(float* __restrict p, const float* __restrict g, float* __restrict m, float* __restrict v,
                       float* __restrict vmax, int64_t n, AdamNumbers c, float sign) {
-    const bool near = std::fabs(c.lerp) < 0.5f;
+    const bool near = __builtin_fabsf(c.lerp) < 0.5f;
     const float coefficient = near ? c.lerp : c.lerp - 1.0f;
     for (int64_t i = 0; i < n; ++i) {
         float grad = sign * g[i], param = p[i];
         if (decoupled) param = param * c.decay; else grad = grad + param * c.weight_decay;
         const float base = near ? m[i] : grad;
-        const float avg = std::fma(coefficient, grad - m[i], base);
+        const float avg = __builtin_fmaf(coefficient, grad - m[i], base);
         const float square = v[i] * c.beta2 + c.rest2 * grad * grad;
         m[i] = avg;
         v[i] = square;
         float largest = square;
         if (amsgrad) { largest = vmax[i] > square ? vmax[i] : square; vmax[i] = largest; }
-        const float denominator = std::sqrt(largest) / c.root + c.eps;
+        const float denominator = __builtin_sqrtf(largest) / c.root + c.eps;
         p[i] = param - c.step_size * avg / denominator;
     }
 }
@@ -80,8 +82,8 @@ static PyObject* adam(PyObject*, PyObject* const* a, Py_ssize_t count) {
         const double step = *steps[i];
         if (step != last) {
             last = step;
-            size1 = lr / (1 - std::pow(beta1, step));
-            root = std::sqrt(1 - std::pow(beta2, step));
+            size1 = lr / (1 - __builtin_pow(beta1, step));
+            root = __builtin_sqrt(1 - __builtin_pow(beta2, step));
         }
         numbers[i] = {(float)(1 - lr * weight_decay), (float)weight_decay, (float)(1 - beta1), (float)beta2,
                       (float)(1 - beta2), (float)eps, (float)size1, (float)root};

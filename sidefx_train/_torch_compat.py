@@ -954,24 +954,41 @@ def _without_attention_patterns() -> Iterator[None]:
         yield
 
 
+class _NoBounds:
+    """Of values that are no indices."""
+
+    @staticmethod
+    def get_bounds() -> dict[Any, Any]:
+        return {}
+
+
 @contextmanager
 def _quick_codegen() -> Iterator[None]:
     """What Inductor's C++ code generation does again and again for the same answer is done once.
 
-    Steps of indices that are linear in a variable are read off instead of simplified, the rules of data types, which
-    are one object anyway, are not filled in anew for each operation, and loops over what is left of a size that vectors
-    divide are not written, since there is nothing left.
+    Steps of indices that are linear in a variable, also within vectors only, are read off instead of simplified, the
+    rules of data types, which are one object anyway, are not filled in anew for each operation, loops over what is left
+    of a size that vectors divide are not written, since there is nothing left, and what values are at least and at most
+    is found out where some of them are indices.
     """
-    from torch._inductor import scheduler
+    from torch._inductor import loop_body, scheduler
     from torch._inductor.codegen import common, cpp
     from torch._inductor.virtualized import V
 
     def quick(before: Callable[..., Any]) -> Callable[..., Any]:
         def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
             step = linear_step(index, var)
+            if step is None and vec_length:
+                step = linear_step(_within_vector(index, var, vec_length), var)
             return before(index, var, vec_length) if step is None else step
 
-        return stride
+        return functools.cache(stride)
+
+    def unless_looked_up(before: Callable[..., Any]) -> Callable[..., Any]:
+        def bounds(body: Any) -> Any:  # they are asked for where a value is an index
+            return _NoBounds if isinstance(V.kernel, cpp.CppKernel) and not body.indirect_vars else before(body)
+
+        return bounds
 
     def marking(before: Callable[..., Any]) -> Callable[..., Any]:
         def new_kernel(group: Any, cls: Any, *args: Any) -> Any:
@@ -994,6 +1011,7 @@ def _quick_codegen() -> Iterator[None]:
         _replaced(common, "DtypePropagationOpsHandler", functools.cache),
         _replaced(getattr(cpp, "KernelGroup", None), "new_kernel", marking),
         _replaced(scheduler.SchedulerNode, "codegen", unless_empty),
+        _replaced(loop_body.LoopBody, "bounds", unless_looked_up),
     ):
         yield
 
@@ -1032,6 +1050,25 @@ def linear_step(index: Any, var: Any) -> Any:
             return None
         step += factor
     return step
+
+
+def _within_vector(index: Any, var: Any, length: int) -> Any:
+    """The index while ``var`` runs through one vector: its quotients by multiples of the length stay what they are, and
+    so do its remainders of them but for ``var`` itself."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    known: dict[Any, Any] = {}
+    for part in index.atoms(FloorDiv, ModularIndexing):
+        base, *numbers = part.args
+        if base != var or not all(number.is_Integer for number in numbers):
+            continue
+        fixed = sympy.Symbol(f"{var}_fixed{len(known)}")
+        if numbers[0] % length == 0:
+            known[part] = fixed
+        elif type(part) is ModularIndexing and numbers[0] == 1 and numbers[1] % length == 0:
+            known[part] = var + fixed
+    return index.xreplace(known)
 
 
 def fake_transposed(fake: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import cpp
+from sidefx_train.compile.backend import cpp, inductor
 from sidefx_train.compile.backend.attention import is_written_out
 from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.backend.garbage import collect_if_due, fewer_collections
@@ -177,6 +177,62 @@ def test_steps_of_limited_indices_are_no_numbers_and_those_beside_them_are() -> 
     assert not mine.is_number and mine.free_symbols == inductors.free_symbols
     assert all(mine.subs(x, value) == inductors.subs(x, value) for value in range(40))
     assert compat.linear_step(index, y) == 1
+
+
+def test_steps_within_vectors_are_what_inductor_finds() -> None:
+    from torch._inductor.sizevars import stride_at_vec_range
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    x, y = sympy.symbols("d0 d1", integer=True, nonnegative=True)
+    rest, quotient = ModularIndexing(x, 1, 32), FloorDiv(x, 32)
+    for index in (64 * y + rest, quotient + y, 512 * quotient + 3 * rest, ModularIndexing(x, 16, 4) + 2 * x, rest - x):
+        for length in (8, 16, 32):
+            step = compat.linear_step(compat._within_vector(index, x, length), x)
+            assert step == stride_at_vec_range(index, x, length) or (step is None and length == 32)
+    others = [FloorDiv(x, 8), ModularIndexing(x, 1, 24), ModularIndexing(x + y, 1, 16), ModularIndexing(x, 8, 16)]
+    assert [compat.linear_step(compat._within_vector(index, x, 16), x) for index in others] == [None] * len(others)
+
+
+class Turned(nn.Module):
+    """Heads of 32, turned: indices with quotients and remainders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.project, self.head = nn.Embedding(4, 64), nn.Linear(8, 64), nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.table(x[:, 0].abs().long().clamp(max=3)) + self.project(x).view(2, 8, 2, 32).transpose(1, 2).reshape(
+            16, 64
+        )
+        return self.head(torch.tanh(y))
+
+
+def test_what_is_read_off_leaves_the_code_as_it_was(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[list[str]] = []
+    build = cpp.build_library
+
+    def noted(caller: str, kernels: str, *rest: Any) -> str:
+        sources[-1].append(kernels)
+        return build(caller, kernels, *rest)
+
+    monkeypatch.setattr(inductor, "build_library", noted)
+    for quick in (True, False):
+        sources.append([])
+        monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / str(quick)))
+        if not quick:
+            from torch._inductor.loop_body import LoopBody
+            from torch._inductor.sizevars import stride_at_vec_range
+
+            usual = compat._replaced
+
+            def kept(place: Any, name: str, make: Any) -> Any:
+                real = {"stride_at_vec_range": stride_at_vec_range, "bounds": LoopBody.bounds}
+                return usual(place, name, (lambda before: real[name]) if name in real else make)  # noqa: B023
+
+            monkeypatch.setattr(compat, "_replaced", kept)
+        torch.manual_seed(0)
+        _trained(Turned())
+    assert sources[0] == sources[1] and all(sources)
 
 
 def test_loops_over_nothing_are_not_generated(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

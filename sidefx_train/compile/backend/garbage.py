@@ -1,8 +1,8 @@
 """When Python looks for garbage while a graph is compiled.
 
 Imports and graphs make hundreds of thousands of objects that stay, so that Python looks through all there are again and
-again: a fifth of the time of lowering. Here it looks among young objects only, and through all of them, if that is due
-by its own rule, once the C++ compiler runs and there is nothing else to do.
+again: a fifth of the time of lowering. Here it looks among young objects only, and seldom, and through all of them, if
+that is due by its own rule, once the C++ compiler runs and there is nothing else to do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_YOUNG = 20_000
+"""Objects made between two collections of young ones."""
 
 _SELDOM = 10_000
 """Collections of middle-aged objects between two of old ones."""
@@ -22,7 +25,7 @@ def fewer_collections() -> Iterator[None]:
     """No collection of old objects, but in :func:`collect_if_due`; entered by one thread at a time."""
     global _usual
     young, middle, old = _usual = gc.get_threshold()
-    gc.set_threshold(young, middle, max(old, _SELDOM))
+    gc.set_threshold(max(young, _YOUNG) if young else 0, middle, max(old, _SELDOM))
     try:
         yield
     finally:
@@ -41,7 +44,8 @@ def collect_if_due() -> None:
     seldom = gc.get_threshold()
     gc.set_threshold(*_usual)
     try:
-        made: list[list[int]] = [[] for _ in range(_usual[0] + 1)]
-        made.clear()
+        for _ in range(2):  # old objects are due once middle-aged ones have joined them
+            made: list[list[int]] = [[] for _ in range(_usual[0] + 1)]
+            made.clear()
     finally:
         gc.set_threshold(*seldom)

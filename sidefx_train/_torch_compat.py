@@ -954,6 +954,43 @@ def _without_attention_patterns() -> Iterator[None]:
         yield
 
 
+def _running_bodies(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Bodies of loops, which are graphs of calls of one object's methods, are run without what else graphs may have."""
+    from torch._inductor.virtualized import V
+
+    def run(shim: Any, *args: Any, **more: Any) -> Any:
+        if more:
+            return before(shim, *args, **more)
+        values: dict[fx.Node, Any] = {}
+        shim.env, given = values, iter(args)
+
+        def value(arg: Any) -> Any:
+            if type(arg) is fx.Node:
+                return values[arg]
+            return fx.map_arg(arg, values.__getitem__) if isinstance(arg, (tuple, list, dict, slice)) else arg
+
+        with V.set_interpreter_handler(shim):
+            for node in shim.graph.nodes:
+                shim.current_node = node
+                if node.op == "call_method":
+                    called, *rest = map(value, node.args)
+                    function = getattr(called, node.target)
+                elif node.op == "call_module":
+                    function, rest = shim.fetch_attr(node.target), list(map(value, node.args))
+                elif node.op == "placeholder":
+                    values[node] = next(given)
+                    continue
+                elif node.op == "output":
+                    return value(node.args[0])
+                else:
+                    values[node] = shim.run_node(node)
+                    continue
+                values[node] = function(*rest, **{name: value(arg) for name, arg in node.kwargs.items()})
+        raise AssertionError("a body of a loop without an output")
+
+    return run
+
+
 class _NoBounds:
     """Of values that are no indices."""
 
@@ -1012,6 +1049,7 @@ def _quick_codegen() -> Iterator[None]:
         _replaced(getattr(cpp, "KernelGroup", None), "new_kernel", marking),
         _replaced(scheduler.SchedulerNode, "codegen", unless_empty),
         _replaced(loop_body.LoopBody, "bounds", unless_looked_up),
+        _replaced(loop_body.InterpreterShim, "run", _running_bodies),
     ):
         yield
 

@@ -62,7 +62,6 @@ from sidefx_train.compile.joint.partition import recompute
 from sidefx_train.compile.joint.runtime import join
 from sidefx_train.compile.joint.trace import record_backward
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
-from sidefx_train.compile.residual.views import storage_of as fake_storage
 from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError, Location, Unsupported
@@ -359,7 +358,7 @@ def _count_writes(world: TraceWorld) -> None:
             first = _same_counter(record, counted) if writes else None
             if writes and first is None:
                 counted.append(record)
-                writes -= world.replayed.get(fake_storage(record.shadow), 0)
+                writes -= sum(n for base, n in world.replayed if compat.one_counter(record.shadow, base))
             i = position[id(record.real)]
             counter = None if first is None else position[id(first.real)]
             inputs[i] = replace(inputs[i], writes=writes, counter=counter)

@@ -661,8 +661,9 @@ UNDER_INDUCTOR = (
 """Mutations of data and layout, several views of one tensor, and what is made of them later: the kinds there are."""
 
 
-def source_of(name: str) -> str:
-    arguments, step, after = PROGRAMS[name]
+def source_of(program: tuple[str, str, str]) -> str:
+    """A program as the fuzzer writes it, of its arguments, its step, and what happens afterwards."""
+    arguments, step, after = program
     names = ", ".join(part.split("=")[0].strip() for part in arguments.split("; "))
     lines = [
         "import torch",
@@ -682,7 +683,7 @@ def source_of(name: str) -> str:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name, backend):
-    check(source_of(name), backend)
+    check(source_of(PROGRAMS[name]), backend)
 
 
 def test_an_empty_view_is_where_it_is_whatever_was_captured_before():
@@ -703,7 +704,7 @@ def test_an_empty_view_is_where_it_is_whatever_was_captured_before():
 @pytest.mark.parametrize("name", UNDER_INDUCTOR)
 def test_program_under_inductor(name):
     """Metadata is eager's there too; values and gradients are close."""
-    assert check(source_of(name), "inductor", close=True).replays == 3
+    assert check(source_of(PROGRAMS[name]), "inductor", close=True).replays == 3
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])

@@ -73,7 +73,7 @@ class TraceWorld(CallingWorld):
         locks: locks that it takes and releases.
         freed: autograd nodes whose graph a backward pass has freed.
         hooked: autograd nodes of tensors on which the step registered a hook.
-        replayed: how often the version of a memory is moved by views that are replayed after the graph.
+        replayed: how often the replay of views after the graph will move the version counter of what they are made of.
         led_back: what C code calls in place of functions of the step.
         settings: global settings of torch, as functions that ask for them, with what these gave at entry.
         class_views: namespaces of classes that the program holds, with the class.
@@ -117,7 +117,7 @@ class TraceWorld(CallingWorld):
         self.locks = opaque.Locks(self)
         self.freed: set[Any] = set()
         self.hooked: set[Any] = set()
-        self.replayed: dict[int, int] = {}
+        self.replayed: list[tuple[torch.Tensor, int]] = []
         self.last_error: tuple[Exception, Any, Location | None] | None = None
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}

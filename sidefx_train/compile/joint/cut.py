@@ -133,13 +133,23 @@ def _place(place: Place, returned: int) -> Place:
 
 def _turned(world: TraceWorld, cutter: _Cutter, outputs: int) -> tuple[tuple[Place, int], ...]:
     """What holds the memory whose version counter the replay of views moves, and by how much."""
-    holders: dict[int, Place] = {}
-    for kind, nodes in (("result", cutter.results[:outputs]), ("input", cutter.inputs)):
-        for i, node in enumerate(nodes):
-            value = node.meta.get("val")
-            if isinstance(value, torch.Tensor) and own_counter(node) is None:
-                holders.setdefault(storage_of(value), (kind, i))  # type: ignore[arg-type]
-    return tuple((holders[storage], count) for storage, count in world.replayed.items() if count and storage in holders)
+    records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
+    position = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    found: dict[Place, int] = {}
+    for base, count in world.replayed:
+        counter = own_counter(world.tracer.node_of(base))
+        holders: list[Place] = [
+            ("result", i)
+            for i, node in enumerate(cutter.results[:outputs])
+            if isinstance(value := node.meta.get("val"), torch.Tensor)
+            and storage_of(value) == storage_of(base)
+            and own_counter(node) is counter
+        ]
+        shared = [r for r in records if compat.one_counter(r.shadow, base)]
+        holders = [("input", position[id(r.real)]) for r in shared] or holders
+        if holders:
+            found[holders[0]] = found.get(holders[0], 0) + count
+    return tuple(found.items())
 
 
 class _Cutter:

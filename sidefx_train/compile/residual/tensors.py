@@ -69,7 +69,7 @@ class TensorRebuilder(ABC):
         self.differentiable: dict[int, torch.Tensor] = {}
         self.updates: dict[int, int] = {}
         self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
-        self._turned: dict[int, int] = {}
+        self._turned: list[tuple[torch.Tensor, int]] = []
         self._begun: dict[int, int] = {}
         self._index: dict[fx.Node, int] = {}
         self._given: list[TensorRecord] = []
@@ -92,9 +92,10 @@ class TensorRebuilder(ABC):
     def settle(self) -> None:
         """Takes out of the versions of bases what replaying their views will add to them."""
         self.world.replayed = self._turned
-        for storage, count in self._turned.items():
-            for node in self.returned.get(storage, ()):
-                if OWN in node.meta:
+        for base, count in self._turned:
+            counter = own_counter(self.world.tracer.node_of(base))
+            for node in self.returned.get(storage_of(base), ()):
+                if OWN in node.meta and own_counter(node) is counter:
                     node.meta[OWN] -= count
 
     def prepared(self, value: torch.Tensor) -> str:
@@ -252,8 +253,9 @@ class TensorRebuilder(ABC):
         if isinstance(path.base, fx.Node):
             self.returned.setdefault(storage_of(path.base.meta["val"]), set()).add(path.base)
             return self.output(path.base)
-        viewed = storage_of(path.base)
-        self._turned[viewed] = self._turned.get(viewed, 0) + sum(op.turns for op in path.ops if path.grad)
+        turns = sum(op.turns for op in path.ops if path.grad)
+        if turns:
+            self._turned.append((path.base, turns))
         return self.prepared(path.base)
 
     def _live_view(self, value: torch.Tensor, path: Path) -> str:

@@ -48,7 +48,7 @@ from sidefx_train.compile.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.guards.program import follow, object_check, split
 from sidefx_train.compile.heap.calling import first_line
-from sidefx_train.compile.heap.effects import SideEffects, collect
+from sidefx_train.compile.heap.effects import SideEffects, bases_wanted, collect
 from sidefx_train.compile.heap.iterators import given_state
 from sidefx_train.compile.heap.opaque import check_nothing_left
 from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, TensorRecord
@@ -66,7 +66,7 @@ from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError, Location, Unsupported
 
-_MAX_RESTARTS = 4
+_MAX_RESTARTS = 5
 _MAX_DEPTHS = 3
 """Frames, from the innermost outwards, in which a stopped capture is tried to be suspended."""
 
@@ -86,6 +86,7 @@ class Learned:
         texts: labels of texts that have changed, once for each time.
         passing: labels of texts that go on changing: they are only handed on.
         reads_texts: the step decides on one of them, so that they are exact after all.
+        based: labels of views whose bases get a new value, from which they have their history.
         whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
     """
 
@@ -100,6 +101,7 @@ class Learned:
     texts: tuple[str, ...] = ()
     passing: frozenset[str] = frozenset()
     reads_texts: bool = False
+    based: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ def _capture_once(
             heap = world.heap
             heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
             heap.in_part, heap.walked = is_continuation(fn), learned.walked
-            heap.growing, heap.passing = learned.growing, learned.passing
+            heap.growing, heap.passing, heap.based = learned.growing, learned.passing, learned.based
             grad_mode = torch.is_grad_enabled()
             world.defined_at, heap.sources.parameters = definition_of(fn)
             target = heap.shadow(fn, heap.sources.const(fn, name))
@@ -254,6 +256,9 @@ def _capture_once(
             _keep_grad_mode(world, state_check, grad_mode)
             world.locks.settle()
             heap.memory.finish()
+            wanted = bases_wanted(world)
+            if wanted:
+                return replace(learned, based=learned.based | wanted)
             effects = collect(world)
             heap.check_arrays(world.writes)
             check_nothing_left(world.context, effects)

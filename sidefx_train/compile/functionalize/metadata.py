@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from sidefx_train.compile.artifacts import UNSEEN
-from sidefx_train.compile.heap.effects import updated
+from sidefx_train.compile.heap.effects import follows_anew, updated
 from sidefx_train.compile.heap.records import TensorRecord
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
     writes = [
         node for node in world.writes.to(shadow) if torch.Tag.inplace_view not in getattr(node.target, "tags", ())
     ]
-    history = updated(world, record)
+    history = updated(world, record) or follows_anew(world, record)
     unseen = [node.meta.get(UNSEEN) for node in writes]
     return InputFacts(
         position=position,

@@ -375,29 +375,52 @@ def _history(record: TensorRecord) -> Any:
 
 
 def updated(world: TraceWorld, record: TensorRecord) -> bool:
-    """True for a tensor, apart from all other inputs in memory, to which the step gives a value that autograd knows.
+    """True for a tensor, no view of another, to which the step gives a value that autograd knows.
 
-    Outside it becomes a result of the captured part, in its own memory.
+    Outside it becomes a result of the captured part, in its own memory. Autograd makes the history of its views anew.
     """
     now = _history(record)
     if now is None or now is (record.edge.node if record.edge is not None else None):
         return False
-    if now in world.freed:
-        return False
-    memory = record.shadow.untyped_storage()._cdata
-    others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord) and r is not record]
-    if record.home is not None:
-        return False
-    return not record.real._is_view() and all(r.memory.untyped_storage()._cdata != memory for r in others)
+    return now not in world.freed and record.home is None and not record.real._is_view()
 
 
 def _written_under(record: TensorRecord) -> bool:
-    """True for a view from outside whose memory was written through another input: autograd makes its node anew."""
+    """True for a view from outside whose memory was written, perhaps through another: autograd makes its node anew."""
     if not record.real._is_view():
         return False
     memory = record.memory.untyped_storage()._cdata
     others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord)]
     return any(r.version != r.entry_version for r in others if r.memory.untyped_storage()._cdata == memory)
+
+
+def bases_wanted(world: TraceWorld) -> frozenset[str]:
+    """Labels of views from outside that get their history from a tensor to which the step gives a new value.
+
+    Such a tensor must be known before anything is written: the capture is made again with it.
+    """
+    heap = world.heap
+    views = [r for r in heap.by_real.values() if isinstance(r, TensorRecord) and _written_under(r)]
+    known = (r for r in views if _history(r) is not None or r.edge is not None)
+    return frozenset(record.source.label for record in known) - heap.based
+
+
+def follows_anew(world: TraceWorld, record: TensorRecord) -> bool:
+    """True for such a view that has another history than it had."""
+    if record.source.label not in world.heap.based or not follows(world, record):
+        return False
+    now = _history(record)
+    return now is not None and now is not (None if record.edge is None else record.edge.node)
+
+
+def follows(world: TraceWorld, record: TensorRecord) -> bool:
+    """True for a view from outside that has its history from its base, as the base has it when the step has ended."""
+    base = world.heap.by_real.get(id(record.real._base))
+    if not isinstance(base, TensorRecord) or base.home is not None or record.home is not None:
+        return False
+    if record.shadow._base is not base.shadow or record.entry_version != base.entry_version:
+        return False
+    return _history(base) is (None if base.edge is None else base.edge.node) or updated(world, base)
 
 
 def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Effect]:
@@ -411,11 +434,11 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
         if not fake.requires_grad or turned:
             reason = f"{record.source.label}, made outside the step with a history, is detached or turned in it"
             record.heap.refuse("SFX107", reason)
-        if history is not record.edge.node and not updated(world, record):
+        changed = (history is not record.edge.node and not updated(world, record)) or _written_under(record)
+        if changed and not follows(world, record):
             record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
-        if _written_under(record):
-            record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
-    if finished and record.edge is None and history is not None and not updated(world, record):
+    joins = record.edge is None and history is not None
+    if finished and joins and not updated(world, record) and not follows(world, record):
         record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
     if record.given is not None:
         kind: EffectKind = "grow" if record.grown else "set_data"

@@ -136,6 +136,7 @@ class Heap:
         in_part: the step is what comes after a break: floats among its arguments change every time.
         walked: labels of iterators whose place has been seen to change.
         passing: labels of texts among the arguments that are other ones with every call.
+        based: labels of views whose bases are read with them.
         growing: labels of lists that have been seen to grow with every call.
         iterators: where those are whose place is guarded.
         watched: ids of outside objects that the step reached by weak references, with the label of one.
@@ -179,6 +180,7 @@ class Heap:
         self.walked: frozenset[str] = frozenset()
         self.growing: frozenset[str] = frozenset()
         self.passing: frozenset[str] = frozenset()
+        self.based: frozenset[str] = frozenset()
         self.identities = Identities(self)
         self._texts: dict[int, Later] = {}
         self.iterators: list[Source] = []
@@ -474,6 +476,8 @@ class Heap:
         if real.is_leaf and real.requires_grad:
             self._tensor_hooks(real, fake, record.source)
             record.hooks = compat.hook_numbers(fake)
+        if source.label in self.based and real._base is not None:
+            self.shadow(real._base, self.sources.slot(place, "_base"))
         return fake
 
     def _twin(self, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -481,6 +485,8 @@ class Heap:
         if id(real) in self.by_real or type(real) is not torch.Tensor or not real.is_leaf or real._is_view():
             return None
         for other in self._in_memory.get(storage_of(real), ()):
+            if other.real._base is real:  # which has a stand-in, made with that of its view
+                return None
             plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))
             fixed = all(isinstance(size, int) for size in other.shadow.shape)
             if plain and fixed and compat.one_counter(other.real, real):

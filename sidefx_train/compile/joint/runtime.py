@@ -149,10 +149,11 @@ class Joined:
     def run(self, args: list[Any]) -> list[Any]:
         """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
         graph, taken = self.graph, list(args)
+        given = dict(graph.updates)
+        entering, held = self._as_given(taken)
         with torch.no_grad():
             results = list(self.forward(args))
             results += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in graph.hidden]
-        given = dict(graph.updates)
         for part in self.parts:
             for i in part.stage.results:
                 of_input = i in given
@@ -170,17 +171,24 @@ class Joined:
         def at(place: Place) -> Any:
             return made_by[place[0]][place[1]]
 
+        def entrance(place: Place) -> Any:
+            return entering[place[1]] if place[0] == "input" and place[1] in entering else at(place)
+
         def make_detours(before: Point) -> None:
             for i in self.detours.get(before, ()):
-                detours[i] = _detour(at(graph.detours[i][0]))
+                detours[i] = _detour(entrance(graph.detours[i][0]))
 
         def make_views(stage: int) -> None:
             for i, view in enumerate(graph.views):
                 if graph.ready[i] == stage:
                     make_detours(("view", i))
                     numbers, path = tuple(results[j] for j in view.numbers), view.path
+                    if path is None:
+                        assert view.position is not None, "what is not made again is an input"
+                        views[i] = taken[view.position]
+                        continue
                     views[i] = replay(
-                        at(view.base), path.ops, path.grad, numbers, path.version, path.apart, path.creation
+                        at(view.base), path.ops, path.grad, numbers, path.version, path.apart, path.creation, path.anew
                     )
 
         final = [(place, at(place)._version + count) for place, count in graph.turned]
@@ -189,7 +197,7 @@ class Joined:
             moved = [(at(place), version, at(place)._version) for place, version in final]
             for tensor, version, _ in moved:
                 compat.set_version(tensor, version)
-            made = _CapturedPart.apply(part, taken, results, *map(at, part.stage.entrances))
+            made = _CapturedPart.apply(part, held, results, *map(entrance, part.stage.entrances))
             for tensor, _, version in moved:
                 compat.set_version(tensor, version)
             return made
@@ -201,21 +209,31 @@ class Joined:
                 make_views(number)
                 make_detours(("stage", number))
                 for i, tensor in zip(part.stage.results, apply(part), strict=True):
-                    results[i] = self._updated(tensor, given[i], taken, number) if i in given else tensor
+                    results[i] = _updated(taken[given[i]], tensor) if i in given else tensor
             make_views(len(self.parts))
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
 
-    def _updated(self, value: torch.Tensor, position: int, taken: list[Any], stage: int) -> torch.Tensor:
-        """The input at ``position`` with the history of its new value; what comes later may need the one it had."""
-        tensor = taken[position]
-        later = {place for part in self.parts[stage + 1 :] for place in part.stage.entrances}
-        later |= {self.graph.detours[i][0] for kind, i in later if kind == "detour"}
-        if tensor.requires_grad and ("input", position) in later:
-            taken[position] = _before(tensor)
-        counted = tensor._version
-        _Update.apply(tensor, value)
-        compat.set_version(tensor, counted)  # the write has been counted
-        return tensor  # type: ignore[no-any-return]
+    def _as_given(self, taken: list[Any]) -> tuple[dict[int, torch.Tensor], list[Any]]:
+        """Inputs that get another history in the step: with the one they have now, and with none, to be saved."""
+        changed = [position for _, position in self.graph.updates]
+        changed += [view.position for view in self.graph.views if view.position is not None]
+        entered = {place for part in self.parts for place in part.stage.entrances}
+        entered |= {place for place, _ in self.graph.detours}
+        entering = {i: _before(taken[i]) for i in changed if ("input", i) in entered and taken[i].requires_grad}
+        held = list(taken)
+        for i in changed:
+            held[i] = taken[i].detach()
+        return entering, held
+
+
+def _updated(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The tensor with the history of its new value."""
+    counted = tensor._version
+    if tensor.requires_grad and not tensor.is_leaf and not tensor._is_view() and not tensor.retains_grad:
+        tensor.detach_()  # what it was is an input of the captured part, where that matters
+    _Update.apply(tensor, value)
+    compat.set_version(tensor, counted)  # the write has been counted
+    return tensor
 
 
 class _Layout:

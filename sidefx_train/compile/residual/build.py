@@ -12,7 +12,7 @@ from sidefx_train.compile.functionalize.metadata import StepMetadata
 from sidefx_train.compile.guards.codegen import FETCH_ERRORS, write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.program import follow, split
-from sidefx_train.compile.heap.effects import Effect, SideEffects, updated
+from sidefx_train.compile.heap.effects import Effect, SideEffects, follows_anew, updated
 from sidefx_train.compile.heap.iterators import advance
 from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.records import Record, TensorRecord
@@ -115,9 +115,13 @@ def _write(
     inputs = _inputs(world, writer)
     rebuilder = Rebuilder(world, writer, leaving)
     rebuilder.give_memory(effects.changes)
-    for record in [each for each in world.heap.by_real.values() if isinstance(each, TensorRecord)]:
+    records = [each for each in world.heap.by_real.values() if isinstance(each, TensorRecord)]
+    for record in records:
         if updated(world, record):
             rebuilder.update(record)
+    for record in records:
+        if follows_anew(world, record):
+            rebuilder.follow(record)
     for view in leaving.replayed:  # the engine goes back through views in the opposite order
         rebuilder.prepared(view)
     for call in effects.calls:

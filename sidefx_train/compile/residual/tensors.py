@@ -71,6 +71,7 @@ class TensorRebuilder(ABC):
         self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
         self._turned: list[tuple[torch.Tensor, int]] = []
         self._begun: dict[int, int] = {}
+        self._followed: dict[int, int] = {}
         self._index: dict[fx.Node, int] = {}
         self._given: list[TensorRecord] = []
         self._left: list[tuple[torch.Tensor, fx.Node, Path | None]] = []
@@ -228,8 +229,24 @@ class TensorRebuilder(ABC):
         node = self.world.tracer.node_of(record.shadow)
         self.output(node)
         self.differentiable[self._index[node]] = record.shadow
-        position = next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
-        self.updates[self._index[node]] = position
+        self.updates[self._index[node]] = self._position(record)
+
+    def follow(self, record: TensorRecord) -> None:
+        """Makes a view from outside, whose base was written, one that the backward passes through."""
+        base = self._place_of(self.world.heap.by_real[id(record.real._base)])  # type: ignore[arg-type]
+        self._followed[id(record)] = len(self.live)
+        self.live.append(LiveView(record.shadow, base, None, position=self._position(record)))
+
+    def _position(self, record: TensorRecord) -> int:
+        return next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
+
+    def _place_of(self, record: TensorRecord) -> tuple[Literal["input", "result", "view"], int]:
+        """Where a tensor from outside is found when all has been written."""
+        if id(record) in self._followed:
+            return "view", self._followed[id(record)]
+        position = self._position(record)
+        new_value = next((i for i, updated in self.updates.items() if updated == position), None)
+        return ("input", position) if new_value is None else ("result", new_value)
 
     def learned(self) -> Leaving:
         """What is known of all that leaves, once everything has been written."""
@@ -253,7 +270,7 @@ class TensorRebuilder(ABC):
         if isinstance(path.base, fx.Node):
             self.returned.setdefault(storage_of(path.base.meta["val"]), set()).add(path.base)
             return self.output(path.base)
-        turns = sum(op.turns for op in path.ops if path.grad)
+        turns = sum(op.turns for op in path.ops if path.grad and not path.anew)
         if turns:
             self._turned.append((path.base, turns))
         return self.prepared(path.base)
@@ -270,9 +287,7 @@ class TensorRebuilder(ABC):
             if record.home is not None:
                 reason = f"a view of {record.source.label} leaves the step, which was given other memory (.data)"
                 self.world.heap.refuse("SFX107", reason)
-            position = next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
-            new_value = next((i for i, updated in self.updates.items() if updated == position), None)
-            place = ("input", position) if new_value is None else ("result", new_value)
+            place = self._place_of(record)
         else:
             made_by = base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)
             if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)
@@ -295,6 +310,8 @@ class TensorRebuilder(ABC):
             parts.append("apart=True")
         if path.creation is not None:
             parts.append(f"creation={self.writer.constant(path.creation)}")
+        if path.anew:
+            parts.append("anew=True")
         return f"{self.writer.constant(replay)}({', '.join(parts)})"
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:

@@ -74,6 +74,7 @@ class Path:
         apart: eager does not take the value for a view, though it is in the base's memory.
         creation: how autograd is to take the view to have come to be, where the operations do not say it.
         unsafe: an operation is among them of which autograd does not know that it makes views (``unsafe_split``).
+        anew: its memory was written after it was made: autograd makes its history anew, from the base of its base.
     """
 
     base: torch.Tensor | fx.Node
@@ -84,6 +85,7 @@ class Path:
     apart: bool = False
     creation: Any = None
     unsafe: bool = False
+    anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,16 @@ class LiveView:
     Attributes:
         value: its fake tensor.
         base: what it is made from: an input, a result of the graph, or an earlier such view.
-        path: how.
+        path: how; nothing is to be done for one from outside, of which autograd makes the history anew.
         numbers: positions of the numbers of ``path`` among the results.
+        position: of one from outside, among the inputs.
     """
 
     value: torch.Tensor
     base: tuple[Literal["input", "result", "view"], int]
-    path: Path
-    numbers: tuple[int, ...]
+    path: Path | None
+    numbers: tuple[int, ...] = ()
+    position: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,15 +138,18 @@ def replay(
     version: int | None = None,
     apart: bool = False,
     creation: Any = None,
+    anew: bool = False,
 ) -> torch.Tensor:
     """The view of ``base`` that a sequence of operations makes; called by generated code."""
     before = torch.is_grad_enabled()
-    turned = not grad and any(each.turns for each in ops)
+    turned = anew or (not grad and any(each.turns for each in ops))
     counted = base._version if turned else 0
     try:
         value: Any = base
+        if anew:  # the view is of another version, and autograd is not asked for the history of ``base``
+            compat.set_version(base, counted + 1)
         for each in ops:
-            compat.set_grad_enabled(each.grad)
+            compat.set_grad_enabled(each.grad and not anew)
             args = [value if a is BASE else _given(a, numbers) for a in each.args]
             kwargs = {name: _given(a, numbers) for name, a in each.kwargs.items()}
             value = each.op(*args, **kwargs)
@@ -156,6 +163,8 @@ def replay(
         value = compat.alias_unseen(value)
     if creation is not None:
         compat.set_creation(value, creation)
+    elif anew:
+        compat.set_creation(value, compat.creation_of(base))
     if version is not None:
         compat.set_version(value, version)
     return value  # type: ignore[no-any-return]
@@ -232,7 +241,9 @@ class Views:
             self.between |= {n: kept for n in below[1:] if (kept := self._kept(n)) is not None}
         unsafe = any(CALLED in n.meta for n in below)
         version = value._version if own else None
-        return self._held(Path(base, tuple(ops), tuple(numbers), grad, version, apart, unsafe=unsafe), value)
+        anew = grad and isinstance(base, torch.Tensor) and base._is_view() and edge_of(base) not in edges_behind(value)
+        path = Path(base, tuple(ops), tuple(numbers), grad, version, apart, unsafe=unsafe, anew=anew)
+        return self._held(path, value)
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:
         """The view that a node made, if it is still what it was."""
@@ -371,7 +382,7 @@ class Views:
         version = base._version
         try:
             with compat.no_recording():
-                made = replay(base, path.ops, path.grad, numbers, path.version, path.apart)
+                made = replay(base, path.ops, path.grad, numbers, path.version, path.apart, anew=path.anew)
         except (RuntimeError, IndexError, ValueError):  # what was viewed has been resized since
             return None
         finally:

@@ -746,6 +746,10 @@ def set_creation(view: torch.Tensor, creation: Any) -> None:
     torch._C._autograd._set_creation_meta(view, creation)
 
 
+PLAIN_VIEW = torch._C._autograd.CreationMeta.DEFAULT
+"""Of a view that was made while autograd was on."""
+
+
 def one_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two tensors share their version counter: it is moved for a moment."""
     if a.is_inference() or b.is_inference() or a._version != b._version:

@@ -140,7 +140,7 @@ class SyntheticBase:
 
     Attributes:
         members: their positions.
-        starts: where each begins, in bytes; one of them is 0.
+        starts: where each begins, in bytes; ``as_strided`` may reach in front of all of them.
         size: number of elements.
         dtype: their type: that of the inputs, or bytes where those differ.
     """

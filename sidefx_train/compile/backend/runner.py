@@ -128,7 +128,7 @@ def generate(
     source("args.clear()")
     for i, base in enumerate(graph.bases):
         source.bind(f"base{i}", functools.partial(real_base, base))
-        source(f"b{i} = base{i}(a{base.members[base.starts.index(0)]})")
+        source(f"b{i} = base{i}(a{base.members[0]})")
     for i, check in enumerate(graph.checks):
         source.bind(f"check{i}", index_checker(check, graph.inputs[check.position]))
         source(f"check{i}(a{check.position})")

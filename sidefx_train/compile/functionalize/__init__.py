@@ -186,7 +186,11 @@ class _Assembler:
         return Output("result", Name(f"r{self.retraced.results[out]}"), version=out.meta.get(OWN))
 
     def _view_of_input(self, out: fx.Node, source: int) -> Output:
-        layout = view_layout(out, self.traced.inputs[source])
+        size, stride, offset = view_layout(out, self.traced.inputs[source])
+        moved = self.retraced.metadata.get(source)  # the input begins there when the view is made
+        if moved is not None:
+            offset -= moved[2] * self.traced.inputs[source].example.itemsize // out.meta["val"].itemsize
+        layout = size, stride, offset
         return Output("view", Name(f"a{source}"), layout, bits=view_bits(out, self.traced.inputs[source]))
 
     def _number(self, node: fx.Node, late: list[str]) -> str:

@@ -1,9 +1,10 @@
 """Inputs that overlap in memory while one of them is written: views of a synthetic base, which stands for the memory.
 
 Functionalization sees one tensor, the base, and the inputs as views of it, so that what is written through one is read
-through the others. Outside, the base is made from the input that starts first.
+through the others. Outside, the base is made from the first of them.
 
-``as_strided`` reaches past the tensor it is called on: a written input of which there is such a view has a base too.
+``as_strided`` reaches past the tensor it is called on: a written input of which there is such a view has a base too. An
+input that is turned in place (``t_``, ``as_strided_``) is another view of its base from there on.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ def find_bases(traced: TracedGraph, aliases: Aliases, written: set[fx.Node]) -> 
     """
     graph = traced.module.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    turned = {aliases.same[n] for n in graph.nodes if _turns(n)}
-    strided = [n for n in graph.nodes if n.target in STRIDED and aliases.same[n] not in placeholders]
+    strided = [n for n in graph.nodes if n.target in STRIDED]
     reached = {root for n in strided for root in aliases.roots[n] if root in placeholders}
     grouped = {node for group in aliases.overlapping for node in group}
     groups = aliases.overlapping + [[node] for node in placeholders if node in reached - grouped]
@@ -52,7 +52,7 @@ def find_bases(traced: TracedGraph, aliases: Aliases, written: set[fx.Node]) -> 
             continue
         positions = [placeholders.index(node) for node in group]
         given = [traced.inputs[i] for i in positions]
-        if any(node in turned for node in group) or not all(_plain(each) for each in given):
+        if not all(_plain(each) for each in given):
             names = ", ".join(each.source for each in given)
             raise BackendError("SFX201", f"inputs that share memory while one is written: {names}")
         roots = {root for node in group for root in aliases.roots[node]}
@@ -63,10 +63,6 @@ def find_bases(traced: TracedGraph, aliases: Aliases, written: set[fx.Node]) -> 
 STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
 
-def _turns(node: fx.Node) -> bool:
-    return torch.Tag.inplace_view in getattr(node.target, "tags", ())
-
-
 def _plain(given: GraphInput) -> bool:
     value = given.example
     sizes = (*value.shape, *value.stride(), value.storage_offset())
@@ -75,10 +71,8 @@ def _plain(given: GraphInput) -> bool:
 
 def _base(positions: list[int], given: list[GraphInput], views: list[torch.Tensor]) -> SyntheticBase:
     examples = [each.example for each in given]
-    first = min(extent(value)[0] for value in examples)
+    first = min(extent(value)[0] for value in (*examples, *views))
     starts = tuple(extent(value)[0] - first for value in examples)
-    if any(extent(view)[0] < first for view in views):
-        raise BackendError("SFX201", f"as_strided reaches memory in front of {given[0].source}")
     size = max(extent(value)[1] for value in (*examples, *views)) - first
     dtypes = {value.dtype for value in (*examples, *views)}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
@@ -98,7 +92,7 @@ def members(bases: tuple[SyntheticBase, ...], inputs: tuple[GraphInput, ...]) ->
 
 def place_in(base: SyntheticBase, view: torch.Tensor, inputs: tuple[GraphInput, ...], number: int) -> Member:
     """A view that reaches past what it is made of, as if it were an input."""
-    first = min(extent(inputs[i].example)[0] for i in base.members)
+    first = extent(inputs[base.members[0]].example)[0] - base.starts[0]
     return Member(number, extent(view)[0] - first, view)
 
 
@@ -116,8 +110,8 @@ def view_of(base: torch.Tensor, member: Member) -> torch.Tensor:
 
 
 def real_base(base: SyntheticBase, anchor: torch.Tensor) -> torch.Tensor:
-    """The memory of a base, from the input that starts first."""
-    start = anchor.storage_offset() * anchor.itemsize
+    """The memory of a base, from the first of the inputs in it."""
+    start = anchor.storage_offset() * anchor.itemsize - base.starts[0]
     memory = anchor.untyped_storage()[start : start + base.size * base.dtype.itemsize]
     # It starts where the base does: ``as_strided`` counts from there.
     return torch.empty(0, dtype=base.dtype, device=anchor.device).set_(memory, 0, (base.size,), (1,))

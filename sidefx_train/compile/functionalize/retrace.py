@@ -114,6 +114,7 @@ class Retracer:
         self.base_fakes: list[torch.Tensor] = []
         self.base_values: list[Any] = []
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
+        self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
 
     def run(self, wanted: Iterable[fx.Node]) -> Retraced:
         """Records the graph; ``wanted`` nodes become results."""
@@ -233,7 +234,13 @@ class Retracer:
                 # What the tensor holds now: a later in-place operation does not change the number.
                 self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
             return
-        if node.target in STRIDED and self.options.same[node].op != "placeholder":
+        given = self.options.same[node]
+        if given in self.member_of and turns(node):
+            member, made = self.member_of[given], node.meta["val"]
+            place = place_in(self.options.bases[member.base], made, self.traced.inputs, member.base)
+            self.env[node] = view_of(self.base_values[member.base], place)
+            return
+        if node.target in STRIDED and given.op != "placeholder":
             self.env[node] = self._strided(node)
             return
         safe = {use.index: self._clamped(use) for use in self.options.guarded.get(node, ())}
@@ -396,17 +403,11 @@ class Retracer:
             if compat.storage_replaced(value):
                 raise BackendError("SFX201", f"the step gives {self.traced.inputs[i].source} another storage")
             written = compat.has_data_mutation(value)
-            turns = self._turns(node)
-            restrided = any(turn.target is aten.as_strided_.default for turn in turns)
-            layout = (tuple(entry.shape), tuple(entry.stride()), 0)
-            if turns:  # as captured: functionalization forgets strides and where the tensor starts
-                end, start = turns[-1].meta["val"], self.traced.inputs[i].example
-                layout = (tuple(end.shape), tuple(end.stride()), end.storage_offset() - start.storage_offset())
-            moved = compat.has_metadata_mutation(value) and layout != (tuple(entry.shape), tuple(entry.stride()), 0)
-            if moved and written and restrided:  # what it covered before may have been written
-                raise BackendError("SFX201", f"the step writes and transposes {self.traced.inputs[i].source}")
+            layout = self._new_layout(i)
+            moved = compat.has_metadata_mutation(value) and layout is not None
             if moved:
-                metadata[i] = _static(layout, self.traced.inputs[i].source)
+                assert layout is not None, "it has moved"
+                metadata[i] = layout
             if not written:
                 continue
             if moved or node in self.options.defer:
@@ -416,6 +417,10 @@ class Retracer:
                 mutated.append(i)
                 with compat.below_functionalization():
                     aten.copy_.default(entry, new)
+        for i in self.members:
+            layout = self._new_layout(i)
+            if layout is not None:
+                metadata[i] = layout
         for i, (base, value) in enumerate(zip(self.options.bases, self.base_values, strict=True)):
             new = compat.from_functional(value)
             if not compat.has_data_mutation(value):
@@ -436,20 +441,27 @@ class Retracer:
             module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report, bases, mutated_bases
         )
 
-    def _turns(self, node: fx.Node) -> list[fx.Node]:
-        """Operations that changed the layout of an input in place, in order."""
-        found: list[fx.Node] = []
-        for each in self.traced.module.graph.nodes:
-            turns = isinstance(each.target, compat.OpOverload) and torch.Tag.inplace_view in each.target.tags
-            if turns and self.options.same[each] is node:
-                found.append(each)
-        return found
+    def _new_layout(self, position: int) -> Layout | None:
+        """What the layout of an input was changed to, as captured: functionalization forgets strides and offset."""
+        node = self.placeholders[position]
+        turned = [n for n in self.traced.module.graph.nodes if turns(n) and self.options.same[n] is node]
+        if not turned:
+            return None
+        end, start = turned[-1].meta["val"], self.traced.inputs[position].example
+        before = (tuple(start.shape), tuple(start.stride()), 0)
+        layout = (tuple(end.shape), tuple(end.stride()), end.storage_offset() - start.storage_offset())
+        return None if layout == before else _static(layout, self.traced.inputs[position].source)
 
     def _output_node(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) or is_scalar(value):
             proxy = self.tracer.unwrap_proxy(value)
             return proxy.node if isinstance(proxy, fx.Proxy) else value
         return value
+
+
+def turns(node: fx.Node) -> bool:
+    """True for an operation that changes the layout of a tensor in place."""
+    return isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
 def _symbolic(args: tuple[Any, ...]) -> bool:

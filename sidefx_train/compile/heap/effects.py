@@ -59,6 +59,7 @@ EffectKind = Literal[
     "set_class_attr",
     "set_grad",
     "set_requires_grad",
+    "detach",
     "set_data",
     "grow",
     "advance",
@@ -405,6 +406,21 @@ def bases_wanted(world: TraceWorld) -> frozenset[str]:
     return frozenset(record.source.label for record in known) - heap.based
 
 
+def _turned_view(record: TensorRecord) -> bool:
+    """True for a view with a history that goes on from its own, not from that of its base: it was turned (``t_``)."""
+    if record.edge is None or not record.real._is_view():
+        return False
+    seen, waiting = set[Any](), [_history(record)]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node is not record.edge.node and node not in seen:
+            seen.add(node)
+            if (record.edge.node, record.edge.output_nr) in node.next_functions:
+                return True
+            waiting += [before for before, _ in node.next_functions]
+    return False
+
+
 def follows_anew(world: TraceWorld, record: TensorRecord) -> bool:
     """True for such a view that has another history than it had."""
     if record.source.label not in world.heap.based or not follows(world, record):
@@ -431,10 +447,14 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
     if finished and record.edge is None and record.requires_grad and turned:
         record.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
     if finished and record.edge is not None:
-        if not fake.requires_grad or turned:
-            reason = f"{record.source.label}, made outside the step with a history, is detached or turned in it"
+        if turned and not fake.requires_grad:
+            reason = f"{record.source.label}, made outside the step with a history, is detached and turned in it"
             record.heap.refuse("SFX107", reason)
-        changed = (history is not record.edge.node and not updated(world, record)) or _written_under(record)
+        changed = (history is not None and history is not record.edge.node and not updated(world, record)) or (
+            _written_under(record)
+        )
+        if changed and _turned_view(record):
+            record.heap.refuse("SFX107", f"{record.source.label}, a view made outside the step, is turned in it")
         if changed and not follows(world, record):
             record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
     joins = record.edge is None and history is not None
@@ -443,7 +463,9 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
     if record.given is not None:
         kind: EffectKind = "grow" if record.grown else "set_data"
         changes.append(Effect(kind, record.source, None, record.given))
-    if fake.requires_grad != record.requires_grad and not (finished and history is not None):
+    if record.edge is not None and not fake.requires_grad:
+        changes.append(Effect("detach", record.source, None, None))
+    elif fake.requires_grad != record.requires_grad and not (finished and history is not None):
         changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
     watched = history is None or record.real.retains_grad
     if watched and record.grad is not UNREAD and fake.grad is not record.grad:

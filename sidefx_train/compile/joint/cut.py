@@ -79,6 +79,10 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
                 apart = (*apart, i)
             else:
                 aliases.append((i, output))
+    renewed = {position for _, position in recorded.updates}
+    renewed |= {view.position for view in recorded.views if view.position is not None}
+    changed = (facts for facts in residual.metadata.inputs if facts.mutates_metadata or facts.changes_requires_grad)
+    renewed |= {facts.position for facts in changed if facts.requires_grad or facts.mutates_metadata}
     begins = (each for each in residual.metadata.inputs if each.changes_requires_grad and not each.requires_grad)
     traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
     return JointGraph(
@@ -90,6 +94,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         tuple((i, *place) for i, place in counted.items()),
         tuple(each.position for each in begins),
         recorded.updates,
+        tuple(sorted(renewed)),
         recorded.views,
         recorded.ready,
         tuple((_place(place, returned), before) for place, before in recorded.detours),

@@ -53,6 +53,7 @@ class JointGraph:
             that; some are the input itself.
         begins: inputs that begin to require gradients.
         updates: (result, input) of what is the new value of an input, in its memory.
+        renewed: inputs that get another history or another layout: what they were enters by a node made before.
         views: views that leave and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
         detours: (what gets the gradient, made right before which stage or view), in order: nodes that hand gradients on
@@ -71,6 +72,7 @@ class JointGraph:
     counted: tuple[tuple[int, int, bool], ...]
     begins: tuple[int, ...]
     updates: tuple[tuple[int, int], ...]
+    renewed: tuple[int, ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
     detours: tuple[tuple[Place, Point], ...]

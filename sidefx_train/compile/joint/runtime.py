@@ -186,6 +186,7 @@ class Joined:
                     if path is None:
                         assert view.position is not None, "what is not made again is an input"
                         views[i] = taken[view.position]
+                        views[i].grad_fn  # noqa: B018  made now, in its turn
                         continue
                     views[i] = replay(
                         at(view.base), path.ops, path.grad, numbers, path.version, path.apart, path.creation, path.anew
@@ -215,8 +216,7 @@ class Joined:
 
     def _as_given(self, taken: list[Any]) -> tuple[dict[int, torch.Tensor], list[Any]]:
         """Inputs that get another history in the step: with the one they have now, and with none, to be saved."""
-        changed = [position for _, position in self.graph.updates]
-        changed += [view.position for view in self.graph.views if view.position is not None]
+        changed = self.graph.renewed
         entered = {place for part in self.parts for place in part.stage.entrances}
         entered |= {place for place, _ in self.graph.detours}
         entering = {i: _before(taken[i]) for i in changed if ("input", i) in entered and taken[i].requires_grad}

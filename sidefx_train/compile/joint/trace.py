@@ -276,7 +276,7 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
             continue
         if not facts.requires_grad:
             continue
-        if facts.mutates_metadata:
+        if facts.leaf and facts.mutates_metadata:
             world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, changes its shape")
         if facts.leaf and (facts.changes_requires_grad or facts.updates_history):
             world.heap.refuse("SFX107", f"{facts.label} joins the step's autograd graph")

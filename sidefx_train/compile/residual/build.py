@@ -267,6 +267,8 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return []  # before anything else
     if effect.kind == "set_grad":
         return [f"{owner}.grad = {rebuilder.expression(value)}"]
+    if effect.kind == "detach":
+        return [f"{owner}.detach_()"]
     if effect.kind == "set_requires_grad":
         return [f"{owner}.requires_grad_({value})"]
     items = [rebuilder.expression(item) for item in value]

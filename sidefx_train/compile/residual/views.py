@@ -74,7 +74,8 @@ class Path:
         apart: eager does not take the value for a view, though it is in the base's memory.
         creation: how autograd is to take the view to have come to be, where the operations do not say it.
         unsafe: an operation is among them of which autograd does not know that it makes views (``unsafe_split``).
-        anew: its memory was written after it was made: autograd makes its history anew, from the base of its base.
+        anew: its memory was written after it was made: autograd makes its history anew, from the base of its base, once
+            it is asked for it; ``"asked"`` if the step has done so.
     """
 
     base: torch.Tensor | fx.Node
@@ -85,7 +86,7 @@ class Path:
     apart: bool = False
     creation: Any = None
     unsafe: bool = False
-    anew: bool = False
+    anew: Literal["", "unasked", "asked"] = ""
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,11 @@ def replay(
     version: int | None = None,
     apart: bool = False,
     creation: Any = None,
-    anew: bool = False,
+    anew: Literal["", "unasked", "asked"] = "",
 ) -> torch.Tensor:
     """The view of ``base`` that a sequence of operations makes; called by generated code."""
     before = torch.is_grad_enabled()
-    turned = anew or (not grad and any(each.turns for each in ops))
+    turned = bool(anew) or (not grad and any(each.turns for each in ops))
     counted = base._version if turned else 0
     try:
         value: Any = base
@@ -164,9 +165,11 @@ def replay(
     if creation is not None:
         compat.set_creation(value, creation)
     elif anew:
-        compat.set_creation(value, compat.creation_of(base))
+        compat.set_creation(value, compat.creation_of(base) or compat.PLAIN_VIEW)
     if version is not None:
         compat.set_version(value, version)
+    if anew == "asked":
+        value.grad_fn  # noqa: B018
     return value  # type: ignore[no-any-return]
 
 
@@ -200,8 +203,15 @@ class Views:
         self._records = {placeholder[id(r.real)]: r for r in records}
         self._outside = {storage_of(r.memory) for r in records}
 
-    def path(self, value: torch.Tensor, node: fx.Node) -> Path | None:
-        """How to make ``value`` outside, or ``None`` if the graph is to return it as it is."""
+    def path(self, value: torch.Tensor, node: fx.Node, custom: bool = False) -> Path | None:
+        """How to make ``value`` outside, or ``None`` if the graph is to return it as it is.
+
+        Args:
+            value: what leaves.
+            node: its node.
+            custom: a custom autograd function made it a view: its history is not asked for.
+        """
+        self._unturned: ViewOp | None = None
         storage = storage_of(value)
         if not (value._is_view() or storage in self._outside or storage in self.shared) or value.is_inference():
             return None
@@ -217,7 +227,7 @@ class Views:
             base, below = self.passed[below[step]], below[:step]
         if base is None or not below or not any(_replayed(each) for each in below):
             return None
-        ops: list[ViewOp] = []
+        ops: list[ViewOp] = [] if self._unturned is None else [self._unturned]
         numbers: list[fx.Node] = []
         for each in reversed(below):
             if each.target is not operator.getitem and _replayed(each):
@@ -233,7 +243,7 @@ class Views:
             self.world.heap.refuse("SFX107", "a view made with autograd off of one that was turned leaves the step")
         if any(NO_GRAD in n.meta for n in below) and self._written_elsewhere(base):
             self.world.heap.refuse("SFX107", "a view made with autograd off leaves the step; its memory was written")
-        grad = value.grad_fn is not None
+        grad = not custom and value.grad_fn is not None
         if grad and any(_repeats_elements(n.meta["val"]) for n in below) and self._written_since(node):
             reason = "a view that shows elements several times leaves the step; its base was written after it was made"
             self.world.heap.refuse("SFX111", reason)  # autograd takes it for another kind of view then
@@ -241,9 +251,17 @@ class Views:
             self.between |= {n: kept for n in below[1:] if (kept := self._kept(n)) is not None}
         unsafe = any(CALLED in n.meta for n in below)
         version = value._version if own else None
-        anew = grad and isinstance(base, torch.Tensor) and base._is_view() and edge_of(base) not in edges_behind(value)
+        anew = self._anew(value, node, base) if grad and isinstance(base, torch.Tensor) else ""
         path = Path(base, tuple(ops), tuple(numbers), grad, version, apart, unsafe=unsafe, anew=anew)
-        return self._held(path, value)
+        return self._held(path, value, custom)
+
+    def _anew(self, value: torch.Tensor, node: fx.Node, base: torch.Tensor) -> Literal["", "unasked", "asked"]:
+        """Whether autograd has made the history of a view anew, or is to."""
+        if not self._written_since(first_of(node), turned=True):
+            return ""
+        if self._unturned is None and (not base._is_view() or edge_of(base) in edges_behind(value)):
+            return ""
+        return "asked" if node.users else "unasked"
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:
         """The view that a node made, if it is still what it was."""
@@ -304,7 +322,7 @@ class Views:
             if record.shadow.requires_grad != record.requires_grad and record.shadow.grad_fn is None:
                 return None, []
             memory = record.shadow if record.returned else record.memory
-            return memory, _below(up, up[-1], memory)
+            return memory, _below(up, up[-1], memory) or self._before_turns(record, up, value)
         if base is not None:
             below = _below(up, first_of(tracer.node_of(base)), base)
             if below:
@@ -322,6 +340,23 @@ class Views:
                 return None, []
             last = later
         return last, _below(up, up[-1], last.meta["val"])
+
+    def _before_turns(self, record: TensorRecord, up: list[fx.Node], value: torch.Tensor) -> list[fx.Node]:
+        """The nodes of a view that was made of a tensor from outside before that was turned (``t_``)."""
+        place = len(up) - 1
+        while place > 0 and _in_place(up[place - 1]):
+            place -= 1
+        was, now = up[place].meta.get("val"), record.shadow
+        if place == 0 or record.home is not None or not isinstance(was, torch.Tensor) or was.dtype != now.dtype:
+            return []
+        if value.grad_fn is not None and _kind(value) != _kind(now):  # autograd makes it anew otherwise
+            return []
+        size, stride, offset = _layout(was)
+        distance = offset - now.storage_offset()
+        if not all(isinstance(n, int) for n in (*size, *stride, distance)):
+            return []
+        self._unturned = ViewOp(_seen_as, (BASE, size, stride, distance), {})
+        return up[:place]
 
     def _counted_with(self, value: torch.Tensor, up: list[fx.Node]) -> TensorRecord | None:
         """The tensor from outside, given other memory in the step, whose version counter ``value`` has."""
@@ -351,12 +386,13 @@ class Views:
             reason = "a view leaves the step whose base is turned in place after it was made"
             self.world.heap.refuse("SFX111", reason)
 
-    def _written_since(self, node: fx.Node) -> bool:
-        """True if a node writes, after ``node``, to the memory that its value is in."""
+    def _written_since(self, node: fx.Node, turned: bool = False) -> bool:
+        """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it."""
         root = _way_up(node)[-1]
         later = node.next
         while later.op == "call_function":
-            if any(_way_up(written)[-1] is root for written in written_args(later)) and not _changes_layout(later):
+            counts = turned or not _changes_layout(later)
+            if counts and any(_way_up(written)[-1] is root for written in written_args(later)):
                 return True
             later = later.next
         return False
@@ -372,7 +408,7 @@ class Views:
         """True for a base that the step made itself."""
         return self.world.heap.record_of(base) is None and first_of(self.world.tracer.node_of(base)) in up
 
-    def _held(self, path: Path, value: torch.Tensor) -> Path | None:
+    def _held(self, path: Path, value: torch.Tensor, custom: bool) -> Path | None:
         """The path, if following it on the fake base gives what the capture has."""
         if path.grad and not self._plain_history(value, path.base):
             return None
@@ -387,12 +423,16 @@ class Views:
             return None
         finally:
             compat.set_version(base, version)
-        if not path.grad and made.grad_fn is not None:  # the base began to require gradients after it was viewed
+        if (
+            not path.grad and not custom and made.grad_fn is not None
+        ):  # the base began to require gradients after it was viewed
             return None
-        if path.grad and base is not value._base and _name(made) != _name(value):
+        if path.grad and not path.anew and base is not value._base and _name(made) != _name(value):
             return None  # memory changed behind autograd's back: it does not take the value for a view of this one
         if _facts(made, new_leaf(value)) != _facts(value):
             return None
+        if custom:
+            return path
         creation = compat.creation_of(value)  # a custom function with autograd off leaves no other trace
         return path if creation == compat.creation_of(made) else replace(path, creation=creation)
 
@@ -530,6 +570,10 @@ def _layout(t: torch.Tensor) -> tuple[Any, ...]:
     return (tuple(t.shape), tuple(t.stride()), t.storage_offset())
 
 
+def _kind(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.dtype, t.is_conj(), t.is_neg()
+
+
 def _name(t: torch.Tensor) -> str:
     return "" if t.grad_fn is None else t.grad_fn.name()
 
@@ -586,6 +630,11 @@ def _view_op(node: fx.Node, item: Any, numbers: list[fx.Node]) -> ViewOp:
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.data
+
+
+def _seen_as(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], distance: int) -> torch.Tensor:
+    """A view of a tensor's memory that begins ``distance`` elements behind the tensor."""
+    return tensor.as_strided(size, stride, tensor.storage_offset() + distance)
 
 
 def _plain(value: Any) -> Any:

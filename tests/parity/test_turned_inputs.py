@@ -1,4 +1,4 @@
-"""Arguments that a step turns in place (``t_``, ``as_strided_``) or detaches: with histories, written, in one memory."""
+"""Arguments that a step turns (``t_``, ``as_strided_``) or detaches in place: with histories, written, overlapping."""
 
 from __future__ import annotations
 

@@ -89,6 +89,16 @@ PROGRAMS = {
         "a = y.swapaxes(0, -1); y.detach().add_(1); return y, a",
         "",
     ),
+    "a view made before a constant is stored elsewhere, and its memory is written": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.unsqueeze(0)",
+        "a = y.mT; b = y * 2; b[0] = 3; torch.set_grad_enabled(False); y.zero_(); torch.set_grad_enabled(True); return a,",
+        "",
+    ),
+    "a view of a part, made before the whole is written unseen": (
+        f"{_ROW}",
+        "a = y.swapaxes(0, -1); x.detach().add_(1); return y, a",
+        "",
+    ),
     "logits and loss": (_ROW, "y.mul_(2); a = x.sin(); b = a.sum(); return a, b, y", ""),
 }
 

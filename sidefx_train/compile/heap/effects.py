@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from sidefx_train._torch_compat import hook_numbers
+from sidefx_train._torch_compat import hook_numbers, output_of
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import weak
@@ -449,6 +449,9 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
     if finished and record.edge is not None:
         if turned and not fake.requires_grad:
             reason = f"{record.source.label}, made outside the step with a history, is detached and turned in it"
+            record.heap.refuse("SFX107", reason)
+        if turned and history is not None and str(output_of(history, fake.output_nr)[0]) != str(tuple(fake.shape)):
+            reason = f"{record.source.label}, made outside the step with a history, is turned with autograd off"
             record.heap.refuse("SFX107", reason)
         changed = (history is not None and history is not record.edge.node and not updated(world, record)) or (
             _written_under(record)

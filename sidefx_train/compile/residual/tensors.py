@@ -311,7 +311,7 @@ class TensorRebuilder(ABC):
         if path.creation is not None:
             parts.append(f"creation={self.writer.constant(path.creation)}")
         if path.anew:
-            parts.append("anew=True")
+            parts.append(f"anew={path.anew!r}")
         return f"{self.writer.constant(replay)}({', '.join(parts)})"
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:

@@ -388,11 +388,11 @@ class Views:
 
     def _written_since(self, node: fx.Node, turned: bool = False) -> bool:
         """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it."""
-        root = _way_up(node)[-1]
+        memory = _memory(node)
         later = node.next
-        while later.op == "call_function":
+        while later.op not in ("root", "output"):
             counts = turned or not _changes_layout(later)
-            if counts and any(_way_up(written)[-1] is root for written in written_args(later)):
+            if counts and any(_memory(written) == memory for written in written_args(later)):
                 return True
             later = later.next
         return False
@@ -491,6 +491,12 @@ def _way_up(node: fx.Node) -> list[fx.Node]:
     while (parent := _parent(way[-1])) is not None:
         way.append(parent)
     return way
+
+
+def _memory(node: fx.Node) -> int:
+    """What tells the memory of a node's value from that of others."""
+    value = node.meta.get("val")
+    return storage_of(value) if isinstance(value, torch.Tensor) else id(node)
 
 
 def _parent(node: fx.Node) -> fx.Node | None:

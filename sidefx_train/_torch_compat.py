@@ -710,6 +710,10 @@ autocast_enabled = torch._C._is_any_autocast_enabled
 increment_version = torch._C._increment_version
 
 
+VERSIONS = 1 << 32
+"""A version counter is an unsigned number of 32 bits: behind the last comes 0."""
+
+
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Sets a tensor's version counter, which its views share."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

@@ -116,7 +116,10 @@ def _first_step(
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"] != 0 and group["dampening"] == 0:
             # The first step sets the buffer to the gradient: the same as one update of a buffer of zeros.
             for real in twins.values():
-                made[real] = {"momentum_buffer": torch.zeros_like(real, memory_format=torch.preserve_format)}
+                buffer = torch.zeros_like(real, memory_format=torch.preserve_format)
+                if not group["fused"]:  # eager's is new after the first step, this one has been written twice
+                    compat.set_version(buffer, compat.VERSIONS - 2)
+                made[real] = {"momentum_buffer": buffer}
         flags = {
             name: value
             for name, value in vars(standin).items()

@@ -91,7 +91,7 @@ PROGRAMS = {
     ),
     "a view made before a constant is stored elsewhere, and its memory is written": (
         f"x = {_WHOLE}.requires_grad_(); y = x.unsqueeze(0)",
-        "a = y.mT; b = y * 2; b[0] = 3; torch.set_grad_enabled(False); y.zero_(); torch.set_grad_enabled(True); return a,",
+        "a = y.mT; b = y * 2; b[0] = 3\n    with torch.no_grad():\n        y.zero_()\n    return a,",
         "",
     ),
     "a view of a part, made before the whole is written unseen": (

@@ -135,6 +135,11 @@ def tracked_tensors(tracer: PythonKeyTracer) -> dict[fx.Node, torch.Tensor]:
     return {held.proxy.node: fake for fake, held in tracer.tensor_tracker.items()}
 
 
+def tracked_pairs(tracer: PythonKeyTracer) -> list[tuple[fx.Node, torch.Tensor]]:
+    """Fake tensors that are alive, with the node that computes each; several may have one node."""
+    return [(held.proxy.node, fake) for fake, held in tracer.tensor_tracker.items()]
+
+
 @dataclass(frozen=True)
 class _NamedSource(Source):
     """Where a symbol comes from, by a name of ours."""
@@ -708,6 +713,12 @@ def min_cut(graph: fx.Graph, forward: set[fx.Node], free: set[fx.Node]) -> list[
 set_grad_enabled = torch._C._set_grad_enabled
 autocast_enabled = torch._C._is_any_autocast_enabled
 increment_version = torch._C._increment_version
+
+
+def saved_versions(ctx: Any) -> list[int]:
+    """The versions that the tensors which a node saved have now, 0 for what is none; empty if torch does not tell."""
+    held = [getattr(raw, "data", None) for raw in ctx._raw_saved_tensors]
+    return [0 if tensor is None else tensor._version for tensor in held]
 
 
 VERSIONS = 1 << 32

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from sidefx_train.compile.artifacts import TracedGraph
+from sidefx_train.compile.joint.saved import Saved
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.views import LiveView
 
@@ -25,6 +26,7 @@ class Stage:
         entrances: what gets the gradients, one per result of the backward: inputs, results of earlier stages, views,
             detours.
         depends: for each of them, the tangents that its gradient is made of.
+        saved: what eager says of the inputs of the backward, tangents apart, where they were changed.
         any_layout: tangents are taken as they come: eager adds up their elements in the order of their memory.
     """
 
@@ -33,6 +35,7 @@ class Stage:
     feeds: tuple[Origin, ...]
     entrances: tuple[Place, ...]
     depends: tuple[frozenset[int], ...]
+    saved: tuple[Saved, ...]
     any_layout: bool
 
 

@@ -18,6 +18,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import GraphInput
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead, is_pure
 from sidefx_train.compile.joint.graph import JointGraph, Origin
+from sidefx_train.compile.joint.saved import Saved
 
 aten = torch.ops.aten
 
@@ -176,6 +177,8 @@ class _Plan:
                 inputs.append(given)
                 feeds.append(feed)
 
+        said = {self.fed[node]: saved for node, saved in zip(self.taken, stage.saved, strict=False) if node in self.fed}
+
         def copied(node: fx.Node) -> fx.Node:
             """A node of either graph in the new backward; one of the forward is made where it is first read."""
             node = self.fed.get(node, node)
@@ -201,7 +204,14 @@ class _Plan:
         return replace(
             joint,
             forward=replace(joint.forward, module=_returning(module, results)),
-            stages=(replace(stage, backward=backward, feeds=tuple(feeds)),),
+            stages=(
+                replace(
+                    stage,
+                    backward=backward,
+                    feeds=tuple(feeds),
+                    saved=tuple(said.get(node, Saved()) for node in wanted),
+                ),
+            ),
             aliases=tuple(aliases),
             apart=tuple(apart),
             counted=tuple(counted),

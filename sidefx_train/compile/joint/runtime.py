@@ -11,6 +11,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.joint.graph import JointGraph, Stage
+from sidefx_train.compile.joint.saved import in_eagers_words
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.autograd import passing
 from sidefx_train.compile.residual.views import replay
@@ -24,6 +25,7 @@ class _CapturedPart(torch.autograd.Function):
     def forward(ctx: Any, part: _Backward, args: list[Any], results: list[Any], *entrances: torch.Tensor) -> Any:
         saved = [args[i] if kind == "input" else results[i] for kind, i in part.stage.feeds if kind != "tangent"]
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
+        ctx.versions = [value._version if isinstance(value, torch.Tensor) else 0 for value in saved]
         ctx.numbers = {i: value for i, value in enumerate(saved) if not isinstance(value, torch.Tensor)}
         ctx.outputs = [_Layout(results[i]) for i in part.stage.results]
         ctx.set_materialize_grads(False)
@@ -33,7 +35,7 @@ class _CapturedPart(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         part: _Backward = ctx.part
-        given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(ctx.saved_tensors)]
+        given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx))]
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
         with torch.no_grad():
@@ -45,6 +47,19 @@ class _CapturedPart(torch.autograd.Function):
             if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
                 grads[i] = None
         return (None, None, None, *(_once(grads) if torch.is_grad_enabled() else grads))
+
+
+def _unpacked(ctx: Any) -> tuple[torch.Tensor | None, ...]:
+    """What was saved.
+
+    Raises:
+        RuntimeError: some of it was changed since, in eager's words.
+    """
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        stopped = error
+    raise RuntimeError(in_eagers_words(stopped, ctx.part.stage.saved, ctx.versions, compat.saved_versions(ctx)))
 
 
 class _Update(torch.autograd.Function):

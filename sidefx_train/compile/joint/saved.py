@@ -1,18 +1,27 @@
-"""The order in which eager looks at what it saved for a backward: it complains of the first that was changed since."""
+"""What eager says of values saved for a backward that were changed since, and in which order it looks at them."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import DERIVED, FORWARD
 from sidefx_train.compile.graphs import schema_args
 
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.tracer import GraphTracer
+
 _NODE = re.compile(r"(.*?)Backward\d*$")
+_SUFFIX = re.compile(r"Backward0?$|Backward(?=\d+$)")
+_OURS = re.compile(r"\](, which is output \d+ of _CapturedPart,)? is at version")
+"""What torch says of what the captured part has made."""
 
 
 def in_eager_order(reads: list[tuple[fx.Node, list[fx.Node]]], forward: Iterable[fx.Node]) -> list[fx.Node]:
@@ -42,6 +51,90 @@ def in_eager_order(reads: list[tuple[fx.Node, list[fx.Node]]], forward: Iterable
             used.sort(key=lambda value: (value not in names, names.get(value, "")))
         found += used
     return found
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What eager says of a value that was changed after it was saved.
+
+    Attributes:
+        origin: what made it, as in "output 0 of ExpBackward0"; empty for one that autograd does not know.
+        forbidden: all that eager says of a view that may not be looked at any more, once its base was changed.
+    """
+
+    origin: str = ""
+    forbidden: str = ""
+
+
+def described(tracer: GraphTracer, nodes: Sequence[fx.Node]) -> list[Saved]:
+    """What eager says of the values of some nodes, those that the program can still change."""
+    wanted = {node: _undetached(node) for node in nodes}
+    places = set(wanted.values())
+    known: dict[fx.Node, Saved] = {}
+    for place, tensor in compat.tracked_pairs(tracer.tracer):
+        if place in places and tensor.requires_grad:
+            known[place] = _described(tensor) or known.get(place, Saved())
+    return [known.get(place, Saved()) for place in wanted.values()]
+
+
+def _undetached(node: fx.Node) -> fx.Node:
+    """What a node of the autograd graph has saved the detached value of: its own result."""
+    while node.target is torch.ops.aten.detach.default:
+        (node,) = node.all_input_nodes
+    return node
+
+
+def _described(tensor: torch.Tensor) -> Saved | None:
+    """What eager says of a tensor; nothing of one that autograd does not know, though it is in another's memory."""
+    creation = compat.creation_of(tensor)
+    try:
+        made_by, base = tensor.grad_fn, tensor._base
+    except RuntimeError:  # it was changed in the step: a backward that needs it has been refused
+        return None
+    if made_by is None:
+        return None
+    if creation is not None and creation != compat.PLAIN_VIEW:
+        return Saved(forbidden=_once_changed(tensor))
+    if base is not None and _kind(base) == _kind(tensor):
+        return Saved("output 0 of AsStrided")  # as which autograd makes it anew
+    return Saved(f"output {tensor.output_nr} of {_SUFFIX.sub('', made_by.name())}")
+
+
+def _once_changed(view: torch.Tensor) -> str:
+    """What autograd says of a view whose history it does not make anew, once its memory was written."""
+    version = view._version
+    compat.set_version(view, version + 1)
+    try:
+        view.grad_fn  # noqa: B018
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        compat.set_version(view, version)
+    return ""
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
+    return tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+def in_eagers_words(error: RuntimeError, saved: Sequence[Saved], versions: Sequence[int], now: Sequence[int]) -> str:
+    """What eager says where torch says that a saved tensor was changed.
+
+    Args:
+        error: what torch says.
+        saved: the tensors, in the order in which they are looked at.
+        versions: of when they were saved.
+        now: their versions now.
+    """
+    text = str(error)
+    first = next((i for i, (was, has) in enumerate(zip(versions, now, strict=False)) if was != has), None)
+    if first is None:
+        return text
+    if saved[first].forbidden:
+        return saved[first].forbidden
+    if saved[first].origin:
+        return _OURS.sub(lambda _: f"], which is {saved[first].origin}, is at version", text, count=1)
+    return text
 
 
 def _bare(name: str) -> str:

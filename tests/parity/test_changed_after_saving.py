@@ -1,0 +1,61 @@
+"""What a backward says of a tensor that was changed after it was saved: eager's own text, with the operation's name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sidefx_train
+from tests.fuzz.alias_run import Same
+
+STEPS = {
+    "the result of an operation": lambda x: (x.exp(),),
+    "the argument of one": lambda x: (lambda a: (a.sin(), a))(x * 1),
+    "a view of the argument of one": lambda x: (lambda a: (a.sin(), a.view(-1)))(x * 1),
+    "softmax": lambda x: (F.softmax(x, -1),),
+    "one of two results": lambda x: (lambda a: (a.sin() * 2, a))((x * 1).max(1)[0]),
+    "a result of what does not leave": lambda x: ((x * 2).tanh(),),
+    "an argument of the function": lambda x: (x.sin(),),
+    "a view of one": lambda x: (lambda a: (a.sigmoid(), a))(F.linear(x, x)),
+    "one of several views": lambda x: (x.split(2)[0].max(),),
+    "a view by a custom function": lambda x: (Same.apply(x).sin(),),
+}
+
+
+def _change_unseen(outs, x):
+    with torch.no_grad():
+        outs[-1].add_(1)
+
+
+def _change(outs, x):
+    outs[-1].add_(1)
+
+
+def _change_argument(outs, x):
+    with torch.no_grad():
+        x.add_(1)
+
+
+def _said(called, change, first):
+    x = first.detach().clone().requires_grad_()
+    outs = called(x)
+    try:
+        change(outs, x)
+        outs[0].sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return x.grad
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("change", [_change_unseen, _change, _change_argument])
+@pytest.mark.parametrize("name", STEPS)
+def test_text(name, change, backend):
+    first = torch.arange(12.0).reshape(3, 4).sin()
+    want = _said(STEPS[name], change, first)
+    have = _said(sidefx_train.compile(STEPS[name], backend=backend, fullgraph=True, on_failure="raise"), change, first)
+    if isinstance(want, str):
+        assert have == want
+    else:
+        torch.testing.assert_close(have, want)

@@ -667,7 +667,7 @@ def source_of(program: tuple[str, str, str]) -> str:
     names = ", ".join(part.split("=")[0].strip() for part in arguments.split("; "))
     lines = [
         "import torch",
-        "from tests.fuzz.alias_run import Flat, attempt",
+        "from tests.fuzz.alias_run import Flat, Same, attempt",
         "def build():",
         *(f"    {part}" for part in arguments.split("; ")),
         f"    return {names},",

@@ -61,6 +61,8 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         storage_of(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
         for node in cutter.results
     ]
+    for i in residual.customs:  # of inputs, whose version counters they have
+        storages[i] = None
     saved = range(len(outputs), len(cutter.results))
     counted = _counted(world, {i: cutter.results[i] for i in saved}, outputs)
     apart = tuple(i for i in saved if own_counter(cutter.results[i]) is not None and i not in counted)
@@ -95,6 +97,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         tuple(each.position for each in begins),
         recorded.updates,
         tuple(sorted(renewed)),
+        tuple(residual.customs.items()),
         recorded.views,
         recorded.ready,
         tuple((_place(place, returned), before) for place, before in recorded.detours),

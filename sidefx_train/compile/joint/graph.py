@@ -10,7 +10,7 @@ import torch
 from sidefx_train.compile.artifacts import TracedGraph
 from sidefx_train.compile.joint.saved import Saved
 from sidefx_train.compile.joint.turns import Place, Point
-from sidefx_train.compile.residual.views import LiveView
+from sidefx_train.compile.residual.views import CustomView, LiveView
 
 Origin = tuple[Literal["input", "result", "tangent"], int]
 
@@ -57,6 +57,7 @@ class JointGraph:
         begins: inputs that begin to require gradients.
         updates: (result, input) of what is the new value of an input, in its memory.
         renewed: inputs that get another history or another layout: what they were enters by a node made before.
+        customs: (result, how it is made) of views of inputs that custom autograd functions made.
         views: views that leave and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
         detours: (what gets the gradient, made right before which stage or view), in order: nodes that hand gradients on
@@ -76,6 +77,7 @@ class JointGraph:
     begins: tuple[int, ...]
     updates: tuple[tuple[int, int], ...]
     renewed: tuple[int, ...]
+    customs: tuple[tuple[int, CustomView], ...]
     views: tuple[LiveView, ...]
     ready: tuple[int, ...]
     detours: tuple[tuple[Place, Point], ...]

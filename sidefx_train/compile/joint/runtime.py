@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.joint.graph import JointGraph, Stage
 from sidefx_train.compile.joint.saved import in_eagers_words
 from sidefx_train.compile.joint.turns import Place, Point
-from sidefx_train.compile.residual.autograd import passing
-from sidefx_train.compile.residual.views import replay
+from sidefx_train.compile.residual.autograd import custom_view, passing
+from sidefx_train.compile.residual.views import CustomView, LiveView, replay
 from sidefx_train.errors import SideFXError
 
 
@@ -193,19 +194,23 @@ class Joined:
             for i in self.detours.get(before, ()):
                 detours[i] = _detour(entrance(graph.detours[i][0]))
 
+        customs = dict(graph.customs)
+
+        def viewed(view: LiveView | CustomView) -> torch.Tensor:
+            numbers, path = tuple(results[j] for j in view.numbers), view.path
+            assert path is not None, "it is made again"
+            base = at(view.base)
+            return replay(base, path.ops, path.grad, numbers, path.version, path.apart, path.creation, path.anew)
+
         def make_views(stage: int) -> None:
             for i, view in enumerate(graph.views):
                 if graph.ready[i] == stage:
                     make_detours(("view", i))
-                    numbers, path = tuple(results[j] for j in view.numbers), view.path
-                    if path is None:
-                        assert view.position is not None, "what is not made again is an input"
+                    if view.position is None:
+                        views[i] = viewed(view)
+                    else:
                         views[i] = taken[view.position]
                         views[i].grad_fn  # noqa: B018  made now, in its turn
-                        continue
-                    views[i] = replay(
-                        at(view.base), path.ops, path.grad, numbers, path.version, path.apart, path.creation, path.anew
-                    )
 
         final = [(place, at(place)._version + count) for place, count in graph.turned]
 
@@ -226,6 +231,8 @@ class Joined:
                 make_detours(("stage", number))
                 for i, tensor in zip(part.stage.results, apply(part), strict=True):
                     results[i] = _updated(taken[given[i]], tensor) if i in given else tensor
+                    if i in customs:
+                        results[i] = custom_view(customs[i].name)(tensor, partial(viewed, customs[i]))
             make_views(len(self.parts))
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
 

@@ -75,7 +75,8 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     updates, views = residual.updates, residual.views
     tracer = world.tracer
     fakes: dict[Place, Any] = {("result", i): differentiable[i] for i in metadata.tangents}
-    _check_separate(world, [fake for i, fake in differentiable.items() if i not in updates])
+    made_outside = {*updates, *residual.customs}
+    _check_separate(world, [fake for i, fake in differentiable.items() if i not in made_outside])
     tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
     inputs = _inputs(world, metadata.inputs)
     _check_leaves(world, list(fakes.values()), {edge.node for _, edge in inputs})

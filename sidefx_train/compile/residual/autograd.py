@@ -76,6 +76,29 @@ def passing(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable
     return run
 
 
+@functools.cache
+def custom_view(name: str) -> Callable[[torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]:
+    """A function whose result autograd takes for a view that a custom function made.
+
+    It is called with a tensor, which gets the view's gradient, and with what makes the view of something else.
+
+    Args:
+        name: of its node in the autograd graph.
+    """
+
+    class View(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+            return make()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            return *grads, None
+
+    _name_node(View, name)
+    return View.apply
+
+
 def whole_view(value: torch.Tensor) -> torch.Tensor:
     """A view of all of a tensor."""
     return value.view_as(value)

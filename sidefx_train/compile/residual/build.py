@@ -18,7 +18,7 @@ from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.records import Record, TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
-from sidefx_train.compile.residual.views import Leaving, LiveView
+from sidefx_train.compile.residual.views import CustomView, Leaving, LiveView
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Residual:
         metadata: facts of inputs and outputs.
         differentiable: values of those outputs whose autograd graph is still needed, by position.
         updates: those of them that are new values of inputs, and the inputs' positions.
+        customs: those of them that are views of inputs which custom functions made.
         counters: nodes of ``.data`` with whose version counters something leaves.
         views: views that their backward passes through; the source expects them behind the outputs, last first.
     """
@@ -56,6 +57,7 @@ class Residual:
     metadata: StepMetadata
     differentiable: dict[int, Any]
     updates: dict[int, int]
+    customs: dict[int, CustomView]
     counters: frozenset[fx.Node]
     views: tuple[LiveView, ...]
 
@@ -161,7 +163,16 @@ def _write(
     metadata, values = rebuilder.metadata(), rebuilder.differentiable
     counters = rebuilder.views.counted()
     residual = Residual(
-        source, guard_source, writer.names, outputs, metadata, values, rebuilder.updates, counters, views
+        source,
+        guard_source,
+        writer.names,
+        outputs,
+        metadata,
+        values,
+        rebuilder.updates,
+        rebuilder.customs,
+        counters,
+        views,
     )
     return residual, rebuilder
 

@@ -23,6 +23,7 @@ from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.residual.autograd import freed, passing, whole_view
 from sidefx_train.compile.residual.memory import as_inference, grow
 from sidefx_train.compile.residual.views import (
+    CustomView,
     Leaving,
     LiveView,
     Path,
@@ -51,6 +52,7 @@ class TensorRebuilder(ABC):
         outputs: graph nodes whose values the code needs, in the order of ``o[0]``, ``o[1]``...
         differentiable: outputs whose autograd graph is still needed outside, by position.
         updates: those that are new values of inputs, and the inputs' positions.
+        customs: those that are views of inputs which custom functions made.
         returned: nodes that the graph returns, by the memory they are in.
         lines: statements that must run before the expressions are used.
         live: views that the backward passes through; ``o[-1]`` is the first of them.
@@ -68,6 +70,7 @@ class TensorRebuilder(ABC):
         self.lines: list[str] = []
         self.differentiable: dict[int, torch.Tensor] = {}
         self.updates: dict[int, int] = {}
+        self.customs: dict[int, CustomView] = {}
         self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
         self._turned: list[tuple[torch.Tensor, int]] = []
         self._begun: dict[int, int] = {}
@@ -175,6 +178,9 @@ class TensorRebuilder(ABC):
             if self.leaving.staged and path.grad:
                 return self._live_view(value, path)
             return self._view(path) + (".requires_grad_()" if new_leaf(value) else "")
+        outside = self.views.path(value, node, custom=True) if self._is_custom_view(value) else None
+        if outside is not None and self.views.is_outside(value):
+            return self._custom_view(value, node, outside)
         apart = value.grad_fn is not None and not value._is_view() and own_counter(node) is node and not value._version
         if self.views.is_outside(value) and not apart:
             self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
@@ -195,6 +201,21 @@ class TensorRebuilder(ABC):
             function = passing(type(value.grad_fn).__name__, whole_view) if custom else None
             return expression if function is None else f"{self.writer.constant(function)}({expression})"
         return self._with_autograd(value, self.output(node))
+
+    def _custom_view(self, value: torch.Tensor, node: fx.Node, path: Path) -> str:
+        """A view of a tensor from outside that a custom autograd function made: its backward is in the graph."""
+        record = None if isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
+        if record is None or record.home is not None:
+            self.world.heap.refuse("SFX111", "a view by a custom function leaves the step, of what is no argument")
+        expression = self.output(node)
+        if self.differentiable.setdefault(self._index[node], value) is not value:
+            self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
+        for number in path.numbers:
+            self.output(number)
+        numbers = tuple(self._index[number] for number in path.numbers)
+        name = type(value.grad_fn).__name__
+        self.customs[self._index[node]] = CustomView(name, self._place_of(record), path, numbers)
+        return expression
 
     def _is_custom_view(self, value: torch.Tensor) -> bool:
         """True for a view that a custom autograd function made, alone in its memory of all that leaves."""

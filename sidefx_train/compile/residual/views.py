@@ -109,6 +109,23 @@ class LiveView:
 
 
 @dataclass(frozen=True)
+class CustomView:
+    """A view of a tensor from outside that a custom autograd function made, and that leaves.
+
+    Attributes:
+        name: of its node in the autograd graph.
+        base: what it is a view of.
+        path: how it is made of that.
+        numbers: positions of the numbers of ``path`` among the results.
+    """
+
+    name: str
+    base: tuple[Literal["input", "result", "view"], int]
+    path: Path
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Leaving:
     """What one pass over all that leaves a step teaches the next.
 

@@ -163,10 +163,27 @@ def new_symbolic_number(shape_env: ShapeEnv, value: int | float, name: str) -> A
 def fake_of(mode: FakeTensorMode, real: torch.Tensor, dynamic: frozenset[int], name: str) -> torch.Tensor:
     """A fake stand-in; the sizes of the dimensions in ``dynamic`` are symbols."""
     if not dynamic:
-        return mode.from_tensor(real, static_shapes=True)
+        made = _complex_view(mode, real)
+        return mode.from_tensor(real, static_shapes=True) if made is None else made
     sizes = [DimDynamic.DYNAMIC if i in dynamic else DimDynamic.STATIC for i in range(real.dim())]
     context = StatelessSymbolicContext(dynamic_sizes=sizes)
     return mode.from_tensor(real, source=_NamedSource(name), symbolic_context=context)
+
+
+def _complex_view(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor | None:
+    """A stand-in of a complex view of a real tensor, for which torch wants the base to be a list of pairs."""
+    base = real._base
+    if base is None or not real.is_complex() or base.is_complex() or base.itemsize * 2 != real.itemsize:
+        return None
+    if base.requires_grad or real.is_conj() or mode.fake_tensor_converter._get_memo(real) is not None:
+        return None
+    whole = mode.from_tensor(base, static_shapes=True)
+    pairs = (*(2 * stride for stride in real.stride()), 1)
+    with mode:
+        view = torch.view_as_complex(whole.as_strided((*real.shape, 2), pairs, 2 * real.storage_offset()))
+    set_creation(view, creation_of(real))
+    mode.fake_tensor_converter.set_tensor_memo(real, view)
+    return view
 
 
 def forget_reals(mode: FakeTensorMode) -> None:

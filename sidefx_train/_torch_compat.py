@@ -175,7 +175,9 @@ def _complex_view(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor | No
     base = real._base
     if base is None or not real.is_complex() or base.is_complex() or base.itemsize * 2 != real.itemsize:
         return None
-    if base.requires_grad or real.is_conj() or mode.fake_tensor_converter._get_memo(real) is not None:
+    if real.requires_grad or real.is_conj() or mode.fake_tensor_converter._get_memo(real) is not None:
+        return None
+    if base.dim() and base.shape[-1] == 2:
         return None
     whole = mode.from_tensor(base, static_shapes=True)
     pairs = (*(2 * stride for stride in real.stride()), 1)

@@ -99,6 +99,16 @@ PROGRAMS = {
         "a = y.swapaxes(0, -1); x.detach().add_(1); return y, a",
         "",
     ),
+    "a view of a view that was made before the write": (
+        f"x = ({_WHOLE}.requires_grad_() * 1.5)[0]",
+        "a = x.view(2, 2); x.zero_(); return a.view(-1),",
+        "",
+    ),
+    "a view of a view that was written": (
+        f"x = {_WHOLE}.requires_grad_() * 1.5; y = torch.arange(24.0).cos()[6:18].view(3, 4)",
+        "a = y.squeeze(); a.add_(x); b = a.t(); return b, y.clone(), y",
+        "",
+    ),
     "logits and loss": (_ROW, "y.mul_(2); a = x.sin(); b = a.sum(); return a, b, y", ""),
 }
 

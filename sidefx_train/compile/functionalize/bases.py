@@ -106,6 +106,9 @@ def view_of(base: torch.Tensor, member: Member) -> torch.Tensor:
         start = 0
     if like.is_contiguous():
         return base.narrow(0, start, like.numel()).view(like.shape)
+    if like.dim() == 1 and like.stride(0) > 0:
+        low, high = extent(like)
+        return base.narrow(0, start, (high - low) // like.itemsize)[:: like.stride(0)]
     return base.as_strided(like.shape, like.stride(), base.storage_offset() + start)
 
 

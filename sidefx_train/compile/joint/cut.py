@@ -17,7 +17,7 @@ from sidefx_train.compile.joint.graph import JointGraph, Origin, Stage
 from sidefx_train.compile.joint.saved import described, in_eager_order
 from sidefx_train.compile.joint.trace import Recorded, RecordedStage
 from sidefx_train.compile.joint.turns import Place
-from sidefx_train.compile.residual.views import first_of, own_counter, storage_of
+from sidefx_train.compile.residual.ancestry import first_of, own_counter, storage_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld

@@ -10,7 +10,7 @@ import torch
 from sidefx_train.compile.artifacts import TracedGraph
 from sidefx_train.compile.joint.saved import Saved
 from sidefx_train.compile.joint.turns import Place, Point
-from sidefx_train.compile.residual.views import CustomView, LiveView
+from sidefx_train.compile.residual.replay import CustomView, LiveView
 
 Origin = tuple[Literal["input", "result", "tangent"], int]
 

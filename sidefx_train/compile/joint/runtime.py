@@ -15,7 +15,7 @@ from sidefx_train.compile.joint.graph import JointGraph, Stage
 from sidefx_train.compile.joint.saved import in_eagers_words
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.autograd import custom_view, passing
-from sidefx_train.compile.residual.views import CustomView, LiveView, replay
+from sidefx_train.compile.residual.replay import CustomView, LiveView, replay
 from sidefx_train.errors import SideFXError
 
 

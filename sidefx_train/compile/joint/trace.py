@@ -17,7 +17,8 @@ from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.contributions import Uses, contributions
 from sidefx_train.compile.joint.shared import Hidden, shared_values
 from sidefx_train.compile.joint.turns import Place, Point, in_turn, times
-from sidefx_train.compile.residual.views import LiveView, edge_of, edges_behind, own_counter, storage_of
+from sidefx_train.compile.residual.ancestry import edge_of, edges_behind, own_counter, storage_of
+from sidefx_train.compile.residual.replay import LiveView
 
 if TYPE_CHECKING:
     from sidefx_train.compile.functionalize.metadata import InputFacts

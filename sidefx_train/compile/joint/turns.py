@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from sidefx_train.compile.joint.contributions import Uses, first_use, one_by_one
-from sidefx_train.compile.residual.views import LiveView
+from sidefx_train.compile.residual.replay import LiveView
 
 Place = tuple[Literal["input", "result", "view", "detour", "hidden"], int]
 """What a gradient goes to; hidden are values that do not leave."""

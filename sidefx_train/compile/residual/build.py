@@ -18,7 +18,7 @@ from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.records import Record, TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
-from sidefx_train.compile.residual.views import CustomView, Leaving, LiveView
+from sidefx_train.compile.residual.replay import CustomView, Leaving, LiveView
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
 if TYPE_CHECKING:

@@ -39,9 +39,9 @@ from sidefx_train.compile.heap.records import (
 from sidefx_train.compile.heap.sets import insertion, wide_set
 from sidefx_train.compile.heap.source import stored_keys
 from sidefx_train.compile.heap.weak import ShadowRef
+from sidefx_train.compile.residual.ancestry import storage_of as fake_storage
+from sidefx_train.compile.residual.replay import Leaving
 from sidefx_train.compile.residual.tensors import TensorRebuilder
-from sidefx_train.compile.residual.views import Leaving
-from sidefx_train.compile.residual.views import storage_of as fake_storage
 from sidefx_train.compile.residual.writer import Writer
 
 if TYPE_CHECKING:

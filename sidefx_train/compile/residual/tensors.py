@@ -20,22 +20,17 @@ from sidefx_train.compile.functionalize.metadata import (
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import Effect
 from sidefx_train.compile.heap.records import TensorRecord
-from sidefx_train.compile.residual.autograd import freed, passing, whole_view
-from sidefx_train.compile.residual.memory import as_inference, grow
-from sidefx_train.compile.residual.views import (
-    CustomView,
-    Leaving,
-    LiveView,
-    Path,
-    Views,
+from sidefx_train.compile.residual.ancestry import (
     edge_of,
     edges_behind,
     first_operation,
-    new_leaf,
     own_counter,
-    replay,
     storage_of,
 )
+from sidefx_train.compile.residual.autograd import freed, passing, whole_view
+from sidefx_train.compile.residual.memory import as_inference, grow
+from sidefx_train.compile.residual.replay import CustomView, Leaving, LiveView, Path, replay
+from sidefx_train.compile.residual.views import Views, new_leaf
 from sidefx_train.compile.residual.writer import Writer
 
 if TYPE_CHECKING:

@@ -146,16 +146,8 @@ def test_a_step_is_compiled_without_torchs_header_and_with_equal_numbers(
 # --- code generation ---------------------------------------------------------------------------------------------
 
 
-def _finder_of_steps() -> Any:
-    from torch._inductor import sizevars
-
-    if not hasattr(sizevars, "stride_at_vec_range"):
-        pytest.skip("torch before 2.13 finds them elsewhere, and is not asked less often there")
-    return sizevars.stride_at_vec_range
-
-
 def test_steps_of_linear_indices_are_what_inductor_finds() -> None:
-    stride_at_vec_range = _finder_of_steps()
+    from torch._inductor.codegen.cpp import stride_at_vec_range
     from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
     x, y, z = sympy.symbols("x0 x1 x2", integer=True, nonnegative=True)
@@ -168,7 +160,7 @@ def test_steps_of_linear_indices_are_what_inductor_finds() -> None:
 
 
 def test_steps_of_limited_indices_are_no_numbers_and_those_beside_them_are() -> None:
-    stride_at_vec_range = _finder_of_steps()
+    from torch._inductor.codegen.cpp import stride_at_vec_range
     from torch.utils._sympy.functions import Max, Min
 
     x, y = sympy.symbols("d0 d1", integer=True, nonnegative=True)
@@ -180,7 +172,7 @@ def test_steps_of_limited_indices_are_no_numbers_and_those_beside_them_are() -> 
 
 
 def test_steps_within_vectors_are_what_inductor_finds() -> None:
-    from torch._inductor.sizevars import stride_at_vec_range
+    from torch._inductor.codegen.cpp import stride_at_vec_range
     from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
     x, y = sympy.symbols("d0 d1", integer=True, nonnegative=True)
@@ -221,7 +213,7 @@ def test_what_is_read_off_leaves_the_code_as_it_was(empty_cache: Path, monkeypat
         monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / str(quick)))
         if not quick:
             from torch._inductor.loop_body import LoopBody
-            from torch._inductor.sizevars import stride_at_vec_range
+            from torch._inductor.codegen.cpp import stride_at_vec_range
 
             usual = compat._replaced
 

@@ -212,8 +212,8 @@ def test_what_is_read_off_leaves_the_code_as_it_was(empty_cache: Path, monkeypat
         sources.append([])
         monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / str(quick)))
         if not quick:
-            from torch._inductor.loop_body import LoopBody
             from torch._inductor.codegen.cpp import stride_at_vec_range
+            from torch._inductor.loop_body import LoopBody
 
             usual = compat._replaced
 

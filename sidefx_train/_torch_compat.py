@@ -734,10 +734,17 @@ autocast_enabled = torch._C._is_any_autocast_enabled
 increment_version = torch._C._increment_version
 
 
-def saved_versions(ctx: Any) -> list[int]:
-    """The versions that the tensors which a node saved have now, 0 for what is none; empty if torch does not tell."""
-    held = [getattr(raw, "data", None) for raw in ctx._raw_saved_tensors]
-    return [0 if tensor is None else tensor._version for tensor in held]
+def unchecked_saved(ctx: Any) -> list[torch.Tensor | None]:
+    """The tensors that a node saved, changed or not; ``None`` for what is none, or where torch does not give them."""
+    return [getattr(raw, "data", None) for raw in ctx._raw_saved_tensors]
+
+
+def is_asked_for(node: Any) -> bool:
+    """True if the backward that is running goes on to a node of the autograd graph, or is to give its gradient."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf whose gradient ``autograd.grad`` returns
+        return True
 
 
 VERSIONS = 1 << 32

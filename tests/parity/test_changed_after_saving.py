@@ -59,3 +59,32 @@ def test_text(name, change, backend):
         assert have == want
     else:
         torch.testing.assert_close(have, want)
+
+
+def _branches(x, y):
+    largest = x.max()
+    return torch.where(y > 0, y, largest) + (x * y).tanh(), largest
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)], ids=["x", "y", "both"])
+@pytest.mark.parametrize("changed", ["largest", "x", "y"])
+def test_what_eager_does_not_come_by_may_be_changed(changed, asked, backend):
+    """``autograd.grad`` runs what lies between a result and what it is asked for, and looks at nothing else."""
+
+    def said(called):
+        first = torch.arange(12.0).reshape(3, 4).sin()
+        inputs = [(first.clone().requires_grad_() * 1.0), (first.flip(0).clone().requires_grad_() * 1.0)]
+        out, largest = called(*inputs)
+        with torch.no_grad():
+            {"largest": largest, "x": inputs[0], "y": inputs[1]}[changed].mul_(2)
+        try:
+            return torch.autograd.grad(out.sum(), [inputs[i] for i in asked])
+        except RuntimeError as error:
+            return str(error)
+
+    want, have = said(_branches), said(sidefx_train.compile(_branches, backend=backend, fullgraph=True))
+    if isinstance(want, str):
+        assert have == want
+    else:
+        torch.testing.assert_close(have, want)

@@ -14,7 +14,7 @@ from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.graph import JointGraph, Origin, Stage
-from sidefx_train.compile.joint.saved import described, in_eager_order
+from sidefx_train.compile.joint.saved import described, in_eager_order, looks
 from sidefx_train.compile.joint.trace import Recorded, RecordedStage
 from sidefx_train.compile.joint.turns import Place
 from sidefx_train.compile.residual.ancestry import first_of, own_counter, storage_of
@@ -208,6 +208,7 @@ class _Cutter:
             tuple(entrance for entrance, _ in recorded.grads),
             _dependence(wanted, tangents, grads),
             tuple(described(tracer, list(crossing))),
+            looks(reads, list(crossing), tangents, grads),
             self.one_by_one and not any(map(_goes_by_memory, wanted)),
         )
 

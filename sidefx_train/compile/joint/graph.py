@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from sidefx_train.compile.artifacts import TracedGraph
-from sidefx_train.compile.joint.saved import Saved
+from sidefx_train.compile.joint.saved import Look, Saved
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.replay import CustomView, LiveView
 
@@ -27,6 +27,7 @@ class Stage:
             detours.
         depends: for each of them, the tangents that its gradient is made of.
         saved: what eager says of the inputs of the backward, tangents apart, where they were changed.
+        looks: which of them eager looks at on the way from a tangent to a gradient.
         any_layout: tangents are taken as they come: eager adds up their elements in the order of their memory.
     """
 
@@ -36,6 +37,7 @@ class Stage:
     entrances: tuple[Place, ...]
     depends: tuple[frozenset[int], ...]
     saved: tuple[Saved, ...]
+    looks: tuple[Look, ...]
     any_layout: bool
 
 

@@ -36,9 +36,9 @@ class _CapturedPart(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         part: _Backward = ctx.part
-        given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx))]
-        ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
+        given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx, missing))]
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
         with torch.no_grad():
             fixed = not part.stage.any_layout
             given += [layout.fit(tangent, fixed) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
@@ -50,8 +50,12 @@ class _CapturedPart(torch.autograd.Function):
         return (None, None, None, *(_once(grads) if torch.is_grad_enabled() else grads))
 
 
-def _unpacked(ctx: Any) -> tuple[torch.Tensor | None, ...]:
+def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
     """What was saved.
+
+    Args:
+        ctx: of the node.
+        missing: outputs from which nothing was computed.
 
     Raises:
         RuntimeError: some of it was changed since, in eager's words.
@@ -60,7 +64,18 @@ def _unpacked(ctx: Any) -> tuple[torch.Tensor | None, ...]:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
         stopped = error
-    raise RuntimeError(in_eagers_words(stopped, ctx.part.stage.saved, ctx.versions, compat.saved_versions(ctx)))
+    stage, saved = ctx.part.stage, compat.unchecked_saved(ctx)
+    changed = [
+        i for i, tensor in enumerate(saved) if isinstance(tensor, torch.Tensor) and tensor._version != ctx.versions[i]
+    ]
+    if not changed:  # it was freed, or this torch does not tell
+        raise stopped
+    wanted = {i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and compat.is_asked_for(node)}
+    met = [look.saved for look in stage.looks if not look.tangents <= missing and look.grads & wanted]
+    first = next((i for i in changed if any(i in looked_at for looked_at in met)), None)
+    if first is None:  # eager does not come by
+        return saved
+    raise RuntimeError(in_eagers_words(stopped, stage.saved, first))
 
 
 class _Update(torch.autograd.Function):

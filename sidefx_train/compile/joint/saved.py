@@ -66,6 +66,52 @@ class Saved:
     forbidden: str = ""
 
 
+@dataclass(frozen=True)
+class Look:
+    """A node of eager's backward, and what it looks at.
+
+    Attributes:
+        saved: inputs of the captured backward.
+        tangents: what it is reached from.
+        grads: what it leads to.
+    """
+
+    saved: frozenset[int]
+    tangents: frozenset[int]
+    grads: frozenset[int]
+
+
+def looks(
+    reads: list[tuple[fx.Node, list[fx.Node]]], saved: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node]
+) -> tuple[Look, ...]:
+    """Who looks at what: eager passes over nodes that no tangent reaches, or that lead to nothing that is asked for.
+
+    Args:
+        reads: nodes of the backward, in order, and what each reads of the forward.
+        saved: what the backward is given of the forward.
+        tangents: what else it is given.
+        grads: its results.
+    """
+    position = {node: i for i, node in enumerate(saved)}
+    reached: dict[fx.Node, frozenset[int]] = {node: frozenset({i}) for i, node in enumerate(tangents)}
+    leads: dict[fx.Node, set[int]] = {}
+    for i, node in enumerate(grads):
+        leads.setdefault(node, set()).add(i)
+    for node, _ in reads:
+        reached[node] = frozenset().union(*(reached.get(used, frozenset()) for used in node.all_input_nodes))
+    for node, _ in reversed(reads):
+        for used in node.all_input_nodes:
+            leads.setdefault(used, set()).update(leads.get(node, ()))
+    found: list[Look] = []
+    for _, members in itertools.groupby(reads, key=lambda read: read[0].meta.get(DERIVED)):
+        group = list(members)
+        seen = frozenset(position[value] for _, used in group for value in used if value in position)
+        if seen:
+            by = frozenset().union(*(reached[node] for node, _ in group))
+            found.append(Look(seen, by, frozenset().union(*(leads.get(node, ()) for node, _ in group))))
+    return tuple(found)
+
+
 def described(tracer: GraphTracer, nodes: Sequence[fx.Node]) -> list[Saved]:
     """What eager says of the values of some nodes, those that the program can still change."""
     wanted = {node: _undetached(node) for node in nodes}
@@ -117,19 +163,15 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
     return tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
-def in_eagers_words(error: RuntimeError, saved: Sequence[Saved], versions: Sequence[int], now: Sequence[int]) -> str:
+def in_eagers_words(error: RuntimeError, saved: Sequence[Saved], first: int) -> str:
     """What eager says where torch says that a saved tensor was changed.
 
     Args:
         error: what torch says.
         saved: the tensors, in the order in which they are looked at.
-        versions: of when they were saved.
-        now: their versions now.
+        first: the one that is met first.
     """
     text = str(error)
-    first = next((i for i, (was, has) in enumerate(zip(versions, now, strict=False)) if was != has), None)
-    if first is None:
-        return text
     if saved[first].forbidden:
         return saved[first].forbidden
     if saved[first].origin:

@@ -9,10 +9,12 @@ sees half a file. What does not hold is ignored with a warning and made again.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -56,11 +58,11 @@ class CacheEntry:
 def cache_dir() -> Path:
     """Folder of everything that is kept between processes; made if it does not exist.
 
-    ``SIDEFX_CACHE_DIR`` says where; else it lies in ``TORCHINDUCTOR_CACHE_DIR``, else in the system's temporary folder.
+    ``SIDEFX_CACHE_DIR`` says where; else it lies in ``TORCHINDUCTOR_CACHE_DIR`` as that was when this library was
+    imported, else in the system's temporary folder.
     ``SIDEFX_CACHE_MB`` limits its size (2048); what was used longest ago goes first.
     """
-    root = os.environ.get("SIDEFX_CACHE_DIR") or os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return _folder(root)
+    return _folder(os.environ.get("SIDEFX_CACHE_DIR") or _inductors)
 
 
 def machine_dir() -> Path:
@@ -279,6 +281,22 @@ def _check_owner(handle: int) -> None:
 
 def _user() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _chosen_for_inductor() -> str | None:
+    """Inductor's folder if somebody chose it: Inductor itself sets the variable, to its default and to others."""
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not given:
+        return None
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, ModuleNotFoundError, OSError):  # the user has no name
+        user = f"uid_{_user()}"
+    default = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    return None if os.path.abspath(given) == os.path.abspath(default) else given
+
+
+_inductors = _chosen_for_inductor()
 
 
 def _digest(content: bytes) -> str:

@@ -47,6 +47,7 @@ def test_the_folder_is_where_the_environment_says(
     assert folder == tmp_path / "sidefx"
     monkeypatch.delenv("SIDEFX_CACHE_DIR")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setattr(cache, "_inductors", cache._chosen_for_inductor())  # as it is at import
     assert sidefx_train.cache_dir() == tmp_path / "other" / "sidefx"
     assert cache.machine_dir() != sidefx_train.cache_dir()
 
@@ -61,7 +62,7 @@ def test_what_belongs_to_the_machine_outlives_a_run_of_its_own_folder(
     cache._folder.cache_clear()
     try:
         for run in ("first", "second"):
-            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / run))
+            monkeypatch.setattr(cache, "_inductors", str(tmp_path / run))
             if run == "first":
                 name = cache.add_library(built, machine=True)
                 assert name is not None and cache.store("native", "k", {"library": name}, "a module", machine=True)
@@ -241,7 +242,15 @@ print("lowered", "torch._inductor.compile_fx" in sys.modules)
 """
 
 
-def test_a_second_process_neither_functionalizes_nor_lowers(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", [True, False], ids=["a folder that was chosen", "the default folder"])
+def test_a_second_process_neither_functionalizes_nor_lowers(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool
+) -> None:
+    """Regression: in the default folder nothing was found again; Inductor names one of its own once it is imported."""
+    if not chosen:
+        monkeypatch.delenv("SIDEFX_CACHE_DIR")
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
     root = str(Path(__file__).parents[2])
     program = PROGRAM.format(tests=root, found=FOUND)
     seen = []
@@ -253,3 +262,45 @@ def test_a_second_process_neither_functionalizes_nor_lowers(folder: Path, tmp_pa
     assert seen[0]["found"] == "False" and seen[1]["found"] == "True"
     assert seen[0]["losses"] == seen[1]["losses"]
     assert seen[0]["lowered"] == "True" and seen[1]["lowered"] == "False"
+
+
+BESIDE = """
+import os, torch, sidefx_train
+step = sidefx_train.compile(lambda x: x * 2 + 1, warmup="background")
+for i in range(4):
+    step(torch.full((2,), float(i)))
+    assert step.wait(timeout=120)
+report = step.report()
+assert not report.breaks, str(report)
+assert report.replays == 2, str(report)
+assert (os.environ["TMPDIR"] in str(sidefx_train.cache_dir())) and "inductor" not in str(sidefx_train.cache_dir())
+"""
+
+
+def test_a_worker_leaves_its_graph_in_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: it left it in Inductor's, where the process that waited for it did not look."""
+    monkeypatch.delenv("SIDEFX_CACHE_DIR", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, cwd=root, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_builds_again_what_lost_its_library(folder: Path) -> None:
+    """Regression: it took the graph for kept, the process that waited found no library, and training stayed eager."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3 + 1).sin()
+
+    for expected in (0, 1):  # libraries that are there before, and are taken away
+        for file in (folder / "libraries").glob("*"):
+            if expected:
+                file.unlink()
+        compiled = sidefx_train.compile(step, warmup="background")
+        for i in range(4):
+            assert torch.allclose(compiled(torch.full((2,), float(i))), step(torch.full((2,), float(i))))
+            assert compiled.wait(timeout=120)
+        report = compiled.report()
+        assert not report.breaks, str(report)
+        assert report.replays == 2, str(report)

@@ -82,8 +82,9 @@ def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
 
 
 def is_kept(key: str) -> bool:
-    """True if there is something in the cache under this key."""
-    return cache.load("graph", key) is not None
+    """True if a lowered graph is in the cache under this key, and the library that it calls, too."""
+    value = cache.load("graph", key)
+    return value is not None and cache.library(value["library"]) is not None
 
 
 def keep(key: str, lowered: Lowered) -> None:

@@ -401,10 +401,8 @@ _derived_known = threading.Lock(), [0]
 
 def _node_of_derived(node: Any, number: Any) -> Any:
     """``to_node`` that knows instances of classes derived from ``int`` and ``float`` as the numbers they are."""
-    cls = type(number)
-    if cls not in NUMBERS and issubclass(cls, (int, float)) and not is_numpy_scalar(number):
-        number = int.__pos__(number) if issubclass(cls, int) else float.__pos__(number)
-    return _node_of_number(node, number)
+    own = type(number) in NUMBERS or is_numpy_scalar(number)
+    return _node_of_number(node, number if own else plain_number(number))
 
 
 @contextmanager
@@ -421,6 +419,12 @@ def derived_numbers() -> Iterator[None]:
             captures[0] -= 1
             if not captures[0]:
                 sym_node.to_node = _node_of_number
+
+
+def plain_number(value: Any) -> Any:
+    """An instance of a class derived from ``int`` or ``float`` as the number it is; anything else as it is."""
+    base = next((base for base in (int, float) if issubclass(type(value), base)), None)
+    return value if base is None else base.__pos__(value)
 
 
 def is_numpy_scalar(value: Any) -> bool:
@@ -785,6 +789,10 @@ def creation_of(tensor: torch.Tensor) -> Any:
 
 def set_creation(view: torch.Tensor, creation: Any) -> None:
     torch._C._autograd._set_creation_meta(view, creation)
+
+
+NODES_BY_OPERATION = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Errors of autograd name a node by its operation (``Exp``); before torch 2.13 by its class (``ExpBackward0``)."""
 
 
 PLAIN_VIEW = torch._C._autograd.CreationMeta.DEFAULT

@@ -223,7 +223,7 @@ class CompiledStep:
         try:
             result = self._first_replay(entry, args, kwargs)
         finally:
-            if entry.once and entry in self._entries:
+            if entry.once:
                 self._retire(entry)
         if result is MISS:
             found = entry.why(args, kwargs)
@@ -632,7 +632,7 @@ class CompiledStep:
 
     def _retire(self, entry: Entry) -> None:
         """No call is replayed by it any more; why it would not fit is still asked of it."""
-        self._entries.remove(entry)
+        self._entries = [known for known in self._entries if known is not entry]
         self._replays = [e.replay for e in self._entries]
 
 

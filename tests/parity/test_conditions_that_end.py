@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 import sidefx_train
+from sidefx_train.compile import pipeline
+from sidefx_train.compile.entry import Entry
+from sidefx_train.compile.residual.build import MISS
 from tests.parity.harness import Program, parity
 
 ONCE = "runs once, operation by operation"
@@ -130,6 +134,27 @@ def test_an_error_in_that_one_call_is_eagers():
         return Program(step, batch, (box, weight))
 
     parity(make, steps=4, backend="inductor", captures=None, whole=False)
+
+
+def test_a_guard_that_does_not_hold_at_once_leaves_the_call_to_eager(monkeypatch):
+    """Regression: what was to run once was taken out twice, which raised."""
+    compiled = pipeline.compile_captured
+
+    def missing(*args: Any) -> Entry:
+        return replace(compiled(*args), replay=lambda args, kwargs: MISS)
+
+    monkeypatch.setattr(pipeline, "compile_captured", missing)
+    box = {"first": True}
+
+    def step(x):
+        factor = 3.0 if box["first"] else 1.0
+        box["first"] = False
+        return x * factor
+
+    with pytest.warns(sidefx_train.errors.SideFXWarning, match="SFX204"):
+        fn = sidefx_train.compile(step)
+        assert fn(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert box == {"first": False}
 
 
 def test_beside_the_training_nothing_is_compiled_for_one_call():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import hashlib
 import io
 import json
+import multiprocessing
 import pathlib
 import shutil
 import sqlite3
@@ -175,6 +177,19 @@ def test_a_library_call_on_files_is_one_line(does, tmp_path):
         _, _, report = run(does, tmp_path / "captured", captured=True)
     inside = {part.name.partition(" after ")[0].rpartition(".")[2] for part in report.parts}
     assert inside <= {does.__name__, "step", "<listcomp>", "<genexpr>"}, str(report)
+
+
+def test_questions_to_the_same_libraries_stay_in_the_graph():
+    """Regression: whole packages were taken for work on processes, and a question to them was a break."""
+
+    def step(x, log):
+        log.append((asyncio.iscoroutinefunction(step), multiprocessing.current_process().name))
+        return x + 1
+
+    log: list[Any] = []
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    compiled(torch.ones(2), log)
+    assert log == [(False, multiprocessing.current_process().name)]
 
 
 class State:

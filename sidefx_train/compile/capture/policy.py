@@ -113,9 +113,13 @@ UNDIVIDED_MODULES = (
     "smtplib",
     "sqlite3",
     "csv",
-    "multiprocessing",
+    "multiprocessing.connection",
+    "multiprocessing.managers",
+    "multiprocessing.pool",
+    "multiprocessing.queues",
+    "multiprocessing.shared_memory",
     "concurrent.futures",
-    "asyncio",
+    "asyncio.runners",
     "importlib.metadata",
     "torch.serialization",
     "safetensors",
@@ -142,8 +146,9 @@ UNDIVIDED_FUNCTIONS: dict[str, frozenset[str]] = {
     "pathlib._abc": _OF_FILES,
     "json": frozenset({"dump", "load"}),
     "threading": frozenset({"Thread.__init__", "Thread.start", "Thread.join"}),
+    "multiprocessing.process": frozenset({"BaseProcess.__init__", "BaseProcess.start", "BaseProcess.join"}),
+    "multiprocessing.context": frozenset({"Manager", "Pipe", "Pool", "JoinableQueue", "Queue", "SimpleQueue"}),
     "importlib._bootstrap": frozenset({"_find_spec"}),
-    "_frozen_importlib": frozenset({"_find_spec"}),
 }
 """Functions of that kind in modules with others."""
 

@@ -59,19 +59,12 @@ def slot_operator(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> Any:
     takes = (int, torch.SymInt, torch.SymBool) if fn.__objclass__ is int else (int, float, *NUMBERS)
     if not all(isinstance(value, takes) for value in args):
         return NotImplemented
-    numbers = tuple(map(_as_number, args))
+    numbers = tuple(bool(value) if type(value) is torch.SymBool else compat.plain_number(value) for value in args)
     if swapped:
         numbers = numbers[::-1]
     if operator_raises(world, name, numbers):
         return ABSENT
     return getattr(operator, name)(*numbers)
-
-
-def _as_number(value: Any) -> Any:
-    if type(value) is torch.SymBool:
-        return bool(value)
-    base = next((base for base in _BASES if issubclass(type(value), base)), None)
-    return value if base is None else base.__pos__(value)
 
 
 _COMPARISONS = ("lt", "le", "eq", "ne", "gt", "ge")

@@ -32,7 +32,7 @@ from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
 from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.heap import anew, iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
-from sidefx_train.compile.heap.definitions import Definitions
+from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS, Definitions
 from sidefx_train.compile.heap.finalizers import deletes, retire
 from sidefx_train.compile.heap.identities import Identities
 from sidefx_train.compile.heap.later import Later
@@ -80,6 +80,8 @@ BY_IDENTITY: tuple[type, ...] = (
 )
 BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, slice, np.generic)
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+_HEAP_TYPE = 1 << 9
 
 IMMUTABLE_C: tuple[type, ...] = (
     int,  # and what derives from it
@@ -654,8 +656,10 @@ class Heap:
     def _instance(self, real: Any, source: Source) -> Any:
         cls = type(real)
         try:
-            shadow = cls() if cls is types.SimpleNamespace else object.__new__(cls)
+            shadow = ABSENT if _is_of_c(cls) else cls() if cls is types.SimpleNamespace else object.__new__(cls)
         except TypeError:
+            shadow = ABSENT
+        if shadow is ABSENT:
             if anew.is_made_anew(self, real, source):
                 self.guard("type", source, cls)
                 self.register(Record(self, real, real, source, source))
@@ -725,6 +729,12 @@ class Heap:
     def dict_record(self, shadow: Any) -> DictRecord | None:
         record = self.record_of(shadow)
         return record if isinstance(record, DictRecord) else None
+
+
+def _is_of_c(cls: type) -> bool:
+    """True for a class of C that could be made empty, in a state that its methods do not expect (files, since 3.12)."""
+    made_by_c = _HEAP_TYPE | IMMUTABLE_CLASS
+    return any(base.__flags__ & made_by_c == made_by_c for base in cls.__mro__)
 
 
 def _not_callable_yet(*args: Any, **kwargs: Any) -> Any:

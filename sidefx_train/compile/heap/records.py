@@ -542,7 +542,13 @@ def slot_names(cls: type) -> list[str]:
         for name in [slots] if isinstance(slots, str) else slots:
             private = name.startswith("__") and not name.endswith("__")
             names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
+    return [name for name in names if name not in ("__dict__", "__weakref__") and not _is_hidden(cls, name)]
+
+
+def _is_hidden(cls: type, slot: str) -> bool:
+    """True if a class behind the one with the slot has a property, or anything else, of that name."""
+    found = next((vars(base)[slot] for base in cls.__mro__ if slot in vars(base)), None)
+    return found is not None and type(found) is not types.MemberDescriptorType
 
 
 def instance_space(value: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NODE = re.compile(r"(.*?)Backward\d*$")
 _SUFFIX = re.compile(r"Backward0?$|Backward(?=\d+$)")
-_OURS = re.compile(r"\](, which is output \d+ of _CapturedPart,)? is at version")
+_OURS = re.compile(r"\](, which is output \d+ of _CapturedPart(Backward)?,)? is at version")
 """What torch says of what the captured part has made."""
 
 
@@ -142,8 +142,13 @@ def _described(tensor: torch.Tensor) -> Saved | None:
     if creation is not None and creation != compat.PLAIN_VIEW:
         return Saved(forbidden=_once_changed(tensor))
     if base is not None and _kind(base) == _kind(tensor):
-        return Saved("output 0 of AsStrided")  # as which autograd makes it anew
-    return Saved(f"output {tensor.output_nr} of {_SUFFIX.sub('', made_by.name())}")
+        return Saved(f"output 0 of {_in_errors('AsStridedBackward0')}")  # as which autograd makes it anew
+    return Saved(f"output {tensor.output_nr} of {_in_errors(made_by.name())}")
+
+
+def _in_errors(node: str) -> str:
+    """What errors call a node of the autograd graph."""
+    return _SUFFIX.sub("", node) if compat.NODES_BY_OPERATION else node
 
 
 def _once_changed(view: torch.Tensor) -> str:

@@ -33,7 +33,10 @@ def database():
 
 @pytest.mark.parametrize("name", SAMPLE + OTHERS)
 def test_operator(database, name):
-    agree(check(database[name]))
+    found = check(database[name])
+    if name == "fft.rfft" and torch.__version__ < "2.12":  # whose fake tensors have strides that the real ones have not
+        found = [result for result in found if result.state != "left"]
+    agree(found)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -259,6 +259,9 @@ class _Assembler:
             settled += [(source, guard) for guard in firm]
             if rest or id(source) in self.needed or not tests:
                 others.append((source, rest))
+        if load == "item" and not others and self._are_first_items(settled):
+            self._emit(("register", register, None, None), "items", tuple(guard.value for _, guard in settled))
+            return
         at = len(self.code)
         self._emit(("gate", register, None, None), "none", None)
         for guard in absent:
@@ -269,7 +272,19 @@ class _Assembler:
         for source, rest in others:
             self._tests(source, (load, register, None, source.key), rest)
         whole = len(self.code) - at - 1
-        self.code[at] = (LOADS.index("gate"), register, None, None, whole, None, skipped, -1)
+        self.code[at] = (LOADS.index("gate"), register, None, None, TESTS.index("none"), None, whole, skipped)
+
+    def _are_first_items(self, tests: list[tuple[Source, Guard]]) -> bool:
+        """True where the first items of a list or a tuple, each of them, are tested for identity alone."""
+        sequence = tests[0][0].parent if tests else None
+        if sequence is None:
+            return False
+        types = [guard.value for guard in self.tests[id(sequence)] if guard.kind == "type"]
+        types += [type(sequence.key)] if sequence.kind == "const" else []
+        return any(issubclass(cls, (list, tuple)) for cls in types) and all(
+            guard.kind == "is" and type(source.key) is int and source.key == place
+            for place, (source, guard) in enumerate(tests)
+        )
 
     def _tests(self, source: Source, load: tuple[str, int, Any, Any], tests: list[Guard] | None = None) -> None:
         """Reads a value, keeps it if it is needed again, and tests it: all its guards, or the given ones."""

@@ -13,7 +13,8 @@ LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "
 ``...`` for hooks that are not asked for."""
 
 TESTS = (
-    "none", "is", "same", "type", "equal", "length", "empty", "keys", "absent", "no_item", "taken", "body", "memory",
+    "none", "is", "same", "type", "equal", "length", "empty", "keys", "items", "absent", "no_item", "taken", "body",
+    "memory",
 )  # fmt: skip
 """What it tests; for ``taken`` and ``body`` see ``guards/definitions.py``, for ``memory`` ``guards/memory.py``."""
 
@@ -23,33 +24,35 @@ enum Load {
     L_TENSORS
 };
 enum Test {
-    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY, T_MEMORY
+    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ITEMS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY,
+    T_MEMORY
 };
 
-// One cache line. Objects are borrowed: the tuple of instructions keeps them.
+// What every call looks at, two to a cache line. Objects are borrowed: the tuple of instructions keeps them.
 struct Instruction {
     uint8_t load, test;
-    int32_t source, target;  // registers; -1: none
-    int32_t number, index;   // a length or a register to compare with; the key as an index, or -1
-    int32_t extra;           // index of a Gate or of a namespace's version
-    PyObject *base, *key, *operand;
-    PyObject* cached;        // what it read last, borrowed from a dict that has not changed since
-    Py_hash_t hash;
+    int32_t source, target;  // registers; -1: none. A gate's target: how much of its group may be skipped
+    int32_t number;          // a length, or a register to compare with; of a gate, the length of its group
+    union {
+        PyObject* operand;
+        uint64_t version;    // of a gate's dict, when its group last held
+    };
+    PyObject* cached;        // a constant, or what was read last from a dict that is unchanged since; a gate's dict
 };
 
-// How long a group is and how much of it may be skipped; the dict and its version when the group last held.
-struct Gate {
-    Py_ssize_t group, skipped;
-    PyObject* dict;
-    uint64_t version;
+// What an instruction needs to read its value where that has not been read already.
+struct Reading {
+    PyObject *base, *key;
+    Py_hash_t hash;
+    int32_t index;     // the key as an index, or -1
+    uint64_t version;  // of a namespace, when it last held
 };
 
 struct GuardProgram {
     std::vector<Instruction> code;
+    std::vector<Reading> readings;  // of the instruction at the same place
     std::vector<HeldTensor> tensors;
     std::vector<int64_t> layouts;
-    std::vector<Gate> gates;
-    std::vector<uint64_t> versions;  // of namespaces when they last held
     ThreadKeys keys = ThreadKeys::now();
     Py_ssize_t registers = 0;
     bool moved = false;  // a held tensor lies elsewhere than when the guards last held
@@ -70,27 +73,26 @@ static bool same_tensors(GuardProgram& program) {
 // released: what is read from a constant, a register, a dict or a sequence is borrowed.
 static inline PyObject* load_value(
     GuardProgram& program, const Instruction& in, PyObject** registers, PyObject*& owned) {
-    PyObject* from = in.source >= 0 ? registers[in.source] : in.base;
-    PyObject* found = nullptr;
+    if (in.load == L_CONST) return in.cached;
+    const Reading& how = program.readings[&in - program.code.data()];
+    PyObject* from = in.source >= 0 ? registers[in.source] : how.base;
     switch (in.load) {
-        case L_CONST:
         case L_REGISTER:
             return from;
         case L_DICT:
-            found = PyObject_GenericGetDict(from, nullptr);
-            if (!found) { PyErr_Clear(); found = PyObject_GetAttr(from, name_dict); }
-            return owned = found;
+            if (PyObject** place = _PyObject_GetDictPtr(from); place && *place) return *place;
+            return owned = PyObject_GetAttr(from, name_dict);
         case L_ENTRY:
         case L_ITEM:
             // Past the methods of subclasses; nothing is added to a defaultdict.
-            if (PyDict_Check(from)) return _PyDict_GetItem_KnownHash(from, in.key, in.hash);
-            if (in.index >= 0 && PyList_Check(from))
-                return in.index < PyList_GET_SIZE(from) ? PyList_GET_ITEM(from, in.index) : nullptr;
-            if (in.index >= 0 && PyTuple_Check(from))
-                return in.index < PyTuple_GET_SIZE(from) ? PyTuple_GET_ITEM(from, in.index) : nullptr;
-            return owned = PyObject_GetItem(from, in.key);
+            if (PyDict_Check(from)) return _PyDict_GetItem_KnownHash(from, how.key, how.hash);
+            if (how.index >= 0 && PyList_Check(from))
+                return how.index < PyList_GET_SIZE(from) ? PyList_GET_ITEM(from, how.index) : nullptr;
+            if (how.index >= 0 && PyTuple_Check(from))
+                return how.index < PyTuple_GET_SIZE(from) ? PyTuple_GET_ITEM(from, how.index) : nullptr;
+            return owned = PyObject_GetItem(from, how.key);
         case L_SLOT:
-            return owned = PyObject_GetAttr(from, in.key);
+            return owned = PyObject_GetAttr(from, how.key);
         case L_CELL:
             if (!PyCell_Check(from)) return nullptr;
             return owned = PyCell_Get(from);
@@ -160,12 +162,23 @@ static bool same_keys(PyObject* value, PyObject* keys, bool plain) {
     return equal;
 }
 
+// A list or a tuple begins with these objects.
+static bool same_items(PyObject* value, PyObject* items) {
+    const Py_ssize_t n = PyTuple_GET_SIZE(items);
+    if (!(PyList_Check(value) || PyTuple_Check(value)) || Py_SIZE(value) < n) return false;
+    return memcmp(PySequence_Fast_ITEMS(value), PySequence_Fast_ITEMS(items), n * sizeof(PyObject*)) == 0;
+}
+
 // Past the ``__len__`` of subclasses.
 static Py_ssize_t stored_size(PyObject* value) {
     if (PyList_Check(value) || PyTuple_Check(value)) return Py_SIZE(value);
     if (PyDict_Check(value)) return reinterpret_cast<PyDictObject*>(value)->ma_used;
     if (PyAnySet_Check(value)) return PySet_GET_SIZE(value);
     return PyObject_Size(value);
+}
+
+static bool sized(PyObject* value) {
+    return PyList_Check(value) || PyTuple_Check(value) || PyDict_Check(value) || PyAnySet_Check(value);
 }
 
 static bool stored(PyObject* value, PyObject* key) {
@@ -258,9 +271,10 @@ static bool test_value(GuardProgram& program, const Instruction& in, PyObject* v
         case T_LENGTH: return stored_size(value) == in.number;
         case T_EMPTY: return stored_size(value) == 0;
         case T_KEYS: return same_keys(value, in.operand, in.number == 1);
+        case T_ITEMS: return same_items(value, in.operand);
         case T_ABSENT: return PyDict_Check(value) && PyDict_Contains(value, in.operand) == 0;
         case T_NO_ITEM: return !stored(value, in.operand) && !PyErr_Occurred();
-        case T_TAKEN: return same_names(value, in.operand, program.versions[in.extra]);
+        case T_TAKEN: return same_names(value, in.operand, program.readings[&in - program.code.data()].version);
         case T_BODY: return same_body(value, in.operand);
         default: return same_memory(program, in);
     }
@@ -276,12 +290,16 @@ struct Registers {
 // a container, is held meanwhile.
 static inline bool finish(GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
     if (!value) return false;
-    const bool hold = in.test == T_LENGTH || in.test == T_EMPTY || in.test == T_KEYS || in.test == T_NO_ITEM;
-    if (hold) Py_INCREF(value);
-    const bool holds = test_value(program, in, value, registers);
-    if (holds && in.target >= 0) registers[in.target] = Py_NewRef(value);
-    if (hold) Py_DECREF(value);
-    return holds;
+    if (in.test == T_KEYS || in.test == T_NO_ITEM || ((in.test == T_LENGTH || in.test == T_EMPTY) && !sized(value))) {
+        Py_INCREF(value);
+        const bool holds = test_value(program, in, value, registers);
+        if (holds && in.target >= 0) registers[in.target] = Py_NewRef(value);
+        Py_DECREF(value);
+        return holds;
+    }
+    if (!test_value(program, in, value, registers)) return false;
+    if (in.target >= 0) registers[in.target] = Py_NewRef(value);
+    return true;
 }
 
 static inline bool run_one(GuardProgram& program, Instruction& in, PyObject** registers) {
@@ -299,24 +317,24 @@ static bool holds_all(GuardProgram& program) {
     Instruction* next = program.code.data();
     Instruction* const end = next + program.code.size();
     while (next < end) {
-        if (next->load != L_GATE) {
-            if (!run_one(program, *next++, registers)) return false;
+        Instruction& gate = *next++;
+        if (gate.load != L_GATE) {
+            if (!run_one(program, gate, registers)) return false;
             continue;
         }
-        Gate& gate = program.gates[next->extra];
-        PyObject* dict = registers[next->source];
+        PyObject* dict = registers[gate.source];
         const uint64_t version = version_of(dict);
-        Instruction* const last = ++next + gate.group;
-        if (version && dict == gate.dict && version == gate.version) {
-            for (next += gate.skipped; next < last; ++next) {
+        Instruction* const last = next + gate.number;
+        if (version && dict == gate.cached && version == gate.version) {
+            for (next += gate.target; next < last; ++next) {
                 PyObject* value = next->load == L_REGISTER ? registers[next->source] : next->cached;
                 if (!finish(program, *next, value, registers)) return false;
             }
         } else {
-            gate.dict = nullptr;
+            gate.cached = nullptr;
             for (; next < last; ++next)
                 if (!run_one(program, *next, registers)) return false;
-            gate.dict = dict;
+            gate.cached = dict;
             gate.version = version;
         }
     }
@@ -341,7 +359,7 @@ static void free_program(PyObject* capsule) {
 // guard_program(instructions) -> check(); each instruction is the tuple
 // (load, source register or -1, base, key, test, operand, number, target register or -1): base is the object read from
 // where there is no source register; a number of 1 says that keys are plain. A register is written before it is read.
-// A gate's test is the length of its group, its number how many instructions of it depend on the dict alone.
+// A gate's number is the length of its group, its target how many instructions of it depend on the dict alone.
 static PyObject* guard_program(PyObject*, PyObject* instructions) {
     if (!name_dict) {
         name_dict = PyUnicode_InternFromString("__dict__");
@@ -353,9 +371,11 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(instructions); ++i) {
         PyObject* t = PyTuple_GET_ITEM(instructions, i);
         Instruction in;
+        Reading how{};
         int load, test;
         Py_ssize_t source, number, target;
-        if (!PyArg_ParseTuple(t, "inOOiOnn", &load, &source, &in.base, &in.key, &test, &in.operand, &number, &target)) {
+        PyObject*& operand = in.operand;
+        if (!PyArg_ParseTuple(t, "inOOiOnn", &load, &source, &how.base, &how.key, &test, &operand, &number, &target)) {
             delete program;
             return nullptr;
         }
@@ -364,21 +384,15 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
         in.source = (int32_t)source;
         in.target = (int32_t)target;
         in.number = (int32_t)number;
-        in.extra = -1;
-        in.cached = nullptr;
-        in.hash = load == L_ENTRY || load == L_ITEM ? PyObject_Hash(in.key) : 0;
-        in.index = PyLong_CheckExact(in.key) ? (int32_t)PyLong_AsSsize_t(in.key) : -1;
+        in.cached = load == L_CONST ? how.base : nullptr;
+        how.hash = load == L_ENTRY || load == L_ITEM ? PyObject_Hash(how.key) : 0;
+        how.index = PyLong_CheckExact(how.key) ? (int32_t)PyLong_AsSsize_t(how.key) : -1;
         if (PyErr_Occurred()) { delete program; return nullptr; }
         if (load == L_GATE) {
-            in.test = T_NONE;
-            in.extra = (int32_t)program->gates.size();
-            program->gates.push_back({test, number, nullptr, 0});
-        } else if (test == T_TAKEN) {
-            in.extra = (int32_t)program->versions.size();
-            program->versions.push_back(0);
+            in.version = 0;
         } else if (load == L_TENSORS) {
-            for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(in.base); ++k) {
-                PyObject* held = PyTuple_GET_ITEM(in.base, k);
+            for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(how.base); ++k) {
+                PyObject* held = PyTuple_GET_ITEM(how.base, k);
                 auto asked = [&](int which) {
                     PyObject* hooks = PyTuple_GET_ITEM(held, which);
                     return hooks == Py_Ellipsis ? nullptr : hooks;
@@ -386,8 +400,9 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
                 program->tensors.emplace_back(PyTuple_GET_ITEM(held, 0), asked(1), asked(2), program->layouts);
             }
         }
-        if (in.target >= program->registers) program->registers = in.target + 1;
+        if (load != L_GATE && in.target >= program->registers) program->registers = in.target + 1;
         program->code.push_back(in);
+        program->readings.push_back(how);
     }
     PyObject* capsule = PyCapsule_New(program, nullptr, free_program);
     if (!capsule) { delete program; return nullptr; }

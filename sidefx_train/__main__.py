@@ -7,7 +7,8 @@ import sys
 import time
 
 from rich.console import Console
-from rich.table import Table
+from rich.filesize import decimal
+from rich.table import Column, Table
 
 from sidefx_train import cache
 
@@ -23,26 +24,22 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     if args.clear:
         freed = cache.clear()
-        console.print(f"{_megabytes(freed)} freed in {cache.cache_dir()}", highlight=False, soft_wrap=True)
+        console.print(f"{decimal(freed)} freed in {cache.cache_dir()}", highlight=False, soft_wrap=True)
         return 0
     known = cache.entries()
-    table = Table("kind", "what", "size", "last used", title_justify="left")
+    table = Table("kind", "what", Column("size", justify="right"), "last used", title_justify="left")
     for entry in known:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        table.add_row(entry.kind, entry.label, _megabytes(entry.size), used)
+        table.add_row(entry.kind, entry.label, decimal(entry.size), used)
     total, limit = sum(entry.size for entry in known), cache.limit_bytes()
     if known:
         console.print(table)
     console.print(
-        f"{len(known)} entries, {_megabytes(total)} of {_megabytes(limit)} in {cache.cache_dir()}",
+        f"{len(known)} entries, {decimal(total)} of {decimal(limit)} in {cache.cache_dir()}",
         highlight=False,
         soft_wrap=True,
     )
     return 0
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MB"
 
 
 if __name__ == "__main__":

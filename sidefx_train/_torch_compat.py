@@ -11,6 +11,7 @@ import importlib
 import inspect
 import logging
 import math
+import operator
 import os
 import re
 import shlex
@@ -36,6 +37,7 @@ from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
     disable_proxy_modes_tracing,
+    get_proxy_slot,
     handle_sym_dispatch,
     track_tensor_tree,
 )
@@ -263,6 +265,14 @@ def forget_contents(fake: torch.Tensor) -> None:
         if hasattr(type(fake), memo):
             setattr(fake, memo, None)
     fake.constant = None  # type: ignore[attr-defined]
+
+
+def forget_constant(fake: torch.Tensor, tracer: Any) -> None:
+    """Makes void what torch takes a stand-in's contents for; its recorder misses what is written through a view."""
+    fake.constant = None  # type: ignore[attr-defined]
+    slot = get_proxy_slot(fake, tracer, None)
+    if slot is not None:
+        slot.constant = None
 
 
 @contextmanager
@@ -545,6 +555,7 @@ def host_functions() -> dict[Any, str]:
         max: "max",
         min: "min",
         abs: "abs",
+        operator.abs: "abs",
         float: "float",
         int: "int",
         bool: "bool",

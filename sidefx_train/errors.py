@@ -36,6 +36,10 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX204": ("internal error during capture", "Please report it with the chained traceback."),
     "SFX205": ("verification failed", "The captured step and eager disagree; please report it."),
     "SFX206": ("prepared beside the training", "Nothing need be done: steps run eagerly until the graph is compiled."),
+    "SFX207": (
+        "the captured step stopped halfway",
+        "Its tensors have been updated, its Python objects not: begin again from a checkpoint, and please report it.",
+    ),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
 }
@@ -86,6 +90,10 @@ class BackendError(SideFXError):
 
 class RecaptureLimitError(SideFXError):
     """A step was captured more often than ``recapture_limit`` and ``on_failure="raise"``."""
+
+
+class UnfinishedError(SideFXError):
+    """A captured step raised after it had written to tensors; it cannot be run again."""
 
 
 class VerificationError(SideFXError):

@@ -42,6 +42,7 @@ from sidefx_train.errors import (
     Location,
     RecaptureLimitError,
     SideFXWarning,
+    UnfinishedError,
     VerificationError,
 )
 from sidefx_train.report import GuardRecord, StepReport
@@ -601,7 +602,7 @@ class CompiledStep:
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The captured graph raised and changed nothing: the step itself says what eager says."""
-        if isinstance(error, VerificationError):
+        if isinstance(error, (VerificationError, UnfinishedError)):
             raise error
         if not self._strict:
             error.__traceback__ = None  # its frames hold what the step, run now, may drop

@@ -247,11 +247,26 @@ def test_python_numbers_out_of_tensors():
         def step(x, y):
             loss = train(model, optimizer, x, y)
             accuracy = (model(x).argmax(-1) == y).float().mean()
-            return loss.item(), accuracy.item(), float(accuracy), int(accuracy * 100)
+            return loss.item(), accuracy.item(), float(accuracy), int((accuracy * 100).long())
 
         return step
 
     check(body)
+
+
+def test_an_integer_out_of_a_float_tensor_is_a_break():
+    """Of NaN there is none: Python raises, when everything before has happened."""
+
+    def body(model, optimizer):
+        def step(x, y):
+            train(model, optimizer, x, y)
+            accuracy = (model(x).argmax(-1) == y).float().mean()
+            return int(accuracy * 100), round(accuracy.item())
+
+        return step
+
+    report = check(body, whole=False, captures=3)
+    assert not report.fallbacks and not any(part.fallbacks for part in report.parts)
 
 
 def test_clock_in_the_step_is_read_between_two_parts_and_it_is_said():
@@ -382,3 +397,33 @@ def test_what_python_says_of_itself():
         return Program(step, batches((5, 6), classes=3), (seen,))
 
     parity(make)
+
+
+def test_gradient_scaler_skips_a_step_with_infinities():
+    """Its decision is a break in torch's own code; the optimizer's step behind it is captured."""
+
+    def make() -> Program:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach(), norm, scaler.get_scale()
+
+        usual = batches((4, 6), classes=3)
+
+        def batch(index):
+            x, y = usual(index)
+            return (x * float("inf") if index in (3, 5) else x), y
+
+        return Program(step, batch, ([*model.parameters()], optimizer))
+
+    report = parity(make, steps=8, whole=False, captures=None)
+    assert not report.fallbacks and not any(part.fallbacks for part in report.parts)

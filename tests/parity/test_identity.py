@@ -5,6 +5,7 @@ Behind a break everything is an argument, so each body runs over arguments and o
 
 from __future__ import annotations
 
+import copy
 import operator
 import time
 import weakref
@@ -189,3 +190,53 @@ def test_keys_with_a_hash_of_their_own_are_captured(name):
     for _ in range(3):
         captured(torch.ones(2))
     assert captured.report().replays == 3, str(captured.report())
+
+
+def test_an_address_that_a_library_keeps():
+    """A library's ``id()`` is that of the object outside as well: what it keeps is found again after the step."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def step(x):
+        scaler.scale(model(x).sum()).backward()
+        scaler.unscale_(optimizer)
+        return id(optimizer)
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    scaler.scale(torch.ones(()))
+    for _ in range(3):
+        assert compiled(torch.ones(1, 2)) == id(optimizer)
+        assert list(scaler._per_optimizer_states) == [id(optimizer)]
+        with pytest.raises(RuntimeError, match=r"unscale_\(\) has already been called"):
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def test_addresses_in_a_memo_agree():
+    """``copy`` and a class's ``__deepcopy__`` find each other's entries."""
+
+    class Node:
+        def __init__(self):
+            self.child = None
+            self.parent = None
+
+        def __deepcopy__(self, memo):
+            made = Node()
+            memo[id(self)] = made
+            made.child, made.parent = copy.deepcopy(self.child, memo), copy.deepcopy(self.parent, memo)
+            return made
+
+    root = Node()
+    root.child = Node()
+    root.child.parent = root
+
+    def step(x):
+        made = copy.deepcopy(root)
+        return made.child.parent is made, made is not root, x + 1
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(2):
+        assert compiled(torch.ones(1))[:2] == step(torch.ones(1))[:2] == (True, True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import gc
+import operator
 import os
+import re
+import struct
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -397,3 +402,46 @@ def test_a_step_that_cannot_go_on_behind_a_break_says_why():
         compiled(torch.ones(2))
     (fallback,) = compiled.report().fallbacks
     assert fallback.code == "SFX103" and "getpid" in fallback.reason and "leaves it" in fallback.reason
+
+
+def _values_of_c():
+    zone = datetime.timezone
+    hours = [datetime.timedelta(hours=h) for h in (1, 2, 3)]
+    return {
+        "durations": (hours, lambda v: (str(v), v.seconds, v.total_seconds(), f"{v}", v + v, v > hours[1])),
+        "times": ([datetime.datetime(2020, 1, d) for d in (1, 2, 3)], lambda v: (str(v), v.isoformat(), f"{v:%d}")),
+        "times of zones": ([datetime.datetime(2020, 1, 1, h, tzinfo=zone(hours[h])) for h in (0, 1, 2)], str),
+        "folded times": ([datetime.datetime(2020, 1, 1, fold=f) for f in (0, 1, 0)], lambda v: v.fold),
+        "days": ([datetime.date(2020, 1, d) for d in (1, 2, 3)], lambda v: (str(v), v.weekday())),
+        "zones": ([zone(h) for h in hours], str),
+        "patterns": ([re.compile(c) for c in "abc"], lambda v: v.sub("x", "abc")),
+        "matches": ([re.match(".", c) for c in "abc"], lambda v: (v.group(), v.string)),
+        "getters": ([operator.itemgetter(c) for c in "abc"], lambda v: v({"a": 1, "b": 2, "c": 3})),
+        "orders": (
+            [functools.cmp_to_key(lambda a, b, sign=s: (a - b) * sign) for s in (1, -1, 1)],
+            lambda v: sorted([3, 1, 2], key=v),
+        ),
+        "floats of a class": ([type("Price", (float,), {})(n) for n in (1, 2, 3)], lambda v: (str(v), v + 1)),
+        "layouts": ([struct.Struct(c) for c in "bhi"], lambda v: v.pack(1)),
+        "types of NumPy": ([np.dtype(c) for c in ("f4", "f8", "i4")], str),
+        "unions": ([int | str, int | float, str | bytes], str),
+        "in a tuple": ([(h,) for h in hours], lambda v: str(v[0])),
+    }
+
+
+@pytest.mark.parametrize("kind", _values_of_c())
+def test_values_of_c_are_told_by_what_they_are(kind):
+    """They stand for themselves, and C code reads them past all guards: another one is another value."""
+    values, read = _values_of_c()[kind]
+    compiled = sidefx_train.compile(lambda x, v: (read(v), x + 1), backend="eager")
+    for value in (*values, *reversed(values)):
+        assert compiled(torch.ones(1), value)[0] == read(value)
+
+
+def test_values_of_c_behind_a_break():
+    def step(x):
+        return str(datetime.timedelta(seconds=x.sum().item()))
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for seconds in (1.0, 2.0, 3.0, 1.0):
+        assert compiled(torch.tensor([seconds])) == step(torch.tensor([seconds]))

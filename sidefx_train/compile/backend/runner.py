@@ -21,6 +21,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Name, RunnerPlan
 from sidefx_train.compile.backend.checks import index_checker
 from sidefx_train.compile.functionalize.bases import real_base
+from sidefx_train.errors import UnfinishedError
 
 _serial = itertools.count()
 
@@ -157,8 +158,7 @@ def generate(
         source(f"{target}graph(given)")
         _stop_on_report(graph, source, "")
     _write_back(graph, source)
-    for line in graph.late:
-        source(line)
+    _late_numbers(graph, source)
     if tail is not None:
         tail(graph, source)
     else:
@@ -185,6 +185,18 @@ def _stop_on_report(graph: RunnerPlan, source: Source, indent: str) -> None:
     if graph.report is not None:
         source(f"{indent}if {graph.report}.item():")
         source(f"{indent}    raise IndexError('an index computed in the step is out of range')")
+
+
+def _late_numbers(graph: RunnerPlan, source: Source) -> None:
+    """Numbers of what the graph has computed. Tensors have been written: the step cannot be run again eagerly."""
+    if not graph.late:
+        return
+    source.bind("Unfinished", UnfinishedError)
+    source("try:")
+    for line in graph.late:
+        source(f"    {line}")
+    source("except Exception as error:")
+    source("    raise Unfinished('SFX207', f'{type(error).__name__}: {error}') from error")
 
 
 def _write_back(graph: RunnerPlan, source: Source) -> None:

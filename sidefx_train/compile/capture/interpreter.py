@@ -168,6 +168,9 @@ class Interpreter:
         """Calls C code through the world; Python callables among the arguments re-enter the interpreter."""
         if builtins_.keeps_callables(fn):
             return self.world.native_call(fn, args, kwargs)
+        if isinstance(fn, type) and fn.__module__ == "itertools":  # ``groupby(values, type)``: of stand-ins
+            args = tuple(self.type_of if value is type else value for value in args)
+            kwargs = {k: self.type_of if value is type else value for k, value in kwargs.items()}
         for value in args:
             if calls.runs_python(value):
                 args = tuple(self.reentering(v) for v in args)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.continuations.code import is_continuation
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
@@ -174,6 +175,8 @@ class Policy:
     """Tells the interpreter which Python functions to interpret."""
 
     def inline(self, fn: types.FunctionType) -> bool:
+        if is_continuation(fn):  # of a function that was interpreted up to a break
+            return True
         # Both: ``functools.wraps`` gives a user's function torch's __module__, and torch's wrappers a user's.
         modules = (fn.__module__ or "", str(fn.__globals__.get("__name__", "")))
         return any(_inlined(module, fn.__name__, fn.__code__.co_varnames[:1]) for module in modules)
@@ -239,12 +242,12 @@ def is_pure(fn: Any) -> bool:
         kind = owner if isinstance(owner, type) else type(owner)
         if fn.__name__ == "__subclasses__":  # changed by classes made anywhere
             return False
-        if _pure_type(kind):
+        if runs_pure_code(kind):
             return True
         if type(fn) is types.BuiltinMethodType and not isinstance(owner, type):
             return _has_pure_method(kind, fn.__name__)
     cls = getattr(fn, "__objclass__", None)
-    if cls is not None and _pure_type(cls):
+    if cls is not None and runs_pure_code(cls):
         return True
     module = getattr(fn, "__module__", None)
     if module is None and isinstance(owner, types.ModuleType):
@@ -253,7 +256,7 @@ def is_pure(fn: Any) -> bool:
         return False
     if isinstance(module, str):
         return module in PURE_MODULES or (module.partition(".")[0] in PURE_MODULES and "random" not in module)
-    return _pure_type(type(fn))
+    return runs_pure_code(type(fn))
 
 
 def _made_by_pure_code(cls: type) -> bool:
@@ -280,10 +283,11 @@ def _has_pure_makers(cls: type) -> bool:
 def _has_pure_method(cls: type, name: str) -> bool:
     """True if a C method of an object, of whatever class, comes from one that is pure."""
     found = next((base for base in cls.__mro__ if name in vars(base)), object)
-    return found is object or _pure_type(found) or found.__module__.partition(".")[0] == "torch"
+    return found is object or runs_pure_code(found) or found.__module__.partition(".")[0] == "torch"
 
 
-def _pure_type(cls: type) -> bool:
+def runs_pure_code(cls: type) -> bool:
+    """True for classes whose C code depends on and changes nothing but its arguments, the object among them."""
     for base in cls.__mro__:
         if base is not object and base.__module__.partition(".")[0] in PURE_MODULES:
             return True

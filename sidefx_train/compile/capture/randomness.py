@@ -121,6 +121,8 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             if all(value is not None for value in known):
                 with compat.real_world():
                     return func(*known)
+            for value in args:
+                compat.forget_constant(value, self.tracer)
         calls = one_after_another(func, args, kwargs or {})
         if calls is not None:
             with self:

@@ -288,7 +288,7 @@ class Retracer:
         if is_unknown_size(node):
             return True
         if isinstance(node.meta.get("val"), torch.SymInt) and not self._from_counter(node):
-            return True
+            return node not in self.plan.host.names or self._reaches_tensor(node)
         return node in self.plan.late and self._reaches_tensor(node)
 
     def _reaches_tensor(self, node: fx.Node) -> bool:

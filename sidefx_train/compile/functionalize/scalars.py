@@ -8,6 +8,7 @@ it; if tensors depend on them they stay tensors.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -187,7 +188,7 @@ class _Planner:
 
     def _operand(self, value: Any) -> str | None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return repr(value)
+            return literal(value)
         if isinstance(value, fx.Node):
             return self.host.names.get(value) or self._counter_value(value)
         return None
@@ -226,11 +227,18 @@ class _Planner:
                 self.counters[root] = None if old is None else self._define(f"{old} {sign} {step}", (old, step))
 
 
+def literal(value: Any) -> str:
+    """Python source of a number, for use as an operand."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    return f"({value!r})" if isinstance(value, (int, float)) and value < 0 else repr(value)
+
+
 def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any, str]) -> str | None:
     """Python expression of a number node over named operands, or ``None`` if the operation is unknown."""
 
     def text(value: Any) -> str:
-        return names[value] if isinstance(value, fx.Node) else repr(value)
+        return names[value] if isinstance(value, fx.Node) else literal(value)
 
     operands = [text(a) for a in node.args]
     if node.target in _INFIX:

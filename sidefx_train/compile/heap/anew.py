@@ -7,7 +7,9 @@ made before a break, or is given, is another object at every call: a closure ove
 
 from __future__ import annotations
 
+import datetime
 import enum
+import re
 import types
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,13 @@ _ITSELF = (
     torch.memory_format,
 )
 """What a step is captured for: another of them is another step."""
+
+
+def is_value(real: object) -> bool:
+    """True for an object of C that is told by what it equals: two such objects that are equal are alike."""
+    if type(real) in (datetime.datetime, datetime.time):
+        return real.tzinfo is None and not real.fold  # type: ignore[attr-defined]
+    return type(real) in (datetime.date, datetime.timedelta, re.Pattern)
 
 
 def function(heap: Heap, real: types.FunctionType, source: Source) -> Record:

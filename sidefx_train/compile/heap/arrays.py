@@ -6,6 +6,7 @@ something looks at them, so a batch of arrays that goes through ``torch.from_num
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,41 @@ class ArrayRecord(Record):
         """Refuses a step that both reads the array and writes to it through a tensor."""
         if (self.read or self.shown) and self.tensor is not None and writes.to(self.tensor):
             self.heap.refuse("SFX104", f"reads {self.source.label} and writes to it through a tensor")
+
+
+class MadeArrays:
+    """Arrays made in the step over whose memory it made tensors: constants of the graph, which share nothing with them.
+
+    That is exact as long as neither is written afterwards and the array does not leave the step.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], torch.Tensor]] = []
+
+    def stand_in(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What the constant is to be made of: a copy where it can have the array's strides."""
+        copy = array.copy(order="K")
+        return copy if copy.strides == array.strides else array
+
+    def note(self, array: np.ndarray[Any, Any], tensor: torch.Tensor) -> None:
+        """``tensor`` lies over an array's memory."""
+        self._made.append((array, array.copy(), tensor))
+
+    def check(self, heap: Heap, writes: Writes) -> None:
+        """Refuses what could show that the tensors share no memory with the arrays; to be called once, at the end."""
+        if any(array.tobytes() != contents.tobytes() for array, contents, _ in self._made):
+            heap.refuse("SFX104", "writes into a NumPy array made in the step behind a tensor over its memory")
+        if any(writes.to(tensor) for _, _, tensor in self._made):
+            heap.refuse("SFX104", "writes through a tensor to a NumPy array made in the step")
+        owners = [weakref.ref(_owner(array)) for array, _, _ in self._made]
+        self._made.clear()
+        if any(owner() is not None for owner in owners):
+            heap.refuse("SFX104", "a NumPy array made in the step leaves it, with a tensor over its memory")
+
+
+def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array whose memory it is."""
+    return array.base if isinstance(array.base, np.ndarray) else array
 
 
 _IN_PLACE = frozenset(

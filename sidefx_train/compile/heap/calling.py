@@ -37,7 +37,7 @@ from sidefx_train.compile.heap.finalizers import deletes
 from sidefx_train.compile.heap.freezing import Freezer, late_text
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
-from sidefx_train.compile.heap.library import is_library
+from sidefx_train.compile.heap.library import is_library, is_standard
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     PLAIN_TYPES,
@@ -53,6 +53,7 @@ from sidefx_train.compile.heap.walkers import READ_BY_C, attributes_of, held_by
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.capture.frame import Frame
     from sidefx_train.compile.capture.interpreter import Interpreter
     from sidefx_train.compile.capture.tracer import GraphTracer
     from sidefx_train.compile.heap.heap import Heap
@@ -221,7 +222,7 @@ class CallingWorld:
             return None
         frame = self.interp.current_frame
         if fn is id and len(args) == 1 and not kwargs:
-            return self._address(args[0], known=frame is not None and self.heap.trusts(frame.globals))
+            return self._address(args[0], frame)
         if fn is sys.getrecursionlimit and not args and not kwargs:  # a capture sets one of its own
             source = self.heap.sources.call(self.heap.sources.const(fn, "sys.getrecursionlimit"))
             self.heap.guard("equal", source, self.interp.max_depth)
@@ -394,13 +395,20 @@ class CallingWorld:
         for one, other in itertools.combinations(found, 2):
             self.heap.identities.tell_apart(one, other)
 
-    def _address(self, value: Any, known: bool) -> int:
-        """``id(value)``: that of the object outside, unless a library (``copy``, say) only tells objects apart."""
+    def _address(self, value: Any, frame: Frame | None) -> int:
+        """``id(value)``: that of the object outside, which is guarded where the number may be kept.
+
+        The standard library (``copy``, say) only tells objects apart, and a library keeps no address of an argument.
+        """
         record = self.heap.record_of(value)
-        if known or record is None:
+        if record is None:
             self.heap.identities.note_hashed(value)
             return id(value)
-        self.heap.guard("is", record.base, record.real)
+        name = str(frame.globals.get("__name__", "")) if frame is not None else ""
+        if is_standard(name) or (is_library(name) and record.base.from_arguments):
+            self.heap.identities.note_hashed(value)
+        else:
+            self.heap.guard("is", record.base, record.real)
         return id(record.real)
 
     def _read_setting(self, fn: Any) -> None:

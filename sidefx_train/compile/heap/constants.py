@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.graphs import written_args
@@ -69,5 +70,14 @@ def _ancestors(node: fx.Node) -> set[fx.Node] | None:
 
 
 def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
-    """True if any operation writes to memory that one of ``nodes`` made."""
-    return any(item in nodes for node in graph.nodes for item in written_args(node))
+    """True if any operation writes to memory that one of ``nodes`` made, also through a view of it."""
+    made = set[int]().union(*map(_memory, nodes))
+    return any(
+        item in nodes or not made.isdisjoint(_memory(item)) for node in graph.nodes for item in written_args(node)
+    )
+
+
+def _memory(node: fx.Node) -> set[int]:
+    """The storages of what a node makes."""
+    found = pytree.tree_leaves(node.meta.get("val"))
+    return {compat.storage_identity(t) for t in found if isinstance(t, torch.Tensor) and t.layout is torch.strided}

@@ -58,6 +58,15 @@ def operator_raises(world: CallingWorld, name: str, args: tuple[Any, ...]) -> bo
     return _asked(world, right < 0) and _asked(world, left == 0)
 
 
+def needs_values(world: CallingWorld, name: str, args: tuple[Any, ...]) -> bool:
+    """True for an operation of floats whose symbolic form is another: torch divides before it takes the floor."""
+    if len(args) != 2 or not _changes(args) or not any(isinstance(value, (float, torch.SymFloat)) for value in args):
+        return False
+    if name in _POWERS:  # of a negative float it has none
+        return not _asked(world, args[0] >= 0)
+    return name in ("floordiv", "ifloordiv")
+
+
 def function_raises(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> bool:
     """Likewise for a function of ``math``."""
     if not _changes(args):
@@ -71,9 +80,9 @@ def function_raises(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> bool
 
 def no_integer(world: CallingWorld, value: Any) -> bool:
     """True if a symbolic float has no integer, or none of 64 bits."""
-    if type(value) is not torch.SymFloat or compat.is_unbacked(value):
+    if type(value) is not torch.SymFloat:
         return False
-    return not (_asked(world, value < 2.0**62) and _asked(world, value > -(2.0**62)))
+    return not (_asked(world, value < 2.0**62, unknown=True) and _asked(world, value > -(2.0**62), unknown=True))
 
 
 def _changes(args: tuple[Any, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -93,28 +94,32 @@ def late_text(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[
     made = Later(fn, tuple(map(world.freeze, args)), {name: world.freeze(value) for name, value in kwargs.items()})
     try:
         with compat.real_world():
-            _sample(made)
+            for number in (1, math.nan):
+                _sample(made, number)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         world.heap.refuse("SFX106", f"makes text of a value that is known only after the step, which raises {told}")
     return made
 
 
-def _sample(value: Any) -> Any:
-    """Something of the kind that a frozen value will be: its formatting succeeds or fails alike."""
+def _sample(value: Any, number: float) -> Any:
+    """Something of the kind that a frozen value will be, a float ``number``: its formatting succeeds or fails alike."""
     if isinstance(value, NUMBERS):
-        return _KINDS[type(value)](1 if compat.is_unbacked(value) else compat.hint_of(value))
+        if not compat.is_unbacked(value):
+            return _KINDS[type(value)](compat.hint_of(value))
+        return number if isinstance(value, torch.SymFloat) else _KINDS[type(value)](1)
     if isinstance(value, TensorMoment):
-        return torch.zeros((1,) * value.fake.dim(), dtype=value.fake.dtype)
+        filled = number if value.fake.dtype.is_floating_point else 1
+        return torch.full((1,) * value.fake.dim(), filled, dtype=value.fake.dtype)
     if isinstance(value, CallResult):
         return ""
     if isinstance(value, Later):
-        named = {name: _sample(item) for name, item in value.kwargs.items()}
-        return value.fn(*map(_sample, value.args), **named)
+        named = {name: _sample(item, number) for name, item in value.kwargs.items()}
+        return value.fn(*(_sample(item, number) for item in value.args), **named)
     if type(value) in (list, tuple):
-        return type(value)(map(_sample, value))
+        return type(value)(_sample(item, number) for item in value)
     if type(value) is dict:
-        return {name: _sample(item) for name, item in value.items()}
+        return {name: _sample(item, number) for name, item in value.items()}
     return value
 
 

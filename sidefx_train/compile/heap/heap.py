@@ -11,6 +11,7 @@ import datetime
 import enum
 import functools
 import gc
+import math
 import re
 import sys
 import types
@@ -26,12 +27,13 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.artifacts import InputKind
+from sidefx_train.compile.capture.policy import runs_pure_code
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
 from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.heap import anew, iterators, raised, weak
-from sidefx_train.compile.heap.arrays import ArrayRecord, array_shadow
+from sidefx_train.compile.heap.arrays import ArrayRecord, MadeArrays, array_shadow
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS, Definitions
 from sidefx_train.compile.heap.finalizers import deletes, retire
 from sidefx_train.compile.heap.identities import Identities
@@ -184,6 +186,7 @@ class Heap:
         self.passing: frozenset[str] = frozenset()
         self.based: frozenset[str] = frozenset()
         self.identities = Identities(self)
+        self.made_arrays = MadeArrays()
         self._texts: dict[int, Later] = {}
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}
@@ -394,7 +397,7 @@ class Heap:
         symbolic = source.label in self.symbolic or (bool(name) and name in self.written_names())
         if not symbolic and isinstance(real, float):
             symbolic = self._below(source, self._symbolic_roots) or (self.in_part and source.from_arguments)
-        if not symbolic:
+        if not symbolic or not math.isfinite(real):  # algebra knows no NaN
             self.guard("equal", source, real)
             return real
         self.guard("type", source, type(real))
@@ -660,12 +663,17 @@ class Heap:
         except TypeError:
             shadow = ABSENT
         if shadow is ABSENT:
-            if anew.is_made_anew(self, real, source):
+            readable = isinstance(real, IMMUTABLE_C)  # by C code, past all guards
+            made_anew = anew.is_made_anew(self, real, source)
+            if made_anew and anew.is_value(real):
+                self.guard("equal", source, real)
+                self.register(Record(self, real, real, source, source))
+            elif made_anew and not readable and not runs_pure_code(cls):
                 self.guard("type", source, cls)
                 self.register(Record(self, real, real, source, source))
             else:
                 self._opaque(real, source)
-            self.by_real[id(real)].unshadowed = not isinstance(real, IMMUTABLE_C)
+            self.by_real[id(real)].unshadowed = not readable
             return real
         base = self._bind(real, source)
         if type(cls.__getattribute__) is types.FunctionType:
@@ -720,8 +728,9 @@ class Heap:
         """Refuses what arrays cannot be used for in a step.
 
         Raises:
-            Unsupported: an array is read and written.
+            Unsupported: an array is read and written, or shares its memory with a tensor and leaves the step.
         """
+        self.made_arrays.check(self, writes)
         for record in list(self.by_real.values()):
             if isinstance(record, ArrayRecord):
                 record.check(writes)

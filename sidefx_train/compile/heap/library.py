@@ -15,8 +15,14 @@ def is_library(module: str) -> bool:
     root = module.partition(".")[0]
     if root == "builtins":
         return True
-    if (root in _STANDARD and root != "__main__") or root in _LIBRARIES:
-        return root != "__main__"
+    if is_standard(module) or root in _LIBRARIES:
+        return True
     found = sys.modules.get(module) or sys.modules.get(root)
     file = getattr(found, "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file
+
+
+def is_standard(module: str) -> bool:
+    """True if a module belongs to the standard library."""
+    root = module.partition(".")[0]
+    return root in _STANDARD and root != "__main__"

@@ -314,6 +314,9 @@ _MOST_COMPARED = 64
 # --- symbolic numbers --------------------------------------------------------------------------------------------
 
 
+_TO_INTEGER = (math.floor, math.ceil, math.trunc)
+
+
 def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
     if kwargs or not any(isinstance(value, NUMBERS) for value in args):
@@ -321,6 +324,9 @@ def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs:
     found = derived.slot_operator(world, fn, args)
     if found is not ABSENT:
         return found
+    to_integer = fn in _TO_INTEGER or (fn is round and (len(args) == 1 or args[1] is None))
+    if to_integer and args and no_integer(world, args[0]):
+        return world.guarded(fn, tuple(map(concrete, args)), {})
     if fn in (bisect.bisect_left, bisect.bisect_right):
         return _bisect(world, fn is bisect.bisect_right, *args)
     if not all(isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):

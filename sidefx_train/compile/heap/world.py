@@ -28,7 +28,7 @@ from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
 from sidefx_train.compile.heap.counters import Writes
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
-from sidefx_train.compile.heap.domains import operator_raises
+from sidefx_train.compile.heap.domains import needs_values, operator_raises
 from sidefx_train.compile.heap.freezing import late_text
 from sidefx_train.compile.heap.heap import Heap
 from sidefx_train.compile.heap.iterators import OutsideIterator
@@ -550,7 +550,7 @@ class TraceWorld(CallingWorld):
             by_value = derived.needs_value(args) or (
                 name in _COMPARES and any(type(value) is torch.SymBool for value in args)
             )
-            if by_value or operator_raises(self, name, args):
+            if by_value or operator_raises(self, name, args) or needs_values(self, name, args):
                 args = natives.concrete_within(args)
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
                 return self._run(natives.OPERATORS[name], args, {})

@@ -24,7 +24,7 @@ CAPTURED = {
     "item_of_ints": lambda x, y: y.sum().item() + 3,
     "item_into_a_tensor": lambda x, y: x * x.mean().item(),
     "item_as_a_size": lambda x, y: torch.ones(y[0].item() + 1),
-    "int": lambda x, y: int(x.sum()),
+    "int": lambda x, y: int(y.sum()) + int((x > 0).sum()),
     "float": lambda x, y: float(x.sum()),
     "round": lambda x, y: round(x.sum().item(), 2),
     "nonzero": lambda x, y: (x > 0).nonzero(),

@@ -5,6 +5,7 @@ What nothing reads is left out of a graph, and would not raise there.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.lists import writes_lists
 from sidefx_train.errors import Unsupported
 
 aten = torch.ops.aten
@@ -54,6 +56,7 @@ _TYPED = frozenset(
         *(aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten.upsample_linear1d, aten.upsample_trilinear3d),
         *(aten.index_add, aten.index_add_, aten.index_copy, aten.index_copy_, aten.polar, aten.complex),
         *(aten.scatter, aten.scatter_, aten.scatter_add, aten.scatter_add_, aten.lerp, aten.lerp_),
+        *(aten.cumsum_, aten.cumprod_),
     }
 )
 """Operations whose kernels are known to mind types and, given zeros, to do nothing worse than to refuse them."""
@@ -77,6 +80,9 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         return
     _check_empty(func, args, kwargs)
     _check_types(func, args, kwargs)
+    if writes_lists(func):
+        _check_lists(func, args, kwargs)
+        return
     ordering = getattr(func, "overloadpacket", None) in _ORDERING
     if not (torch.Tag.pointwise in func.tags or ordering) or torch.Tag.nondeterministic_seeded in func.tags:
         return
@@ -105,17 +111,68 @@ def _check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     """
     given = (*args, *kwargs.values())
     types = {arg.dtype for arg in given if isinstance(arg, torch.Tensor)}
-    if not types or (len(types) == 1 and next(iter(types)).is_floating_point):
+    outs = frozenset(a.name for a in func._schema.arguments if a.is_out and a.name in kwargs)
+    if torch.Tag.nondeterministic_seeded in func.tags:
         return
-    if getattr(func, "overloadpacket", None) not in _TYPED:
+    if not outs and (not types or (len(types) == 1 and next(iter(types)).is_floating_point)):
+        return
+    if not outs and getattr(func, "overloadpacket", None) not in _TYPED:
         return
     if not all(_is_plain(arg) for arg in given) or not all(map(_is_strided_on_cpu, given)):
         return
     whole = all(arg.numel() <= _MOST_ELEMENTS for arg in given if isinstance(arg, torch.Tensor))
     named = tuple((name, _type_kind(arg, whole)) for name, arg in kwargs.items())
-    reason = _refusal_of_types(func, tuple(_type_kind(arg, whole) for arg in args), named)
+    refusal = _refusal_of_outs if outs else _refusal_of_types
+    reason = refusal(func, tuple(_type_kind(arg, whole) for arg in args), named)
     if reason:
         raise Unsupported("SFX102", f"{func} raises: {reason}")
+
+
+def _check_lists(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tries an operation that writes a list of tensors where types or sizes are mixed: stand-ins take all."""
+    given = (*args, *kwargs.values())
+    lists = [arg for arg in given if isinstance(arg, (list, tuple))]
+    items = [item for arg in given for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    tensors = [item for item in items if isinstance(item, torch.Tensor)]
+    if not all(map(_is_strided_on_cpu, tensors)):
+        return
+    types = {tensor.dtype for tensor in tensors}
+    alike = all(len({t.shape for t in row if isinstance(t, torch.Tensor)}) < 2 for row in zip(*lists, strict=False))
+    one_type = len(types) == 1 and next(iter(types)).is_floating_point
+    if alike and one_type and not any(type(item) is complex for item in items):
+        return
+    whole = sum(tensor.numel() for tensor in tensors) <= _MOST_ELEMENTS
+    named = tuple((name, _list_kind(arg, whole)) for name, arg in kwargs.items())
+    reason = _refusal_of_lists(func, tuple(_list_kind(arg, whole) for arg in args), named)
+    if reason:
+        raise Unsupported("SFX102", f"{func} raises: {reason}")
+
+
+def _list_kind(arg: Any, whole: bool) -> tuple[Any, ...]:
+    if isinstance(arg, (list, tuple)):
+        return ("list", tuple(_list_kind(item, whole) for item in arg))
+    if isinstance(arg, torch.Tensor) or type(arg) in _SCALARS:
+        return _type_kind(arg, whole)
+    return _type_kind(_plain_number(arg), whole)
+
+
+@lru_cache(maxsize=256)
+def _refusal_of_lists(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
+    """What the kernel says to lists of such tensors; empty if it takes them."""
+    with _outside():
+        return _said(func, list(map(_list_of, args)), {name: _list_of(kind) for name, kind in kwargs})
+
+
+def _list_of(kind: tuple[Any, ...]) -> Any:
+    what, value, *rest = kind
+    if what == "list":
+        return list(map(_list_of, value))
+    return torch.ones(value, dtype=rest[0]) if what == "tensor" else rest[0]
+
+
+def _plain_number(number: Any) -> int | float:
+    """Any number of the kind that a symbolic one is of."""
+    return 1.0 if isinstance(number, (float, torch.SymFloat)) else 1
 
 
 def _is_strided_on_cpu(arg: Any) -> bool:
@@ -144,6 +201,25 @@ def _refusal_of_types(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str,
         reason = said(lambda dtype: dtype)
         one_type = bool(reason) and said(lambda dtype: torch.float32 if dtype.is_floating_point else dtype)
         return "" if not reason or (one_type and said(lambda dtype: torch.float32)) else reason
+
+
+@lru_cache(maxsize=256)
+def _refusal_of_outs(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
+    """What the kernel says to the types of tensors that it is to write; empty if it takes them, or minds all others."""
+    outs = {a.name for a in func._schema.arguments if a.is_out}
+
+    def said(dtype: torch.dtype | None) -> str:
+        named = {name: _of_zeros(kind, lambda own: own) for name, kind in kwargs}
+        if dtype is not None:
+            named |= {name: torch.empty(0, dtype=dtype) for name in outs & named.keys()}
+        return _said(func, [_of_zeros(kind, lambda own: own) for kind in args], named)
+
+    with _outside(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reason = said(None)
+        given = [rest[0] for what, _, *rest in args if what == "tensor"]
+        others = (*given, torch.bool, torch.int64, torch.float32, torch.float64, torch.complex64)
+        return "" if not reason or all(said(dtype) for dtype in others) else reason
 
 
 def _of_zeros(kind: tuple[Any, ...], as_type: Callable[[torch.dtype], torch.dtype]) -> Any:

@@ -22,7 +22,7 @@ def count_lists(func: Any, args: tuple[Any, ...]) -> None:
 
     The fused updates of optimizers (``_fused_adamw_``) are not counted in eager either.
     """
-    if _writes_lists(func):
+    if writes_lists(func):
         compat.increment_version([written for written in args[0] if not written.is_inference()])
 
 
@@ -31,7 +31,7 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     Each is an operation and its arguments. ``None`` if nothing is shared, or where that is not what eager does.
     """
-    if not _writes_lists(func):
+    if not writes_lists(func):
         return None
     name = func._schema.name.removeprefix("aten::_foreach_")
     lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
@@ -49,5 +49,6 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return calls
 
 
-def _writes_lists(func: Any) -> bool:
+def writes_lists(func: Any) -> bool:
+    """True for ``_foreach_add_`` and its kin."""
     return bool(func._schema.is_mutable) and func._schema.name.startswith("aten::_foreach_")

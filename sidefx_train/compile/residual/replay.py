@@ -134,6 +134,10 @@ class Leaving:
         return self.shared, frozenset(self.passed), tuple(map(id, self.replayed)), frozenset(self.counters), self.staged
 
 
+_NEVER = 1 << 31
+"""More writes than a tensor will see: by them, the version of a view that is out of date is told from any to come."""
+
+
 def replay(
     base: torch.Tensor,
     ops: tuple[ViewOp, ...],
@@ -151,7 +155,7 @@ def replay(
     try:
         value: Any = base
         if anew:  # the view is of another version, and autograd is not asked for the history of ``base``
-            compat.set_version(base, counted + 1)
+            compat.set_version(base, counted + _NEVER)
         for each in ops:
             compat.set_grad_enabled(each.grad and not anew)
             args = [value if a is BASE else _given(a, numbers) for a in each.args]

@@ -20,6 +20,7 @@ from sidefx_train.compile.capture.kernels import check_kernel
 from sidefx_train.compile.capture.lists import count_lists, one_after_another
 from sidefx_train.compile.capture.overlap import check_overlap
 from sidefx_train.compile.capture.resizing import enlarged, resized, turn
+from sidefx_train.compile.capture.strided import check_strided
 from sidefx_train.compile.capture.strides import is_misplaced, lay_out
 from sidefx_train.compile.capture.vectors import mark
 from sidefx_train.compile.heap.constants import constant_value
@@ -132,6 +133,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             return None
         called, func = func, _SHARING.get(func, func)
         check_overlap(func, args, kwargs or {})
+        check_strided(self.graph_tracer, func, args, kwargs or {})
         if self.cursors and _is_draw(func, args, kwargs or {}):
             kind = _device_type((args, kwargs)) or "cpu"
             if kind in self.cursors:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.ancestry import first_of, own_counter, storage_of
 from sidefx_train.compile.artifacts import OWN, GraphInput, TracedGraph
 from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes, turn_out_of_place
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
@@ -17,7 +18,6 @@ from sidefx_train.compile.joint.graph import JointGraph, Origin, Stage
 from sidefx_train.compile.joint.saved import described, in_eager_order, looks
 from sidefx_train.compile.joint.trace import Recorded, RecordedStage
 from sidefx_train.compile.joint.turns import Place
-from sidefx_train.compile.residual.ancestry import first_of, own_counter, storage_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld

@@ -12,12 +12,12 @@ from torch import fx
 from torch.autograd.graph import get_gradient_edge
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.ancestry import edge_of, edges_behind, own_counter, storage_of
 from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.contributions import Uses, contributions
 from sidefx_train.compile.joint.shared import Hidden, shared_values
 from sidefx_train.compile.joint.turns import Place, Point, in_turn, times
-from sidefx_train.compile.residual.ancestry import edge_of, edges_behind, own_counter, storage_of
 from sidefx_train.compile.residual.replay import LiveView
 
 if TYPE_CHECKING:

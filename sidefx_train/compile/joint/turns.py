@@ -32,11 +32,25 @@ def times(
     times: list[int] = []
     for i, view in reversed(list(enumerate(views))):
         stages = range(ready["view", i], needed.get(("view", i), len(uses)))
-        made = first_use(view.value, edges[view.base]) if view.base in edges else -1
-        later = (k for k in stages if view.base in uses[k] and uses[k][view.base].last > made)
+        base = _origin(view, edges)
+        made = first_use(view.value, edges[base]) if base in edges else -1
+        later = (k for k in stages if base in uses[k] and uses[k][base].last > made)
         times.append(next(later, stages.stop))
-        needed[view.base] = min(needed.get(view.base, len(uses)), times[-1])
+        for place in {base, view.base}:
+            needed[place] = min(needed.get(place, len(uses)), times[-1])
     return tuple(reversed(times))
+
+
+def _origin(view: LiveView, edges: dict[Place, tuple[Any, int]]) -> Place:
+    """What gets the gradient of a view: what it is made of, or, where its history was made anew, the base of that."""
+    place_of = {edge: place for place, edge in edges.items()}
+    node = view.value.grad_fn
+    while node is not None and node.next_functions:
+        edge = node.next_functions[0]
+        if edge in place_of:
+            return place_of[edge]
+        node = edge[0]
+    return view.base
 
 
 @dataclass(frozen=True)
@@ -111,10 +125,11 @@ def in_turn(
                 handed.setdefault(place, []).append((k, len(found[k])))
                 found[k].append((place, grad))
     for i, view in enumerate(views):
-        use = first_use(view.value, edges[view.base]) if view.base in edges else -1
-        if view.base in given and use >= 0:
-            given[view.base].append(Contribution(use, node_of["view", i]))
-            handed[view.base].append(None)
+        base = _origin(view, edges)
+        use = first_use(view.value, edges[base]) if base in edges else -1
+        if base in given and use >= 0:
+            given[base].append(Contribution(use, node_of["view", i]))
+            handed[base].append(None)
     detours: list[tuple[Place, Point]] = []
     for place, contributed in given.items():
         for which, before in out_of_turn(contributed):

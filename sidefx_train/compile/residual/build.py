@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +122,12 @@ def _write(
     for record in records:
         if updated(world, record):
             rebuilder.update(record)
-    for record in records:
-        if follows_anew(world, record):
-            rebuilder.follow(record)
-    for view in leaving.replayed:  # the engine goes back through views in the opposite order
-        rebuilder.prepared(view)
+    following = [record for record in records if follows_anew(world, record)]
+    made: list[tuple[tuple[int, int], Callable[[Any], object], Any]]
+    made = [(rebuilder.begins(record), rebuilder.follow, record) for record in following]
+    made += [(begun, rebuilder.prepared, view) for begun, view in leaving.replayed]
+    for _, make, each in sorted(made, key=lambda item: item[0]):  # the engine goes back in the opposite order
+        make(each)
     for call in effects.calls:
         if call.result is not None:
             rebuilder.deferred(call)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train.compile.ancestry import storage_of as fake_storage
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.iteration import PythonIterable, PythonIterator
@@ -39,7 +40,6 @@ from sidefx_train.compile.heap.records import (
 from sidefx_train.compile.heap.sets import insertion, wide_set
 from sidefx_train.compile.heap.source import stored_keys
 from sidefx_train.compile.heap.weak import ShadowRef
-from sidefx_train.compile.residual.ancestry import storage_of as fake_storage
 from sidefx_train.compile.residual.replay import Leaving
 from sidefx_train.compile.residual.tensors import TensorRebuilder
 from sidefx_train.compile.residual.writer import Writer

@@ -118,20 +118,21 @@ class Leaving:
     Attributes:
         shared: storages that several values leave in.
         passed: views, by their nodes, from which other values that leave were computed.
-        replayed: views that autograd knows, in the order in which the step made them.
+        replayed: views that autograd knows, each with when the step made it.
         counters: ``.data`` of tensors, by their nodes: they have version counters of their own.
         staged: a backward leaves too: such views are made between its stages.
     """
 
     shared: frozenset[int] = frozenset()
     passed: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
-    replayed: tuple[torch.Tensor, ...] = ()
+    replayed: tuple[tuple[tuple[int, int], torch.Tensor], ...] = ()
     counters: Mapping[fx.Node, torch.Tensor] = field(default_factory=dict)
     staged: bool = False
 
     def known(self) -> tuple[object, ...]:
         """What to compare: each pass knows at least what the one before it knew."""
-        return self.shared, frozenset(self.passed), tuple(map(id, self.replayed)), frozenset(self.counters), self.staged
+        views = frozenset((begun, id(view)) for begun, view in self.replayed)
+        return self.shared, frozenset(self.passed), views, frozenset(self.counters), self.staged
 
 
 _NEVER = 1 << 31

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import fx
 
+from sidefx_train.compile.ancestry import (
+    edge_of,
+    edges_behind,
+    first_operation,
+    own_counter,
+    storage_of,
+)
 from sidefx_train.compile.artifacts import OWN
 from sidefx_train.compile.functionalize.metadata import (
     OutputFacts,
@@ -20,13 +27,6 @@ from sidefx_train.compile.functionalize.metadata import (
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import Effect
 from sidefx_train.compile.heap.records import TensorRecord
-from sidefx_train.compile.residual.ancestry import (
-    edge_of,
-    edges_behind,
-    first_operation,
-    own_counter,
-    storage_of,
-)
 from sidefx_train.compile.residual.autograd import freed, passing, whole_view
 from sidefx_train.compile.residual.memory import as_inference, grow
 from sidefx_train.compile.residual.replay import CustomView, Leaving, LiveView, Path, replay
@@ -247,6 +247,12 @@ class TensorRebuilder(ABC):
         self.differentiable[self._index[node]] = record.shadow
         self.updates[self._index[node]] = self._position(record)
 
+    def begins(self, record: TensorRecord) -> tuple[int, int]:
+        """The place of a view that is followed among those that the step made, in the order of the forward."""
+        base = self.world.heap.by_real[id(record.real._base)]
+        history = record.shadow.grad_fn
+        return first_operation(record.shadow, base.shadow), -1 if history is None else history._sequence_nr()
+
     def follow(self, record: TensorRecord) -> None:
         """Makes a view from outside, whose base was written, one that the backward passes through."""
         base = self._place_of(self.world.heap.by_real[id(record.real._base)])  # type: ignore[arg-type]
@@ -278,8 +284,10 @@ class TensorRebuilder(ABC):
         before = self.leaving
         staged = before.staged or bool(self.differentiable)
         counters = {**before.counters, **self.views.counters}
-        views = {id(view): view for view in (*before.replayed, *(view for _, view in self._replayed))}
-        replayed = tuple(sorted(views.values(), key=lambda view: (self._begun[id(view)], view.grad_fn._sequence_nr())))
+        views = {
+            id(view): view for view in (*(view for _, view in before.replayed), *(view for _, view in self._replayed))
+        }
+        replayed = tuple(((self._begun[id(view)], view.grad_fn._sequence_nr()), view) for view in views.values())
         return Leaving(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
 
     def _base(self, path: Path) -> str:

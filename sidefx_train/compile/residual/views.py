@@ -14,10 +14,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import CALLED, DATA, NO_GRAD
-from sidefx_train.compile.graphs import written_args
-from sidefx_train.compile.heap.records import TensorRecord
-from sidefx_train.compile.residual.ancestry import (
+from sidefx_train.compile.ancestry import (
     before_turns,
     below_base,
     changes_layout,
@@ -27,14 +24,19 @@ from sidefx_train.compile.residual.ancestry import (
     first_of,
     is_in_place,
     is_replayed,
+    last_write,
     layout_of,
     leaves_autograd,
-    memory_of,
     parent_of,
     same_layout,
     storage_of,
     way_up,
+    written_since,
 )
+from sidefx_train.compile.artifacts import CALLED, DATA, NO_GRAD
+from sidefx_train.compile.functionalize.bases import STRIDED
+from sidefx_train.compile.graphs import written_args
+from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.residual.replay import BASE, Leaving, Number, Path, ViewOp, data_of, replay, seen_as
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ class Views:
         if any(NO_GRAD in n.meta for n in below) and self._written_elsewhere(base):
             self.world.heap.refuse("SFX107", "a view made with autograd off leaves the step; its memory was written")
         grad = not custom and value.grad_fn is not None
-        if grad and any(_repeats_elements(n.meta["val"]) for n in below) and self._written_since(node):
+        if grad and any(_repeats_elements(n.meta["val"]) for n in below) and written_since(node):
             reason = "a view that shows elements several times leaves the step; its base was written after it was made"
             self.world.heap.refuse("SFX111", reason)  # autograd takes it for another kind of view then
         if grad:
@@ -122,11 +124,25 @@ class Views:
         self, value: torch.Tensor, node: fx.Node, base: torch.Tensor, below: list[fx.Node]
     ) -> Literal["", "unasked", "asked"]:
         """Whether autograd has made the history of a view anew, or is to; or that of what it is a view of."""
-        if not self._written_since(below[-1], turned=True):
+        if not written_since(below[-1], turned=True):
             return ""
-        if self._unturned is None and (not base._is_view() or edge_of(base) in edges_behind(value)):
+        late = base._is_view() and edge_of(base) not in edges_behind(value)
+        if any(each.target in STRIDED for each in below):  # its derivative goes by what it is made of
+            turns = frozenset(filter(changes_layout, below))
+            made = next(each for each in below if is_replayed(each))
+            if not written_since(made, turned=True):
+                if late or written_since(below[-1], turned=True, besides=turns):
+                    reason = "a view by as_strided leaves the step, which autograd has made anew in between"
+                    self.world.heap.refuse("SFX107", reason)
+                return ""
+        elif self._unturned is None and not late:
             return ""
-        return "asked" if node.users or not self._written_since(first_of(node), turned=True) else "unasked"
+        return "asked" if self._is_asked(node) else "unasked"
+
+    def _is_asked(self, node: fx.Node) -> bool:
+        """True if the step asks for the history of a view after the last write to its memory, or writes to it last."""
+        last = last_write(node)
+        return last is node or any(user > last for user in node.users)
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:
         """The view that a node made, if it is still what it was."""
@@ -254,17 +270,6 @@ class Views:
         if value.requires_grad or storage_of(value) in self.shared | self._outside:
             reason = "a view leaves the step whose base is turned in place after it was made"
             self.world.heap.refuse("SFX111", reason)
-
-    def _written_since(self, node: fx.Node, turned: bool = False) -> bool:
-        """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it."""
-        memory = memory_of(node)
-        later = node.next
-        while later.op not in ("root", "output"):
-            counts = turned or not changes_layout(later)
-            if counts and any(memory_of(written) == memory for written in written_args(later)):
-                return True
-            later = later.next
-        return False
 
     def _written_elsewhere(self, base: torch.Tensor | fx.Node) -> bool:
         """True if an input was written that shares memory with ``base`` in a way that stand-ins do not know of."""

@@ -28,9 +28,9 @@ def edge_of(value: torch.Tensor) -> tuple[Any, int]:
 
 def first_operation(value: torch.Tensor, base: torch.Tensor | fx.Node) -> int:
     """The place, in the order of the forward, of what a view made of its base first."""
-    stop = base.grad_fn if isinstance(base, torch.Tensor) else None
+    stops = {each.grad_fn for each in (base, value._base) if isinstance(each, torch.Tensor)}
     node, first = value.grad_fn, -1
-    while node is not None and node is not stop and not hasattr(node, "variable"):
+    while node is not None and node not in stops and not hasattr(node, "variable"):
         first = node._sequence_nr()  # type: ignore[attr-defined]
         node = node.next_functions[0][0] if node.next_functions else None
     return first
@@ -106,6 +106,28 @@ def own_counter(node: fx.Node) -> fx.Node | None:
 
 def changes_layout(node: fx.Node) -> bool:
     return isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
+
+
+def written_since(node: fx.Node, turned: bool = False, besides: frozenset[fx.Node] = frozenset()) -> bool:
+    """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it."""
+    memory = memory_of(node)
+    later = node.next
+    while later.op not in ("root", "output"):
+        counts = later not in besides and (turned or not changes_layout(later))
+        if counts and any(memory_of(written) == memory for written in written_args(later)):
+            return True
+        later = later.next
+    return False
+
+
+def last_write(node: fx.Node) -> fx.Node:
+    """The last node from ``node`` on that writes to the memory that its value is in, or turns what is in it."""
+    last, memory, later = node, memory_of(node), node.next
+    while later.op not in ("root", "output"):
+        if any(memory_of(written) == memory for written in written_args(later)):
+            last = later
+        later = later.next
+    return last
 
 
 def is_replayed(node: fx.Node) -> bool:

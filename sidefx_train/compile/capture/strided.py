@@ -1,0 +1,53 @@
+"""Views that ``as_strided`` makes of other views, once their memory has been written.
+
+They reach all memory, and their derivative only what they are made of. Autograd makes the history of a view anew once
+its base has been written: outside as a view of the base, which reaches all of that, of a stand-in as the view was made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.ancestry import first_of, is_replayed, parent_of, way_up, written_since
+from sidefx_train.compile.functionalize.bases import STRIDED
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from sidefx_train.compile.capture.tracer import GraphTracer
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
+
+def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Looks at what an operation reads and writes, before it is recorded.
+
+    Raises:
+        Unsupported: autograd outside takes one of its operands to have come to be in another way.
+    """
+    given = [item for arg in (*args, *kwargs.values()) for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    tensors = [item for item in given if isinstance(item, torch.Tensor)]
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+        return
+    writes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
+    for tensor in tensors:
+        if not tensor._is_view() or not tracer.has_node(tensor):
+            continue
+        up = way_up(tracer.node_of(tensor))
+        strided = next((node for node in up if node.target in STRIDED), None)
+        if strided is None or _is_of_base(strided, tensor, tracer):
+            continue
+        made = next(node for node in up if is_replayed(node))
+        if writes or written_since(made, turned=True):
+            reason = f"{func} takes, with gradients, a view by as_strided of a view, in memory that is written"
+            raise Unsupported("SFX107", f"{reason}: autograd makes its history anew")
+
+
+def _is_of_base(strided: fx.Node, view: torch.Tensor, tracer: GraphTracer) -> bool:
+    base, parent = view._base, parent_of(strided)
+    known = base is not None and parent is not None and tracer.has_node(base)
+    return known and first_of(parent) is first_of(tracer.node_of(base))  # type: ignore[arg-type]

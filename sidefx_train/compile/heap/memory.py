@@ -8,13 +8,15 @@ given its new memory in the epilogue, before anything else is changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.resizing import turn
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.errors import Unsupported
 
@@ -33,12 +35,14 @@ class GivenMemory:
     Attributes:
         owners: tensors that were given memory, by the nodes of the values they were given.
         count: how often one was.
+        warn: warns of what the program does where it is.
     """
 
     def __init__(self, heap: Heap) -> None:
         self.heap = heap
         self.owners: dict[fx.Node, torch.Tensor] = {}
         self.count = 0
+        self.warn: Callable[[str], None] | None = None
         self._grown: dict[int, torch.Tensor] = {}
 
     def assign(self, tensor: torch.Tensor, value: Any) -> None:
@@ -51,7 +55,7 @@ class GivenMemory:
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``set_`` and ``resize_`` as the dispatcher sees them; the tensor, or ``None`` for any other operation."""
         if func.overloadpacket is not aten.set_:
-            return self._filled(func, args, kwargs) if any(map(self._is_empty, kwargs.values())) else None
+            return self._filled(func, args, kwargs) if any(a.is_out for a in func._schema.arguments) else None
         if func is aten.set_.source_Tensor:
             self._give(args[0], args[1], "calls set_")
             return args[0]
@@ -70,22 +74,54 @@ class GivenMemory:
         self.heap.refuse("SFX108", "calls set_ with a storage")
 
     def _filled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation with ``out=`` to empty tensors from outside, which get the memory that the result needs."""
+        """An operation with ``out=`` to tensors of other sizes than the result's, which are resized for it."""
         given = {a.name: kwargs[a.name] for a in func._schema.arguments if a.is_out and a.name in kwargs}
-        empty = {name: out for name, out in given.items() if self._is_empty(out)}
-        if not empty:
+        if not all(map(_is_sized, given.values())):
             return None
-        places = {_storage(out) for out in empty.values()}
-        if any(_storage(read) in places for read in _tensors(args)):
+        empty = {name for name, out in given.items() if self._is_empty(out)}
+        resized = empty | self._misfits(func, args, kwargs, given)
+        if not resized:
+            return None
+        places = {_storage(given[name]) for name in resized}
+        others = [*_tensors(args), *(out for name, out in given.items() if name not in resized)]
+        if any(_storage(read) in places for read in others) or len(places) < len(resized):
             self.heap.refuse("SFX108", "reads what an operation with out= writes, and resizes")
-        made = {name: torch.empty(0, dtype=out.dtype, device=out.device) for name, out in empty.items()}
+        made = {name: torch.empty(0, dtype=given[name].dtype, device=given[name].device) for name in resized}
         func(*args, **{**kwargs, **made})
-        for name, out in empty.items():
-            if made[name].shape != out.shape:
-                self._alone(out)
-                self._give(out, made[name], "calls an operation with out=")
-                self._grown[id(out)] = made[name]
+        for name in (name for name in given if name in resized):
+            if name in empty:
+                self._fill(given[name], made[name])
+            else:
+                self._refill(given[name], made[name])
         return tuple(given.values()) if len(given) > 1 else next(iter(given.values()))
+
+    def _fill(self, out: torch.Tensor, value: torch.Tensor) -> None:
+        """Gives an empty tensor the memory that a result is in."""
+        if value.shape != out.shape:
+            self._alone(out)
+            self._give(out, value, "calls an operation with out=")
+            self._grown[id(out)] = value
+
+    def _refill(self, out: torch.Tensor, value: torch.Tensor) -> None:
+        """Resizes a tensor with elements, of which torch warns, and writes a result to it."""
+        if self.warn is not None:
+            self.warn(_said_of(tuple(out.shape), tuple(value.shape)))
+        out.resize_(value.shape)
+        turn(out, tuple(value.shape), tuple(value.stride()))
+        out.copy_(value)
+
+    def _misfits(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, torch.Tensor]
+    ) -> set[str]:
+        """Names of tensors with elements that are to be written, of other sizes than what is to be written to them."""
+        held = {name: out for name, out in given.items() if out.numel() > 0 and not out.requires_grad}
+        known = torch.Tag.dynamic_output_shape not in func.tags
+        if not held or not known or self.warn is None or any(out.requires_grad for out in given.values()):
+            return set()
+        made = {name: torch.empty(0, dtype=out.dtype, device=out.device) for name, out in given.items()}
+        with compat.no_recording():
+            func(*args, **{**kwargs, **made})
+        return {name for name, out in held.items() if _is_sized(made[name]) and made[name].shape != out.shape}
 
     def _is_empty(self, out: Any) -> bool:
         known = isinstance(out, torch.Tensor) and isinstance(self.heap.record_of(out), TensorRecord)
@@ -196,6 +232,20 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
+
+
+def _is_sized(out: Any) -> bool:
+    """True for a dense tensor whose sizes are numbers."""
+    dense = isinstance(out, torch.Tensor) and out.layout is torch.strided
+    return dense and all(type(n) is int for n in (*out.shape, *out.stride(), out.storage_offset()))
+
+
+def _said_of(size: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What torch says where an ``out=`` with elements is resized."""
+    with compat.real_world(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.neg(torch.zeros(1).expand(wanted), out=torch.empty(size))
+    return str(said[-1].message)
 
 
 def _is_whole(record: TensorRecord) -> bool:

@@ -22,7 +22,7 @@ from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT, hidden_attr
-from sidefx_train.compile.heap import classes, derived, finalizers, natives, opaque, stack, weak
+from sidefx_train.compile.heap import classes, derived, finalizers, natives, notices, opaque, stack, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import CallingWorld
@@ -108,6 +108,7 @@ class TraceWorld(CallingWorld):
         self.heap.reenter = self.interp.reentering
         self.heap.dropped = self.interp.note_dropped
         self.heap.own_key = self.own_key
+        self.heap.memory.warn = lambda text: notices.warn(self, (text,), {})
         self.reentry = Reentry(self)
         self.led_back: list[Callable[..., Any]] = []
         self.settings = compat.settings()

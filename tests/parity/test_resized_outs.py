@@ -1,0 +1,68 @@
+"""``out=`` with elements, of another size than the result: torch resizes it and warns."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import sidefx_train
+from tests.opinfo.compare import same_contents
+
+CAPTURED = {
+    "smaller": lambda x, y, z: torch.sin(y[0], out=x),
+    "larger": lambda x, y, z: torch.cat([y, y], out=z),
+    "as many elements": lambda x, y, z: torch.sin(y.view(-1), out=z),
+    "with the strides of the result": lambda x, y, z: torch.sin(y.t(), out=z),
+    "larger, of the step": lambda x, y, z: torch.sin(y, out=torch.zeros(2)),
+    "smaller, of the step": lambda x, y, z: torch.sin(y[0], out=torch.zeros(3, 4)),
+    "a turned one": lambda x, y, z: torch.sin(y[0], out=torch.zeros(3, 4).t()),
+    "a part": lambda x, y, z: torch.sin(y[0], out=x[1]),
+    "two": lambda x, y, z: torch.max(y, 0, out=(x, torch.zeros(1, dtype=torch.int64)))[0],
+    "one of two": lambda x, y, z: torch.max(y, 0, out=(x, torch.zeros(4, dtype=torch.int64)))[0],
+    "a product": lambda x, y, z: torch.mm(y, y.t(), out=x),
+    "twice": lambda x, y, z: torch.sin(y, out=torch.sin(y[0], out=z)),
+    "of another type": lambda x, y, z: torch.add(y[0], 1, out=z.double()),
+}
+LEFT = {
+    "a view that is too small": lambda x, y, z: torch.cat([y, y], out=x),
+    "its own operand": lambda x, y, z: torch.sin(x[0], out=x),
+    "of unknown size": lambda x, y, z: torch.masked_select(y, y > 3, out=z),
+}
+
+
+def _results(call):
+    x, y, z = torch.arange(10.0).view(2, 5), torch.arange(12.0).view(3, 4), torch.arange(12.0)
+    before = x.view(-1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made, read = call(x, y, z)
+    seen = [(str(w.message), w.filename, w.lineno) for w in said if "An output" in str(w.message)]
+    tensors = (made, read, x, y, z, before)
+    facts = [(t.stride(), t.storage_offset(), t.untyped_storage().nbytes(), t._version) for t in tensors]
+    shared = [t.untyped_storage().data_ptr() == made.untyped_storage().data_ptr() for t in tensors]
+    return seen, facts, shared, [made is t for t in tensors], [t.clone() for t in tensors]
+
+
+def _hold_equal(make, backend, whole):
+    def step(x, y, z):
+        return make(x, y, z), x * 1
+
+    compiled = sidefx_train.compile(step, backend=backend, fullgraph=whole, on_failure="raise" if whole else "eager")
+    for _ in range(3):
+        want, have = _results(step), _results(compiled)
+        assert want[0] and want[:4] == have[:4]
+        alike = torch.allclose if backend == "inductor" else same_contents
+        assert all(alike(a, b) for a, b in zip(want[4], have[4], strict=True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", CAPTURED)
+def test_captured(name, backend):
+    _hold_equal(CAPTURED[name], backend, whole=True)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_to_eager(name):
+    _hold_equal(LEFT[name], "aot_eager", whole=False)

@@ -13,7 +13,7 @@ from tests.opinfo.compare import same_contents
 CAPTURED = {
     "smaller": lambda x, y, z: torch.sin(y[0], out=x),
     "larger": lambda x, y, z: torch.cat([y, y], out=z),
-    "as many elements": lambda x, y, z: torch.sin(y.view(-1), out=z),
+    "as many elements": lambda x, y, z: torch.sin(y.view(2, 6), out=z),
     "with the strides of the result": lambda x, y, z: torch.sin(y.t(), out=z),
     "larger, of the step": lambda x, y, z: torch.sin(y, out=torch.zeros(2)),
     "smaller, of the step": lambda x, y, z: torch.sin(y[0], out=torch.zeros(3, 4)),

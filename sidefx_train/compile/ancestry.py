@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,25 +110,36 @@ def changes_layout(node: fx.Node) -> bool:
 
 
 def written_since(node: fx.Node, turned: bool = False, besides: frozenset[fx.Node] = frozenset()) -> bool:
-    """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it."""
-    memory = memory_of(node)
-    later = node.next
-    while later.op not in ("root", "output"):
-        counts = later not in besides and (turned or not changes_layout(later))
-        if counts and any(memory_of(written) == memory for written in written_args(later)):
-            return True
-        later = later.next
-    return False
+    """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it.
+
+    Args:
+        node: made the value.
+        turned: count what turns.
+        besides: do not count these.
+    """
+    return any(turned or not changes_layout(each) for each in _writes_to(node) if each not in besides)
 
 
-def last_write(node: fx.Node) -> fx.Node:
-    """The last node from ``node`` on that writes to the memory that its value is in, or turns what is in it."""
-    last, memory, later = node, memory_of(node), node.next
+def counted_since(node: fx.Node, besides: frozenset[fx.Node] = frozenset()) -> bool:
+    """True if the version of the value of a node is counted up after it."""
+    counter = own_counter(node)
+    return any(each not in besides and own_counter(written_args(each)[0]) is counter for each in _writes_to(node))
+
+
+def last_counted(node: fx.Node) -> fx.Node:
+    """The last node from ``node`` on that counts up the version of its value."""
+    counter = own_counter(node)
+    counted = [each for each in _writes_to(node) if own_counter(written_args(each)[0]) is counter]
+    return counted[-1] if counted else node
+
+
+def _writes_to(node: fx.Node) -> Iterator[fx.Node]:
+    """Nodes after ``node`` that write to the memory that its value is in, or turn what is in it."""
+    memory, later = memory_of(node), node.next
     while later.op not in ("root", "output"):
         if any(memory_of(written) == memory for written in written_args(later)):
-            last = later
+            yield later
         later = later.next
-    return last
 
 
 def is_replayed(node: fx.Node) -> bool:

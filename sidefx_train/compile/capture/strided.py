@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.ancestry import first_of, is_replayed, parent_of, way_up, written_since
+from sidefx_train.compile.ancestry import counted_since, first_of, is_replayed, parent_of, way_up
 from sidefx_train.compile.functionalize.bases import STRIDED
 from sidefx_train.errors import Unsupported
 
@@ -42,7 +42,7 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
         if strided is None or _is_of_base(strided, tensor, tracer):
             continue
         made = next(node for node in up if is_replayed(node))
-        if writes or written_since(made, turned=True):
+        if writes or counted_since(made):
             reason = f"{func} takes, with gradients, a view by as_strided of a view, in memory that is written"
             raise Unsupported("SFX107", f"{reason}: autograd makes its history anew")
 

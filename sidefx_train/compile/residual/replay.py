@@ -156,7 +156,7 @@ def replay(
     try:
         value: Any = base
         if anew:  # the view is of another version, and autograd is not asked for the history of ``base``
-            compat.set_version(base, counted + _NEVER)
+            compat.set_version(base, counted + _NEVER + 1)
         for each in ops:
             compat.set_grad_enabled(each.grad and not anew)
             args = [value if a is BASE else _given(a, numbers) for a in each.args]
@@ -166,19 +166,30 @@ def replay(
                 value = value[each.item]
     finally:
         compat.set_grad_enabled(before)
+    if anew:
+        _give_history(value, base, counted, creation)
+    elif creation is not None and not apart:
+        compat.set_creation(value, creation)
     if turned:  # that has been counted; autograd would notice where it is taken back
         compat.set_version(base, counted)
     if apart:
         value = compat.alias_unseen(value)
-    if creation is not None:
-        compat.set_creation(value, creation)
-    elif anew:
-        compat.set_creation(value, compat.creation_of(base) or compat.PLAIN_VIEW)
+        if creation is not None:
+            compat.set_creation(value, creation)
     if version is not None:
         compat.set_version(value, version)
     if anew == "asked":
         value.grad_fn  # noqa: B018
     return value  # type: ignore[no-any-return]
+
+
+def _give_history(value: torch.Tensor, base: torch.Tensor, counted: int, creation: Any) -> None:
+    """A history that is out of date, for a view that has none: it is no leaf."""
+    wanted = creation or compat.creation_of(base) or compat.PLAIN_VIEW
+    compat.set_creation(value, compat.PLAIN_VIEW)
+    compat.set_version(base, counted + _NEVER)
+    value.grad_fn  # noqa: B018
+    compat.set_creation(value, wanted)
 
 
 def _given(value: Any, numbers: tuple[int, ...]) -> Any:

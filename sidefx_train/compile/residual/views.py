@@ -18,13 +18,14 @@ from sidefx_train.compile.ancestry import (
     before_turns,
     below_base,
     changes_layout,
+    counted_since,
     counts_alone,
     edge_of,
     edges_behind,
     first_of,
     is_in_place,
     is_replayed,
-    last_write,
+    last_counted,
     layout_of,
     leaves_autograd,
     parent_of,
@@ -124,14 +125,14 @@ class Views:
         self, value: torch.Tensor, node: fx.Node, base: torch.Tensor, below: list[fx.Node]
     ) -> Literal["", "unasked", "asked"]:
         """Whether autograd has made the history of a view anew, or is to; or that of what it is a view of."""
-        if not written_since(below[-1], turned=True):
+        if not counted_since(below[-1]):
             return ""
         late = base._is_view() and edge_of(base) not in edges_behind(value)
         if any(each.target in STRIDED for each in below):  # its derivative goes by what it is made of
             turns = frozenset(filter(changes_layout, below))
             made = next(each for each in below if is_replayed(each))
-            if not written_since(made, turned=True):
-                if late or written_since(below[-1], turned=True, besides=turns):
+            if not counted_since(made):
+                if late or counted_since(below[-1], besides=turns):
                     reason = "a view by as_strided leaves the step, which autograd has made anew in between"
                     self.world.heap.refuse("SFX107", reason)
                 return ""
@@ -141,7 +142,7 @@ class Views:
 
     def _is_asked(self, node: fx.Node) -> bool:
         """True if the step asks for the history of a view after the last write to its memory, or writes to it last."""
-        last = last_write(node)
+        last = last_counted(node)
         return last is node or any(user > last for user in node.users)
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.capture.strides import lay_out
+from sidefx_train.compile.capture.strides import lay_out, lay_out_filled, unfilled
 from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
 
@@ -152,9 +152,12 @@ class _Check:
             return known  # what is not asked for may be left empty
         args = fx.map_arg(node.args, lambda used: values[used])
         kwargs = fx.map_arg(dict(node.kwargs), lambda used: values[used])
+        recorded = not self.functional and isinstance(node.target, compat.OpOverload)
+        empty = unfilled(node.target, kwargs) if recorded else []
         made = node.target(*args, **kwargs)  # type: ignore[operator]
-        if not self.functional and isinstance(node.target, compat.OpOverload):
+        if recorded:
             lay_out(node.target, args, kwargs, made)
+            lay_out_filled(node.target, args, kwargs, empty)
         self._compare(node, known, made)
         return made
 

@@ -5,7 +5,6 @@ What nothing reads is left out of a graph, and would not raise there.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -210,12 +209,10 @@ def _refusal_of_outs(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, 
 
     def said(dtype: torch.dtype | None) -> str:
         named = {name: _of_zeros(kind, lambda own: own) for name, kind in kwargs}
-        if dtype is not None:
-            named |= {name: torch.empty(0, dtype=dtype) for name in outs & named.keys()}
-        return _said(func, [_of_zeros(kind, lambda own: own) for kind in args], named)
+        empty = {name: torch.empty(0, dtype=dtype or named[name].dtype) for name in outs & named.keys()}
+        return _said(func, [_of_zeros(kind, lambda own: own) for kind in args], named | empty)
 
-    with _outside(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _outside():
         reason = said(None)
         given = [rest[0] for what, _, *rest in args if what == "tensor"]
         others = (*given, torch.bool, torch.int64, torch.float32, torch.float64, torch.complex64)
@@ -327,5 +324,7 @@ def _sample(kind: tuple[str, Any, Any]) -> Any:
 @lru_cache(maxsize=1024)
 def _refusal(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
     """What the kernel says to one element of each tensor; empty if it takes them."""
+    outs = {argument.name for argument in func._schema.arguments if argument.is_out}
     with _outside():
-        return _said(func, list(map(_sample, args)), {name: _sample(kind) for name, kind in kwargs})
+        named = {name: torch.empty(0, dtype=kind[1]) if name in outs else _sample(kind) for name, kind in kwargs}
+        return _said(func, list(map(_sample, args)), named)

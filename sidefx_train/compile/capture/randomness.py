@@ -21,7 +21,7 @@ from sidefx_train.compile.capture.lists import count_lists, one_after_another
 from sidefx_train.compile.capture.overlap import check_overlap
 from sidefx_train.compile.capture.resizing import enlarged, resized, turn
 from sidefx_train.compile.capture.strided import check_strided
-from sidefx_train.compile.capture.strides import is_misplaced, lay_out
+from sidefx_train.compile.capture.strides import is_misplaced, lay_out, lay_out_filled, unfilled
 from sidefx_train.compile.capture.vectors import mark
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.errors import Unsupported
@@ -141,8 +141,15 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
                 self._continue_at(kind, self.cursors[kind] + 1)
                 return self._repeat(func, drawn, args, kwargs or {})
         check_kernel(func, args, kwargs or {})
+        empty = unfilled(func, kwargs or {})
         made = super().__torch_dispatch__(func, types, args, kwargs or {})
         self._lay_out(func, args, kwargs or {}, made)
+        if empty:
+            lay_out_filled(func, args, kwargs or {}, empty)
+        if len(empty) == 1 and isinstance(made, torch.Tensor):
+            for stand_in in (made, self._node(func).meta["val"]):
+                if stand_in.stride() != empty[0].stride():
+                    compat.set_strides(stand_in, empty[0].stride())
         count_lists(func, args)
         if not torch.is_grad_enabled():
             mode = "inference" if torch.is_inference_mode_enabled() else "no_grad"

@@ -29,6 +29,46 @@ def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any)
         compat.set_strides(made, strides)
 
 
+def unfilled(func: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Tensors without elements that an operation is to write, and resizes for that."""
+    if not func._schema.is_mutable:
+        return []
+    outs = [kwargs.get(argument.name) for argument in func._schema.arguments if argument.is_out]
+    return [out for out in outs if isinstance(out, torch.Tensor) and any(type(n) is int and n == 0 for n in out.shape)]
+
+
+def lay_out_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: list[torch.Tensor]) -> None:
+    """Gives such tensors the strides of a new result, as elementwise kernels do."""
+    new = without_outs(func) if filled else None
+    if new is None or torch.Tag.pointwise not in new.tags or len(filled) > 1:
+        return
+    if all(_is_plain(t) for t in _tensors((*args, *kwargs.values()))):
+        return
+    names = {argument.name for argument in func._schema.arguments if argument.is_out}
+    with compat.no_recording(), torch.no_grad():
+        made = new(*args, **{name: arg for name, arg in kwargs.items() if name not in names})
+    for out in filled:
+        if out.shape == made.shape and out.stride() != made.stride():
+            compat.set_strides(out, made.stride())
+
+
+def without_outs(func: Any) -> Any:
+    """The operator that makes new tensors of the same arguments."""
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
+    packet = func.overloadpacket
+    for overload in map(packet.__getattr__, packet.overloads()):
+        same = wanted == [(a.name, str(a.type)) for a in overload._schema.arguments]
+        if same and not overload._schema.is_mutable:
+            return overload
+    return None
+
+
+def _is_plain(t: torch.Tensor) -> bool:
+    """True for a dense tensor of known sizes in the usual order of dimensions, or one whose sizes are not known."""
+    known = all(isinstance(n, int) for n in (*t.shape, *t.stride()))
+    return not known or tuple(t.stride()) == tuple(torch.empty(t.shape, device="meta").stride())
+
+
 def is_misplaced(func: Any, args: tuple[Any, ...], made: Any) -> bool:
     """True for the stand-in of an empty view, taken from torch's cache, which forgets what it is a view of."""
     if func is not torch.ops.aten.view.default or type(made) is not compat.FakeTensor:

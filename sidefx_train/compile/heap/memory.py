@@ -7,6 +7,7 @@ given its new memory in the epilogue, before anything else is changed.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.resizing import turn
+from sidefx_train.compile.capture.strides import without_outs
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.errors import Unsupported
 
@@ -105,7 +107,9 @@ class GivenMemory:
     def _refill(self, out: torch.Tensor, value: torch.Tensor) -> None:
         """Resizes a tensor with elements, of which torch warns, and writes a result to it."""
         if self.warn is not None:
-            self.warn(_said_of(tuple(out.shape), tuple(value.shape)))
+            head, rest = _warned().split("[1]")
+            middle, tail = rest.split("[2]")
+            self.warn(f"{head}{list(out.shape)}{middle}{list(value.shape)}{tail}")
         out.resize_(value.shape)
         turn(out, tuple(value.shape), tuple(value.stride()))
         out.copy_(value)
@@ -114,14 +118,20 @@ class GivenMemory:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, torch.Tensor]
     ) -> set[str]:
         """Names of tensors with elements that are to be written, of other sizes than what is to be written to them."""
-        held = {name: out for name, out in given.items() if out.numel() > 0 and not out.requires_grad}
-        known = torch.Tag.dynamic_output_shape not in func.tags
-        if not held or not known or self.warn is None or any(out.requires_grad for out in given.values()):
+        held = {name: out for name, out in given.items() if out.numel() > 0}
+        if not held or self.warn is None:
             return set()
+        if torch.Tag.dynamic_output_shape in func.tags:
+            self.heap.refuse("SFX108", f"{func} writes, to a tensor with elements, a result of a size not known before")
         made = {name: torch.empty(0, dtype=out.dtype, device=out.device) for name, out in given.items()}
-        with compat.no_recording():
+        with compat.no_recording(), torch.no_grad():
             func(*args, **{**kwargs, **made})
-        return {name for name, out in held.items() if _is_sized(made[name]) and made[name].shape != out.shape}
+        found = {name for name, out in held.items() if _is_sized(made[name]) and made[name].shape != out.shape}
+        if found and any(out.requires_grad for out in given.values()):
+            self._refuse(f"{func} resizes a tensor that requires gradients", None)
+        if found and _types_of(func, args, kwargs) != tuple(out.dtype for out in given.values()):
+            self._refuse(f"{func} resizes a tensor of another type than the result's", None)
+        return found
 
     def _is_empty(self, out: Any) -> bool:
         known = isinstance(out, torch.Tensor) and isinstance(self.heap.record_of(out), TensorRecord)
@@ -240,11 +250,23 @@ def _is_sized(out: Any) -> bool:
     return dense and all(type(n) is int for n in (*out.shape, *out.stride(), out.storage_offset()))
 
 
-def _said_of(size: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    """What torch says where an ``out=`` with elements is resized."""
+def _types_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype, ...]:
+    """Types of an operation's results where they are made anew; torch warns twice where others are given."""
+    new = without_outs(func)
+    if new is None:
+        return ()
+    outs = {argument.name for argument in func._schema.arguments if argument.is_out}
+    with compat.no_recording(), torch.no_grad():
+        made = new(*args, **{name: arg for name, arg in kwargs.items() if name not in outs})
+    return tuple(value.dtype for value in _tensors(made))
+
+
+@functools.cache
+def _warned() -> str:
+    """What torch says where an ``out=`` with elements is resized, of sizes ``[1]`` and ``[2]``."""
     with compat.real_world(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        torch.neg(torch.zeros(1).expand(wanted), out=torch.empty(size))
+        torch.neg(torch.zeros(2), out=torch.zeros(1))
     return str(said[-1].message)
 
 

@@ -43,6 +43,32 @@ PROGRAMS = {
         "a = x.conj(); b = x.transpose(0, -1); a.as_strided_((2,), (1,)); x.set_(x.clone()); return b, x",
         "",
     ),
+    "a list of views of one another written": (
+        f"{_OF_A_LEAF}; y = x.view(-1); z = x.reshape(-1)[2:7]",
+        "torch._foreach_add_([y, z], 1); a = y.permute(0); a.unsqueeze_(0); return a, x * 2",
+        "",
+    ),
+    "a part of an expanded view written": (
+        f"x = {_WHOLE}.t(); y = x.chunk(2, -1)[1]",
+        "a = x.expand(2, *x.shape); b = a.unbind(0)[0]; b.masked_fill_(b > 0, -1.0); x.sin_(); return y * 1.5, a",
+        "",
+    ),
+    "what is saved is in the memory of one argument, with the version of another": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.data; z = y.view(-1)",
+        "a = x * z[0]; return a, y.clone()",
+        "attempt('z.t_()', 'eval', outs, {'z': z})",
+    ),
+    "a view made with autograd off, written under another version": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.detach()",
+        "torch.set_grad_enabled(False); a = x.as_strided((2,), (1,)); torch.set_grad_enabled(True)\n"
+        "    b = a[1:]; c = a.swapaxes(0, -1); a.data.mul_(2); return c, c, b",
+        "",
+    ),
+    "a view of what is written, turned by as_strided_": (
+        f"{_OF_A_LEAF}; y = x",
+        "a = x.unflatten(0, (1, -1)); b = a.as_strided((2,), (1,)); y.neg_(); b.as_strided_((2,), (1,)); return b,",
+        "attempt('torch._foreach_add_([y, outs[0]], 1)', 'eval', outs, {'y': y})",
+    ),
 }
 
 MADE = {

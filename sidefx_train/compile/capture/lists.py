@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.errors import Unsupported
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
@@ -30,6 +31,9 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Calls, one for each tensor, where tensors share memory: the order of the writes is to be seen then.
 
     Each is an operation and its arguments. ``None`` if nothing is shared, or where that is not what eager does.
+
+    Raises:
+        Unsupported: autograd gives them histories that do not know of one another.
     """
     if not writes_lists(func):
         return None
@@ -40,7 +44,10 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if name not in _ALIKE or len(memory) < len(tensors) or len(set(memory)) == len(memory):
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in args[0]):
-        return None  # autograd gives each a new history after all have been written
+        written = [t.untyped_storage()._cdata for t in args[0]]
+        if len(set(written)) < len(written):  # each gets a new history after all have been written, of what it was then
+            raise Unsupported("SFX107", f"{func} writes, with gradients, to several tensors in one memory")
+        return None
     calls = []
     for i in range(len(args[0])):
         item = [arg[i] if isinstance(arg, (list, tuple)) else arg for arg in args]

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.ancestry import way_up
 from sidefx_train.compile.artifacts import OWN, FunctionalGraph, Name, Output, TailCall, TracedGraph
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead
 from sidefx_train.compile.functionalize.bases import find_bases
@@ -182,7 +183,7 @@ class _Assembler:
             return Output("result", Name(f"a{self.position[self.aliases.same[out]]}"))
         source = self._input_of(out)
         if source is not None and not (self.traced.gradients and source not in self.retraced.mutated):
-            return self._view_of_input(out, source)
+            return self._view_of_input(out, self.position.get(way_up(out)[-1], source))
         return Output("result", Name(f"r{self.retraced.results[out]}"), version=out.meta.get(OWN))
 
     def _view_of_input(self, out: fx.Node, source: int) -> Output:

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.ancestry import way_up
 from sidefx_train.compile.artifacts import GraphInput, TracedGraph
 from sidefx_train.compile.graphs import written_args
 from sidefx_train.errors import BackendError
@@ -32,14 +33,7 @@ def refuse_unsupported(traced: TracedGraph) -> None:
 
 def _shows_elements_twice(node: fx.Node) -> bool:
     """True for a view of an expanded one: a write to it would be added up over the copies."""
-    while node.op == "call_function" and isinstance(node.target, compat.OpOverload):
-        if node.target is torch.ops.aten.expand.default and 0 in node.meta["val"].stride():
-            return True
-        shares = any(each.alias_info is not None for each in node.target._schema.returns)
-        if not shares or not node.args or not isinstance(node.args[0], fx.Node):
-            return False
-        node = node.args[0]
-    return False
+    return any(each.target is torch.ops.aten.expand.default and 0 in each.meta["val"].stride() for each in way_up(node))
 
 
 def _resizes(node: fx.Node) -> bool:

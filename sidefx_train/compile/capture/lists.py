@@ -46,7 +46,9 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if torch.is_grad_enabled() and any(t.requires_grad for t in args[0]):
         written = [t.untyped_storage()._cdata for t in args[0]]
         if len(set(written)) < len(written):  # each gets a new history after all have been written, of what it was then
-            raise Unsupported("SFX107", f"{func} writes, with gradients, to several tensors in one memory")
+            stop = Unsupported("SFX107", f"{func} writes, with gradients, to several tensors in one memory")
+            stop.whole = True  # what is captured behind it asks for their histories under other versions
+            raise stop
         return None
     calls = []
     for i in range(len(args[0])):

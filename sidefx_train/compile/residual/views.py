@@ -146,8 +146,11 @@ class Views:
         return last is node or any(user > last for user in node.users)
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:
-        """The view that a node made, if it is still what it was."""
-        kept = self.world.tracer.views.get(node)
+        """The view that a node made or wrote last, if it is still what it was."""
+        made = node
+        while is_in_place(made) and not changes_layout(made):
+            made = written_args(made)[0]
+        kept = self.world.tracer.views.get(made)
         if kept is None or self.world.tracer.node_of(kept) is not node:
             return None
         try:

@@ -69,6 +69,17 @@ PROGRAMS = {
         "a = x.unflatten(0, (1, -1)); b = a.as_strided((2,), (1,)); y.neg_(); b.as_strided_((2,), (1,)); return b,",
         "attempt('torch._foreach_add_([y, outs[0]], 1)', 'eval', outs, {'y': y})",
     ),
+    "written, then used and viewed": (
+        f"{_OF_A_LEAF}",
+        "a = torch._neg_view(x); a.sin_(); b = a * torch.full((3, 4), 2.0); c = a.T\n"
+        "    d = x.unfold(0, 2, 1); return d, b, c, c",
+        "",
+    ),
+    "turned, while what it is a view of gets a history": (
+        f"x = {_WHOLE}; y = x.view(-1); z = {_WHOLE}.requires_grad_()",
+        "y.unsqueeze_(0); x.add_(z); a = torch.where(y > 0, y, y); return a,",
+        "",
+    ),
 }
 
 MADE = {

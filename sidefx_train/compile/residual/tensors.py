@@ -255,6 +255,9 @@ class TensorRebuilder(ABC):
 
     def follow(self, record: TensorRecord) -> None:
         """Makes a view from outside, whose base was written, one that the backward passes through."""
+        if record.edge is None and record.shadow.shape != record.real.shape:
+            reason = f"{record.source.label} is turned, and what it is a view of gets a history"
+            self.world.heap.refuse("SFX107", reason)
         base = self._place_of(self.world.heap.by_real[id(record.real._base)])  # type: ignore[arg-type]
         self._followed[id(record)] = len(self.live)
         self.live.append(LiveView(record.shadow, base, None, position=self._position(record)))

@@ -1118,6 +1118,23 @@ def _quick_codegen() -> Iterator[None]:
         yield
 
 
+def codegen_parts() -> types.SimpleNamespace:
+    """What of Inductor's C++ code generation ``compile/backend/alike.py`` works with."""
+    from torch._inductor import config, metrics
+    from torch._inductor.codegen import common, cpp
+    from torch._inductor.utils import IndentedBuffer
+    from torch._inductor.virtualized import V
+
+    return types.SimpleNamespace(
+        V=V,
+        Buffer=IndentedBuffer,
+        DeferredLine=common.DeferredLine,
+        Proxy=cpp.CppKernelProxy,
+        metrics=metrics,
+        patch=config.patch,
+    )
+
+
 def _known_values(before: Callable[..., Any]) -> Callable[..., Any]:
     """Fake values of a graph are not computed where every node has one."""
 
@@ -1232,6 +1249,7 @@ def inductor_compile(
     fake_mode: FakeTensorMode,
     passes: Sequence[Callable[[fx.GraphModule], Any]] = (),
     finds_attention: bool = True,
+    generating: Callable[[Callable[..., None]], Callable[..., None]] = lambda before: before,
 ) -> tuple[Any, str]:
     """Lowers a functional graph; ``passes`` change it after Inductor's joint-graph passes.
 
@@ -1242,6 +1260,7 @@ def inductor_compile(
         fake_mode: of its values.
         passes: see above.
         finds_attention: there may be attention in it that is written out; false saves the time to look for it.
+        generating: gives what stands in for the method that generates a C++ loop.
 
     Returns:
         A callable that takes one list of real inputs, and the generated code.
@@ -1254,7 +1273,8 @@ def inductor_compile(
 
     module = _LazyGraphModule(module, fx_graph_cse(module.graph))  # its code is written only if somebody reads it
     quick = _replaced(compile_fx, "fake_tensor_prop", _known_values)
-    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_codegen(), quick:
+    loops = _replaced(codegen_parts().Proxy, "codegen_nodes", generating)
+    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_codegen(), quick, loops:
         with nullcontext() if finds_attention else _without_attention_patterns():
             module = compile_fx._recursive_joint_graph_passes(module)
         for change in passes:

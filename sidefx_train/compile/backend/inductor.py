@@ -16,6 +16,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
+from sidefx_train.compile.backend.alike import AlikeLoops
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
 from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
@@ -269,6 +270,7 @@ def _compile(
                         lambda module: check_graph("recomputation", module, traced.fake_mode, functional=True),
                     ],
                     finds_attention,
+                    AlikeLoops().generating,
                 )
         build.constants = "constants_tensor" in code
         notes.extend(said)

@@ -1242,6 +1242,54 @@ def register_product_lowerings() -> None:
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
+DISPATCH_FUNCTION = "sidefx_dispatched"
+"""What C++ that Inductor writes calls around an operator of ours that is no kernel of torch's C interface."""
+
+
+def calls_dispatcher() -> bool:
+    """True if C++ that Inductor writes can call operators of ours through torch's dispatcher."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    method = getattr(CppWrapperCpu, "generate_fallback_kernel_with_runtime_lookup", None)
+    names = list(inspect.signature(method).parameters) if method is not None else []
+    known = ["self", "buf_name", "python_kernel_name", "get_args", "op_overload", "raw_args", "outputs"]
+    return names == known and any("aoti_torch_call_dispatcher(" in text for text in c_interface())
+
+
+def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
+    """Calls of our operators in C++ that needs none of torch's headers."""
+
+    def generate(
+        wrapper: Any, buf_name: Any, python_kernel_name: Any, get_args: Any, op: Any, raw_args: Any, outputs: Any
+    ) -> None:
+        kinds = [str(argument.type) for argument in op._schema.arguments] if isinstance(op, OpOverload) else []
+        known = {"Tensor", "Optional[Tensor]", "bool", "int"}
+        made = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        if not kinds or op.namespace != "sidefx" or not set(kinds) <= known or len(kinds) != len(raw_args):
+            before(wrapper, buf_name, python_kernel_name, get_args, op, raw_args, outputs)
+            return
+        words = []
+        for value, kind in zip(raw_args, kinds, strict=True):
+            if kind in ("bool", "int"):
+                words.append(f"(uint64_t){int(value)}LL")
+            elif value is None:
+                words.append("0")
+            else:
+                call = "sidefx_tensor" if kind == "Tensor" else "sidefx_optional"
+                words.append(f"{call}({value.codegen_reference()})")
+        words += ["0"] * (len(op._schema.returns) - len(words))
+        names = [None if each is None else each.get_name() for each in made]
+        lines = [f"RAIIAtenTensorHandle {name};" for name in names if name is not None]
+        lines += ["{", f"    uint64_t stack[] = {{{', '.join(words)}}};"]
+        lines.append(f'    {DISPATCH_FUNCTION}("{op._schema.name}", "{op._schema.overload_name}", stack);')
+        for i, name in enumerate(names):
+            taken = f"RAIIAtenTensorHandle(reinterpret_cast<AtenTensorHandle>(stack[{i}]));"
+            lines.append(f"    {taken}" if name is None else f"    {name} = {taken}")
+        wrapper.writelines([*lines, "}"])
+
+    return generate
+
+
 def inductor_compile(
     module: fx.GraphModule,
     example_inputs: list[Any],
@@ -1274,7 +1322,14 @@ def inductor_compile(
     module = _LazyGraphModule(module, fx_graph_cse(module.graph))  # its code is written only if somebody reads it
     quick = _replaced(compile_fx, "fake_tensor_prop", _known_values)
     loops = _replaced(codegen_parts().Proxy, "codegen_nodes", generating)
-    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)), torch.no_grad(), _quick_codegen(), quick, loops:
+    with (
+        V.set_fake_mode(fake_mode),
+        tracing(TracingContext(fake_mode)),
+        torch.no_grad(),
+        _quick_codegen(),
+        quick,
+        loops,
+    ):
         with nullcontext() if finds_attention else _without_attention_patterns():
             module = compile_fx._recursive_joint_graph_passes(module)
         for change in passes:
@@ -1317,6 +1372,10 @@ def building_cpp(
 
         return define_kernel
 
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    operators = "generate_fallback_kernel_with_runtime_lookup"
+    calling = _replaced(CppWrapperCpu, operators, _dispatching) if calls_dispatcher() else nullcontext()
     name = "load_pybinding"
     before = CppWrapperCodeCache.__dict__.get(name)
     others = CppWrapperCodeCache.load_pybinding
@@ -1330,7 +1389,7 @@ def building_cpp(
 
     setattr(CppWrapperCodeCache, name, staticmethod(load))
     try:
-        with _replaced(PythonWrapperCodegen, "define_kernel", telling):
+        with _replaced(PythonWrapperCodegen, "define_kernel", telling), calling:
             yield
     finally:
         if before is None:

@@ -19,7 +19,17 @@ import torch
 from sidefx_train import _torch_compat as compat
 
 _ELSEWHERE = frozenset(
-    ("load_seed", "rand", "randn", "randint64", "bucketize", "scan", "sort", "device_assert_async", "partial_accumulate")
+    (
+        "load_seed",
+        "rand",
+        "randn",
+        "randint64",
+        "bucketize",
+        "scan",
+        "sort",
+        "device_assert_async",
+        "partial_accumulate",
+    )
 )
 """Operations that take more than their operands."""
 
@@ -171,7 +181,7 @@ class _Use:
         self._graph.removed_buffers |= self._kernel.removed_buffers
         self._graph.inplaced_to_remove |= self._kernel.inplaced_to_remove
         buffers = tuple((self._graph.get_dtype(name), self._status(name)) for name in self.names)
-        local = tuple((b.get_name(), str(b.get_layout())) for b in dict.fromkeys(self._local.values()))
+        local = tuple(sorted({(each.get_name(), str(each.get_layout())) for each in self._local.values()}))
         self.key = (tuple(walked), buffers, local, proxy.num_threads)
         self._left = self._arguments()
 

@@ -31,6 +31,8 @@ _DECLARATIONS = re.compile(r"(?m)^[ \t]*#include <torch/csrc/inductor/aoti_torch
 _PRELUDE = r"""
 #include <@TYPES@>
 
+typedef uint64_t StableIValue;
+
 extern "C" {
 @DECLARED@
 void* PyEval_SaveThread();

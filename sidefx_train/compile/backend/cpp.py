@@ -23,7 +23,7 @@ from typing import Any
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
 from sidefx_train.compile.backend.caller import lean_caller
-from sidefx_train.compile.backend.entry import ENTRY, OUTPUTS, PRODUCT
+from sidefx_train.compile.backend.entry import DISPATCH, ENTRY, OUTPUTS, PRODUCT
 from sidefx_train.compile.backend.kernels import Kernels
 from sidefx_train.compile.backend.vectors import HEADER
 from sidefx_train.compile.backend.workshop import BuildFailed, Unit, Workshop
@@ -84,6 +84,8 @@ def build_library(
         include = f"#include <{compat.WRAPPER_HEADER}>"
         plain = caller.replace(include, "")
         products = PRODUCT.replace("@PRODUCT@", compat.PRODUCT_FUNCTION) if compat.PRODUCT_FUNCTION in caller else ""
+        if compat.DISPATCH_FUNCTION in caller:
+            products += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION)
         behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
         whole = Unit(f"{include}\n{products}{plain}{behind}", tuple(at.quick))
         lean = lean_caller(f"{products}{plain}{behind}") if caller.count(include) == 1 else None

@@ -113,3 +113,18 @@ static AOTITorchError @PRODUCT@_relu(AtenTensorHandle out, AtenTensorHandle a, A
 }
 """
 """In front of a caller that calls the native module's product."""
+
+DISPATCH = """
+static uint64_t sidefx_tensor(AtenTensorHandle tensor) {  // the dispatcher takes the handle
+    AtenTensorHandle given = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &given));
+    return reinterpret_cast<uint64_t>(given);
+}
+static uint64_t sidefx_optional(AtenTensorHandle tensor) {  // and what is optional in memory of its own
+    return reinterpret_cast<uint64_t>(new uint64_t(sidefx_tensor(tensor)));
+}
+static void @DISPATCH@(const char* name, const char* overload, uint64_t* stack) {
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher(name, overload, stack));
+}
+"""
+"""In front of a caller that calls operators of ours."""

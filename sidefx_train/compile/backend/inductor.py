@@ -75,9 +75,9 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
 
 
 def _one_cpp_call(module: fx.GraphModule) -> bool:
-    """True if the whole graph can be one C++ function: everything on CPU and no operator written in Python."""
+    """True if the whole graph can be one C++ function: everything on CPU, operators of Python callable from there."""
     for node in module.graph.nodes:
-        if node.op == "call_function" and str(node.target).startswith("sidefx.rnn"):
+        if node.op == "call_function" and str(node.target).startswith("sidefx.rnn") and not compat.calls_dispatcher():
             return False
         device = getattr(node.meta.get("val"), "device", None)
         if device is not None and device.type != "cpu":

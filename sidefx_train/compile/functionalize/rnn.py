@@ -2,7 +2,8 @@
 
 On CPU ``nn.LSTM`` runs as one oneDNN call forward and one backward, linked by a workspace whose size only oneDNN knows;
 the operator's own meta function reports zero bytes. Compilers that believe it fail or fall back to a loop of small
-products. The two operators here are the same calls under a name of ours, with the workspace's true size.
+products. The two operators here are the same calls under a name of ours, with the workspace's true size; they take
+nothing but tensors and numbers, so that the C++ around a graph's kernels can call them.
 """
 
 from __future__ import annotations
@@ -18,30 +19,34 @@ aten = torch.ops.aten
 _library = torch.library.Library("sidefx", "FRAGMENT")
 _library.define(
     "rnn_layer(Tensor input, Tensor w0, Tensor w1, Tensor w2, Tensor w3, Tensor hx, Tensor cx, bool reverse,"
-    " int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional,"
+    " int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional,"
     " bool batch_first, bool train, int workspace) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "rnn_layer_backward(Tensor input, Tensor w1, Tensor w2, Tensor w3, Tensor w4, Tensor hx, Tensor cx, Tensor output,"
     " Tensor hy, Tensor cy, Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, bool reverse, int mode,"
-    " int hidden_size, int num_layers, bool has_biases, bool train, bool bidirectional, int[] batch_sizes,"
+    " int hidden_size, int num_layers, bool has_biases, bool train, bool bidirectional,"
     " bool batch_first, Tensor workspace) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
+_SIZES, _SIZES_BACKWARD = 8, 20
+"""Where torch's operators take the sizes of packed sequences."""
+
+
 def _forward(*args: Any) -> tuple[torch.Tensor, ...]:
     with compat.training_kernels():  # without grad mode oneDNN keeps no workspace
-        output, hy, cy, workspace = aten.mkldnn_rnn_layer.default(*args[:-1])
+        output, hy, cy, workspace = aten.mkldnn_rnn_layer.default(*args[:_SIZES], [], *args[_SIZES:-1])
     return output, hy, cy, torch.empty(0, dtype=torch.uint8) if workspace is None else workspace
 
 
 def _forward_fake(*args: Any) -> tuple[torch.Tensor, ...]:
-    output, hy, cy, _ = aten.mkldnn_rnn_layer.default(*args[:-1])
+    output, hy, cy, _ = aten.mkldnn_rnn_layer.default(*args[:_SIZES], [], *args[_SIZES:-1])
     return output, hy, cy, args[0].new_empty(args[-1], dtype=torch.uint8)
 
 
 def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(aten.mkldnn_rnn_layer_backward.default(*args))
+    return tuple(aten.mkldnn_rnn_layer_backward.default(*args[:_SIZES_BACKWARD], [], *args[_SIZES_BACKWARD:]))
 
 
 _library.impl("rnn_layer", _forward, "CPU")
@@ -60,9 +65,14 @@ def workspace_bytes(args: tuple[Any, ...]) -> int:
 
 def forward(*args: Any) -> Any:
     """Stands for ``aten.mkldnn_rnn_layer`` in a functional graph."""
-    return torch.ops.sidefx.rnn_layer.default(*args, workspace_bytes(args))
+    if args[_SIZES]:  # packed sequences, which torch does not give to oneDNN
+        return aten.mkldnn_rnn_layer.default(*args)
+    numbers = (*args[:_SIZES], *args[_SIZES + 1 :])
+    return torch.ops.sidefx.rnn_layer.default(*numbers, workspace_bytes(args))
 
 
 def backward(*args: Any) -> Any:
     """Stands for ``aten.mkldnn_rnn_layer_backward`` in a functional graph."""
-    return torch.ops.sidefx.rnn_layer_backward.default(*args)
+    if args[_SIZES_BACKWARD]:
+        return aten.mkldnn_rnn_layer_backward.default(*args)
+    return torch.ops.sidefx.rnn_layer_backward.default(*args[:_SIZES_BACKWARD], *args[_SIZES_BACKWARD + 1 :])

@@ -33,6 +33,8 @@ _ELSEWHERE = frozenset(
 )
 """Operations that take more than their operands."""
 
+_ACCESSES = ("load", "store", "store_reduction")
+
 _SMALL = (torch.bfloat16, torch.float16)
 """Types for which Inductor changes the operations before it generates code."""
 
@@ -72,14 +74,15 @@ class AlikeLoops:
             use = _Use(self._parts, proxy, nodes)
             known = self._known.get(use.key)
             if known is not None:
-                vars(proxy).update(self._copied(known.state, known.names, use.names, proxy))
+                vars(proxy).update(self._copied(known.state, known.names, tuple(use.names), proxy))
                 self.reused += 1
                 return
             with self._parts.patch(inplace_buffers=False):  # decided already, as for each of Inductor's further passes
                 before(proxy, nodes)
             state = {name: value for name, value in vars(proxy).items() if name not in _OUTSIDE}
-            if use.still_holds() and self._may_be_reused(state, use.names):
-                self._known[use.key] = _Generated(self._copied(state, use.names, use.names, None), tuple(use.names))
+            names = tuple(use.names)
+            if use.still_holds() and self._may_be_reused(state, names):
+                self._known[use.key] = _Generated(self._copied(state, names, names, None), names)
 
         return codegen_nodes
 
@@ -130,7 +133,7 @@ def _is_text(line: Any, named: re.Pattern[str]) -> bool:
 
 
 def _is_plain(node: Any, graph: Any) -> bool:
-    """True if all that is generated for a node follows from its operations, their indices and what it reads and writes."""
+    """True if what is generated for a node follows from its operations, their indices, and what it reads and writes."""
     body = getattr(node, "_body", None)
     if body is None or getattr(body, "has_partial_accumulate", False):
         return False
@@ -150,9 +153,8 @@ def _is_plain(node: Any, graph: Any) -> bool:
                 return False
             if each.op not in ("call_method", "call_module", "placeholder", "output", "call_function"):
                 return False
-            if each.op == "call_method" and each.target in ("load", "store", "store_reduction"):
-                if graph.get_dtype(each.args[1]) in _SMALL:
-                    return False
+            if each.op == "call_method" and each.target in _ACCESSES and graph.get_dtype(each.args[1]) in _SMALL:
+                return False
     return True
 
 
@@ -218,7 +220,7 @@ class _Use:
         for each in block.graph.nodes:
             order[each] = len(order)
             args, inside = list(each.args), None
-            if each.op == "call_method" and each.target in ("load", "store", "store_reduction"):
+            if each.op == "call_method" and each.target in _ACCESSES:
                 args[1] = getattr(self, f"_{each.target}")(*each.args[1:], **each.kwargs)
             elif each.op == "call_module" and each.target in body.subblocks:
                 inside = self._block(body, body.subblocks[each.target])

@@ -28,6 +28,7 @@ from sidefx_train.compile.backend.kernels import Kernels
 from sidefx_train.compile.backend.vectors import HEADER
 from sidefx_train.compile.backend.workshop import BuildFailed, Unit, Workshop
 from sidefx_train.compile.native import products_module
+from sidefx_train.compile.native.python import python_header
 
 
 class Building:
@@ -42,7 +43,7 @@ class Building:
         self.gnu = _is_gnu(self.quick[0])
         self.kernels = Kernels(self.workshop, self.thorough, self.gnu)
         self.lean_quick = tuple("-Og" if flag == "-O1" else flag for flag in self.quick)
-        self.entry = Unit(ENTRY, self.lean_quick, lean=self.gnu)
+        self.entry = Unit(python_header() + ENTRY, self.lean_quick, lean=self.gnu)
 
     def __enter__(self) -> Building:
         return self

@@ -4,7 +4,6 @@ It is a unit of its own, so that the caller does without Python's headers, and i
 """
 
 ENTRY = r"""
-#include <Python.h>
 #include <exception>
 
 struct AtenTensorOpaque;

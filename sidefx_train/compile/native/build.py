@@ -28,13 +28,13 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
 from sidefx_train.compile.native import guards, products, tensors, updates
+from sidefx_train.compile.native.python import python_header
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
-_HEAD = """
+_PYTHON = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
-#include <omp.h>
 """
 
 _ENTRY = """
@@ -76,7 +76,10 @@ class _Module:
     @property
     def source(self) -> str:
         rows = [*(_FAST.replace("@NAME@", name) for name in self.fast), *self.others]
-        return _HEAD + self.text + _ENTRY.replace("@METHODS@", "\n    ".join(rows)).replace("@NAME@", self.name)
+        head = _PYTHON if self.reads_tensors else python_header()
+        return f"{head}#include <omp.h>\n{self.text}" + _ENTRY.replace("@METHODS@", "\n    ".join(rows)).replace(
+            "@NAME@", self.name
+        )
 
     def get(self) -> ModuleType | None:
         """The module; waits while it is being built."""

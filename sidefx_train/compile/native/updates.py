@@ -5,7 +5,22 @@ follows torch's fused CPU kernels operation by operation.
 """
 
 SOURCE = r"""
-#include <vector>
+// A few numbers or addresses, in place of std::vector, whose header takes long to read.
+template <class T> class Row {
+    T* items;
+    size_t count;
+
+public:
+    explicit Row(size_t n) : items(new T[n ? n : 1]()), count(n) {}
+    Row(Row&& other) noexcept : items(other.items), count(other.count) { other.items = nullptr; }
+    ~Row() { delete[] items; }
+    T& operator[](size_t i) { return items[i]; }
+    const T& operator[](size_t i) const { return items[i]; }
+    size_t size() const { return count; }
+    bool empty() const { return count == 0; }
+    const T* begin() const { return items; }
+    const T* end() const { return items + count; }
+};
 
 static void* (*data_ptr)(PyObject*);
 static const int64_t GRAIN = 16384;      // elements per unit of work
@@ -14,27 +29,29 @@ static const int64_t SERIAL = 65536;     // fewer elements than this: one thread
 struct Span { int64_t tensor, start, end; };
 
 // Divides tensors of the given sizes into units of at most GRAIN elements.
-static std::vector<Span> spans(const std::vector<int64_t>& sizes, int64_t& total) {
-    std::vector<Span> out;
+static Row<Span> spans(const Row<int64_t>& sizes, int64_t& total) {
+    size_t count = 0;
+    for (int64_t size : sizes) count += (size + GRAIN - 1) / GRAIN;
+    Row<Span> out(count);
     total = 0;
-    for (size_t i = 0; i < sizes.size(); ++i) {
+    for (size_t i = 0, k = 0; i < sizes.size(); ++i) {
         total += sizes[i];
         for (int64_t s = 0; s < sizes[i]; s += GRAIN)
-            out.push_back({(int64_t)i, s, s + GRAIN < sizes[i] ? s + GRAIN : sizes[i]});
+            out[k++] = {(int64_t)i, s, s + GRAIN < sizes[i] ? s + GRAIN : sizes[i]};
     }
     return out;
 }
 
-static std::vector<float*> pointers(PyObject* tuple) {
-    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
-    std::vector<float*> out(n);
+static Row<float*> pointers(PyObject* tuple) {
+    const Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    Row<float*> out(n);
     for (Py_ssize_t i = 0; i < n; ++i) out[i] = static_cast<float*>(data_ptr(PyTuple_GET_ITEM(tuple, i)));
     return out;
 }
 
-static std::vector<int64_t> integers(PyObject* tuple) {
-    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
-    std::vector<int64_t> out(n);
+static Row<int64_t> integers(PyObject* tuple) {
+    const Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    Row<int64_t> out(n);
     for (Py_ssize_t i = 0; i < n; ++i) out[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
     return out;
 }
@@ -75,7 +92,7 @@ static PyObject* adam(PyObject*, PyObject* const* a, Py_ssize_t count) {
     const double weight_decay = PyFloat_AsDouble(a[14]), eps = PyFloat_AsDouble(a[15]);
     const int threads = (int)PyLong_AsLong(a[16]);
     if (PyErr_Occurred()) return nullptr;
-    std::vector<AdamNumbers> numbers(sizes.size());
+    Row<AdamNumbers> numbers(sizes.size());
     double last = -1.0, size1 = 0.0, root = 0.0;
     for (size_t i = 0; i < sizes.size(); ++i) {
         if (increment != 0.0) *steps[i] = (float)(*steps[i] + increment);

@@ -12,7 +12,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import background, pipeline
 from sidefx_train.compile.artifacts import Executable
+from sidefx_train.compile.backend.garbage import fewer_collections
 from sidefx_train.compile.background import Job
 from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.capture.exceptions import of_the_program
@@ -209,23 +210,27 @@ class CompiledStep:
             return self._over_limit(missed, args, kwargs)
         began = time.perf_counter()
         refused: CaptureFailed | None = None
-        try:
-            entry = self._make_entry(args, kwargs)
-        except CaptureFailed as stop:
-            refused = stop
-        self._let_go(refused, args)
-        if refused is not None:  # not in the handler: the step's own exceptions have no context of ours
-            self._stopped.append(refused)
-            return self._eager(refused, args, kwargs)
-        if missed is not None:
-            label, old, new, location = missed
-            self._report.record_recapture(label, old, new, location, time.perf_counter() - began)
-        self._record(entry, missed)
-        try:
-            result = self._first_replay(entry, args, kwargs)
-        finally:
-            if entry.once:
-                self._retire(entry)
+        with ExitStack() as quiet:
+            quiet.enter_context(fewer_collections())
+            try:
+                entry = self._make_entry(args, kwargs)
+            except CaptureFailed as stop:
+                refused = stop
+            if refused is not None or entry.captured.suspension is not None:  # the program's own code runs
+                quiet.close()
+            self._let_go(refused, args)
+            if refused is not None:  # not in the handler: the step's own exceptions have no context of ours
+                self._stopped.append(refused)
+                return self._eager(refused, args, kwargs)
+            if missed is not None:
+                label, old, new, location = missed
+                self._report.record_recapture(label, old, new, location, time.perf_counter() - began)
+            self._record(entry, missed)
+            try:
+                result = self._first_replay(entry, args, kwargs)
+            finally:
+                if entry.once:
+                    self._retire(entry)
         if result is MISS:
             found = entry.why(args, kwargs)
             what = f"{found[0].describe()}, found {_short(found[1])}" if found else "the global state differs"

@@ -20,7 +20,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import cpp, inductor
 from sidefx_train.compile.backend.attention import is_written_out
 from sidefx_train.compile.backend.caller import lean_caller
-from sidefx_train.compile.backend.garbage import collect_if_due, fewer_collections
+from sidefx_train.compile.backend.garbage import fewer_collections
 from sidefx_train.compile.native import guards_module, native_module, products_module
 
 
@@ -337,7 +337,7 @@ def test_attention_that_is_written_out_is_recognised() -> None:
 # --- garbage -----------------------------------------------------------------------------------------------------
 
 
-def test_old_objects_are_looked_through_only_where_it_is_due() -> None:
+def test_old_objects_are_not_looked_through_while_a_step_is_compiled() -> None:
     done: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -349,12 +349,10 @@ def test_old_objects_are_looked_through_only_where_it_is_due() -> None:
     try:
         with fewer_collections():
             kept = [[] for _ in range(30 * before[0] * max(1, before[1]))]
-            while_compiling = [generation for generation in done if generation == 2]
-            done.clear()
-            collect_if_due()
-            assert done, "nothing was collected, not even young objects"
-            assert gc.get_threshold()[2] > before[2], "from then on it is as before"
-        assert not while_compiling
+            assert set(done) == {0}, "young objects are looked through, and no others"
+            with fewer_collections():
+                assert gc.get_threshold()[0] >= before[0]
+            assert gc.get_threshold() != before, "the inner one leaves it to the outer one"
         del kept
     finally:
         gc.callbacks.remove(note)
@@ -362,23 +360,44 @@ def test_old_objects_are_looked_through_only_where_it_is_due() -> None:
 
 
 def test_nothing_is_collected_where_the_program_has_switched_that_off() -> None:
-    collections = sum(generation["collections"] for generation in gc.get_stats())
-    gc.disable()
+    before = gc.get_threshold()
+    gc.set_threshold(0)
     try:
         with fewer_collections():
-            collect_if_due()
-        assert not gc.isenabled()
-        assert sum(generation["collections"] for generation in gc.get_stats()) == collections
+            assert gc.get_threshold()[0] == 0
+        assert gc.get_threshold()[0] == 0
     finally:
-        gc.enable()
+        gc.set_threshold(*before)
+
+
+def test_thresholds_that_the_program_sets_meanwhile_stay() -> None:
+    before = gc.get_threshold()
+    try:
+        with fewer_collections():
+            gc.set_threshold(123, 4, 5)
+        assert gc.get_threshold() == (123, 4, 5)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_they_are_the_programs_while_its_own_code_runs(empty_cache: Path) -> None:
+    seen: list[Any] = []
+    before = gc.get_threshold()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        seen.append(gc.get_threshold() if float(y.sum()) > 0 else None)  # a break: it runs natively
+        return y
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    compiled(torch.ones(2))
+    assert seen == [before] and gc.get_threshold() == before
 
 
 def test_thresholds_are_the_programs_again_after_an_error() -> None:
     before = gc.get_threshold()
     with pytest.raises(KeyError), fewer_collections():
         raise KeyError
-    assert gc.get_threshold() == before
-    collect_if_due()  # outside of it: nothing to do
     assert gc.get_threshold() == before
 
 

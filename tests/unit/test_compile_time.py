@@ -20,7 +20,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import cpp, inductor
 from sidefx_train.compile.backend.attention import is_written_out
 from sidefx_train.compile.backend.caller import lean_caller
-from sidefx_train.compile.backend.garbage import fewer_collections
+from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
 from sidefx_train.compile.native import guards_module, native_module, products_module
 
 
@@ -350,6 +350,9 @@ def test_old_objects_are_not_looked_through_while_a_step_is_compiled() -> None:
         with fewer_collections():
             kept = [[] for _ in range(30 * before[0] * max(1, before[1]))]
             assert set(done) == {0}, "young objects are looked through, and no others"
+            done.clear()
+            collect_younger()
+            assert done == [1], "what was made since"
             with fewer_collections():
                 assert gc.get_threshold()[0] >= before[0]
             assert gc.get_threshold() != before, "the inner one leaves it to the outer one"

@@ -2,7 +2,8 @@
 
 Imports and graphs make hundreds of thousands of objects that stay, so that Python looks through all there are again and
 again: a fifth of the time of lowering, and once more when all is done, which takes as long as the C++ compiler. Here it
-looks among young objects only, and seldom, until the step has run; what is due by then is for Python to say.
+looks among young objects only, and seldom, until the step has run, and among those made since it was captured while the
+C++ compiler runs and there is nothing else to do. What else is due when the step has run is for Python to say.
 """
 
 from __future__ import annotations
@@ -40,3 +41,9 @@ def fewer_collections() -> Iterator[None]:
             _inside -= 1
             if _inside == 0 and gc.get_threshold() == _ours:  # else the program has set others
                 gc.set_threshold(*_usual)
+
+
+def collect_younger() -> None:
+    """Within :func:`fewer_collections`: looks through the objects made since, unless the program switched that off."""
+    if _inside and gc.isenabled() and _usual[0] > 0:
+        gc.collect(1)

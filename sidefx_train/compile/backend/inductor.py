@@ -20,7 +20,7 @@ from sidefx_train.compile.backend.alike import AlikeLoops
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
 from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
-from sidefx_train.compile.backend.garbage import fewer_collections
+from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
@@ -215,13 +215,17 @@ class _Build:
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         began = time.perf_counter()
-        name = build_library(caller, kernels, outputs, libraries, self.meanwhile, self.building)
+        name = build_library(caller, kernels, outputs, libraries, self._wait, self.building)
         entry = load_library(name)
         self.seconds += time.perf_counter() - began
         if entry is None:
             raise BuildFailed("the library is gone before it could be loaded")
         self.library = name if not libraries else None
         return entry
+
+    def _wait(self) -> None:
+        self.meanwhile()
+        collect_younger()
 
 
 def _compile(

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -185,6 +186,46 @@ def test_an_equal_graph_is_taken_from_the_cache_and_gives_equal_numbers(folder: 
     second, notes = trained(convolution=convolution)
     assert FOUND in notes
     assert first == second
+
+
+def recurrent(both: bool) -> list[str]:
+    """Trains a recurrent network, compares with eager, and returns the notes."""
+
+    def trained(compiles: bool) -> tuple[list[float], Any]:
+        torch.manual_seed(0)
+        model = nn.LSTM(4, 6, num_layers=1 + both, bidirectional=both, batch_first=True)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            opt.zero_grad()
+            out, (h, _) = model(x)
+            loss = out.square().mean() + h.sum()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        run = sidefx_train.compile(step) if compiles else step
+        return [float(run(torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(i)))) for i in range(4)], run
+
+    found, run = trained(True)
+    assert found == pytest.approx(trained(False)[0], rel=1e-4)
+    return list(run.report().captures[0].notes)
+
+
+@pytest.mark.skipif(not compat.calls_dispatcher(), reason="this torch's Inductor calls no operators of ours from C++")
+@pytest.mark.parametrize("both", [False, True], ids=["one layer", "two layers in both directions"])
+def test_a_graph_with_a_recurrent_layer_is_kept(folder: Path, both: bool) -> None:
+    """Its operators are written in Python; the graph's C++ calls them through torch's dispatcher."""
+    script = f"from tests.unit.test_cache import recurrent; print(recurrent({both}))"
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert FOUND not in said[0] and "wrapper failed" not in said[0]
+    assert FOUND in said[1]
 
 
 def test_a_changed_number_in_the_source_misses(folder: Path) -> None:

@@ -225,3 +225,34 @@ def test_what_may_be_the_fastest_is_measured_longer(
     found = measuring.measured(lambda: {name: candidate(name) for name in seconds}, 1e8, 1)
     assert found == pytest.approx(seconds)
     assert [calls[name] for name in seconds] == [2 * turn for turn in turns], "one call, and one that is timed"
+
+
+def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measuring, "_memory", {})
+    now, asked = [0.0], []
+
+    def candidate(seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            asked.append(torch.get_num_threads())
+            now[0] += seconds if torch.get_num_threads() == 1 else 0.016  # another process's turn
+
+        return run
+
+    def measure(flops: float) -> dict[str, float]:
+        ways = {"slow": 4e-5, "fast": 1e-5}
+        return measuring.measured(lambda: {name: candidate(each) for name, each in ways.items()}, flops, 2)
+
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measuring.time, "thread_time", lambda: now[0])
+    monkeypatch.setitem(measuring.MEASURES, "waiting", measure)
+    tasks: dict[str, measuring.Task] = {"one": ("waiting", [1e6]), "two": ("waiting", [1e6])}
+    found = measuring.timings(tasks)
+    assert found["one"] == found["two"] == pytest.approx({"slow": 4e-5, "fast": 1e-5})
+    assert asked.index(1) <= 32 and 2 not in asked[asked.index(1) :], "it is found out once"
+    (kept,) = (tmp_path / "sidefx").glob("kernels_*.json")
+    assert json.loads(kept.read_text()) == {}, "a later process may have the machine to itself"
+    asked.clear()
+    assert measuring.timings(tasks) == found and not asked, "this process does not measure again"

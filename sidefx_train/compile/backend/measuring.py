@@ -40,7 +40,12 @@ _TURN = 0.002  # seconds of one candidate in one turn, after which no further pa
 _BUDGET = 2.0  # seconds of measuring in one compilation
 _PATIENCE = 20.0  # seconds, where nobody waits
 
+_LATE = 0.001  # seconds of one call, and those of its operations at this rate: longer only if threads wait
+_LEAST_RATE = 4e9
+
 _elsewhere = False
+_waited = False
+"""In this compilation, threads of a measurement waited for each other: other processes have the processors."""
 
 
 def measure_elsewhere() -> None:
@@ -56,11 +61,13 @@ def timings(tasks: Mapping[str, Task]) -> dict[str, Times]:
         tasks: what to measure where it is not known yet, by key.
     """
     path = cache_dir() / f"kernels_{cpu_description()}_{torch.__version__}_{_VERSION}.json"
-    known = _read(path)
+    known = {**_memory.get(path, {}), **_stored(path)}
     unknown = {key: task for key, task in tasks.items() if key not in known}
     if unknown:
-        known |= _in_a_process(unknown) if _elsewhere else _now(unknown)
-        _write(path, {**_read(path), **known})
+        sure, unsure = _in_a_process(unknown) if _elsewhere else _now(unknown)
+        _write(path, {**_stored(path), **sure})
+        _memory.setdefault(path, {}).update(sure | unsure)
+        known |= sure | unsure
     return {key: known[key] for key in tasks if key in known}
 
 
@@ -79,16 +86,14 @@ def times_as_text(key: str, times: Times) -> str:
     return f"threads {key}: {shown or 'not measured'}"
 
 
-def _read(path: Any) -> dict[str, Times]:
+def _stored(path: Any) -> dict[str, Times]:
     try:
-        stored = json.loads(path.read_text())
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
     except (OSError, ValueError):  # none yet, or damaged: what is missing is measured
-        stored = {}
-    return {**_memory.get(path, {}), **stored}
+        return {}
 
 
 def _write(path: Any, known: dict[str, Times]) -> None:
-    _memory[path] = known
     try:
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(known, indent=1))
@@ -97,36 +102,47 @@ def _write(path: Any, known: dict[str, Times]) -> None:
         return  # a read-only cache folder costs a measurement per process, nothing else
 
 
-def _now(tasks: Mapping[str, Task], budget: float = _BUDGET) -> dict[str, Times]:
-    began, found = time.perf_counter(), {}
+def _now(tasks: Mapping[str, Task], budget: float = _BUDGET) -> tuple[dict[str, Times], dict[str, Times]]:
+    """What was measured, and what was measured while others had the processors, which is not kept on disk."""
+    global _waited
+    _waited = False
+    began = time.perf_counter()
+    sure: dict[str, Times] = {}
+    unsure: dict[str, Times] = {}
     for key, (kind, args) in tasks.items():
         if time.perf_counter() - began > budget:
             break
-        found[key] = MEASURES[kind](*args)
-    return found
+        times = MEASURES[kind](*args)
+        (unsure if _waited else sure)[key] = times
+    return sure, unsure
 
 
-def _in_a_process(tasks: Mapping[str, Task]) -> dict[str, Times]:
+def _in_a_process(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str, Times]]:
     command = [sys.executable, "-m", "sidefx_train.compile.backend.measuring"]
     done = subprocess.run(command, input=json.dumps(dict(tasks)), capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
-        return {}  # nothing is known: the usual library computes it
-    return json.loads(lines[-1])  # type: ignore[no-any-return]
+        return {}, {}  # nothing is known: the usual library computes it
+    sure, unsure = json.loads(lines[-1])
+    return sure, unsure
 
 
 def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int) -> dict[str, float]:
     """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
 
     The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them and is not
-    waited for. What is far from the fastest after two turns is not measured further, and where threads wait for each
-    other because the machine is busy, further turns would tell little.
+    waited for. What is far from the fastest after two turns is not measured further. Where threads wait for each other
+    because other processes have the processors, a call takes as long as their turns: there, and for the rest of the
+    compilation, the time of one thread is taken instead.
 
     Args:
         make: gives the functions, by name.
         flops: floating-point operations of one call: small ones are repeated.
         threads: how many the step will have.
     """
+    global _waited
+    if _waited:
+        threads = 1
     # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
     clock = time.thread_time if threads == 1 else time.perf_counter
     runs = min(_MOST_RUNS, max(1, int(3e7 / flops / _PARTS)))
@@ -148,6 +164,9 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
                         best[name] = min(best[name], (clock() - start) / runs)
                         if time.perf_counter() > until:  # large, or the machine is busy
                             break
+                    if threads > 1 and best[name] > _LATE + flops / _LEAST_RATE:
+                        _waited = True
+                        return measured(make, flops, 1)
                 if turn >= 1:
                     left = {name: left[name] for name in left if best[name] <= _CLEARLY * min(best.values())}
                 if len(left) < 2 or time.perf_counter() > end:

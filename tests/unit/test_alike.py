@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,14 @@ def test_the_code_is_what_inductor_generates(
     assert max(reused) >= 10, "the layers repeat each other"
     assert all(torch.equal(a, b) for a, b in zip(alike, each, strict=True))
     if not counts:  # an argument that is read and then written has two names, of which either may be used
-        assert seen[0] == seen[1]
+        (caller, kernels), (other_caller, other_kernels) = seen
+        assert kernels == other_kernels and _calls(caller) == _calls(other_caller)
+
+
+def _calls(caller: str) -> list[str]:
+    """What a caller does; how often it declares a list of sizes depends on the torch."""
+    lines = [line for line in caller.splitlines() if not re.search(r"constexpr int64_t \*?int_array", line)]
+    return [re.sub(r"int_array_\d+", "sizes", line) for line in lines]
 
 
 def test_small_types_are_left_to_inductor(seen: list[Any]) -> None:

@@ -56,7 +56,8 @@ def without_outs(func: Any) -> Any:
     """The operator that makes new tensors of the same arguments."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     packet = func.overloadpacket
-    for overload in map(packet.__getattr__, packet.overloads()):
+    for name in packet.overloads():
+        overload = getattr(packet, name)  # the packet's own ``__getattr__`` would make another object of it
         same = wanted == [(a.name, str(a.type)) for a in overload._schema.arguments]
         if same and not overload._schema.is_mutable:
             return overload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from typing import Any
 
 import pytest
@@ -192,3 +193,14 @@ def test_texts_of_objects_of_c_show_what_they_hold():
         for _ in range(3):
             fn(torch.ones(2), lines[-1])
     assert lines[0] == lines[1]
+
+
+def test_a_warning_from_a_module_without_a_loader(recwarn):
+    """Of a module's globals a warning needs the registry alone; newer Pythons refuse those without a loader."""
+    space = {"__name__": "made", "__spec__": None, "__loader__": None, "warnings": warnings}
+    exec("def step(x):\n    warnings.warn(f'at {x.shape}')\n    return x + 1\n", space)
+    compiled = sidefx_train.compile(space["step"], backend="eager", fullgraph=True, on_failure="raise")
+    for size in (1, 2):
+        compiled(torch.ones(size))
+    assert [str(w.message) for w in recwarn] == ["at torch.Size([1])", "at torch.Size([2])"]
+    assert {w.category for w in recwarn} == {UserWarning}

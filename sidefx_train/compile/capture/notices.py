@@ -38,7 +38,7 @@ class Notice:
 
     def __call__(self, message: Any, category: Any, source: Any = None) -> None:
         registry = self.space.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message, category, self.file, self.line, self.module, registry, self.space, source)
+        warnings.warn_explicit(message, category, self.file, self.line, self.module, registry, None, source)
 
 
 def arguments(
@@ -111,6 +111,6 @@ def warn(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     registry = notice.space.setdefault("__warningregistry__", {})
     interp.native(
         warnings.warn_explicit,
-        (message, category, notice.file, notice.line, notice.module, registry, notice.space, source),
+        (message, category, notice.file, notice.line, notice.module, registry, None, source),
         {},
     )

@@ -9,6 +9,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.ancestry import storage_of
 from sidefx_train.compile.graphs import written_args
 
 if TYPE_CHECKING:
@@ -80,4 +81,4 @@ def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
 def _memory(node: fx.Node) -> set[int]:
     """The storages of what a node makes."""
     found = pytree.tree_leaves(node.meta.get("val"))
-    return {compat.storage_identity(t) for t in found if isinstance(t, torch.Tensor) and t.layout is torch.strided}
+    return {storage_of(value) for value in found if isinstance(value, torch.Tensor)}

@@ -947,11 +947,23 @@ def _import_lowering() -> None:
     late = functools.partial(_LateTemplate, KernelTemplate._template_from_string)
     KernelTemplate._template_from_string = staticmethod(late)
     try:
-        with _late_import("networkx"):
+        with _late_import("networkx"), _listing_operators_once():
             importlib.import_module("torch._inductor.lowering")
             importlib.import_module("torch._inductor.compile_fx")
     finally:
         KernelTemplate._template_from_string = read
+
+
+@contextmanager
+def _listing_operators_once() -> Iterator[None]:
+    """The operators of each namespace are listed once; none is defined inside."""
+    from torch._export import utils
+
+    with (
+        _replaced(utils, "_materialize_cpp_cia_ops", functools.cache),
+        _replaced(utils, "_collect_all_valid_cia_ops_for_namespace", functools.cache),
+    ):
+        yield
 
 
 class _LateModule(types.ModuleType):
@@ -1398,6 +1410,33 @@ def building_cpp(
             setattr(CppWrapperCodeCache, name, before)
 
 
+@contextmanager
+def _without_setuptools() -> Iterator[None]:
+    """Where torch's headers are is known without the module that says so, which imports ``setuptools``."""
+    name = "torch.utils.cpp_extension"
+    if name in sys.modules:
+        yield
+        return
+    root = os.path.dirname(torch.__file__)
+    headers, libraries = os.path.join(root, "include"), os.path.join(root, "lib")
+    both = [headers, os.path.join(headers, "torch", "csrc", "api", "include")]
+
+    def include_paths(device_type: str = "cpu", torch_include_dirs: bool = True) -> list[str]:
+        return list(both) if torch_include_dirs else []
+
+    def library_paths(device_type: str = "cpu", torch_include_dirs: bool = True, **_: Any) -> list[str]:
+        return [libraries] if torch_include_dirs else []
+
+    known = types.ModuleType(name)
+    vars(known).update(TORCH_LIB_PATH=libraries, include_paths=include_paths, library_paths=library_paths)
+    sys.modules[name] = known
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is known:
+            del sys.modules[name]
+
+
 def cpp_command(quick: bool) -> list[str]:
     """The compiler and its flags for C++ that Inductor generates for the CPU, without files.
 
@@ -1407,9 +1446,12 @@ def cpp_command(quick: bool) -> list[str]:
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu", compile_only=True, min_optimize=quick)
-    builder = CppBuilder(name="output", sources="source.cpp", BuildOption=options)
-    words = shlex.split(builder.get_command_line())
+    with _without_setuptools():
+        options = CppTorchDeviceOptions(
+            vec_isa=pick_vec_isa(), device_type="cpu", compile_only=True, min_optimize=quick
+        )
+        builder = CppBuilder(name="output", sources="source.cpp", BuildOption=options)
+        words = shlex.split(builder.get_command_line())
     places = [i for i, word in enumerate(words) if word.endswith("source.cpp")]
     places += [i + j for i, word in enumerate(words) if word == "-o" for j in (0, 1)]
     places += [

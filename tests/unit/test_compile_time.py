@@ -298,6 +298,27 @@ assert "networkx" in sys.modules
 """
 
 
+def test_the_compilers_words_are_torchs_own() -> None:
+    script = """if True:
+    import sys
+    from sidefx_train import _torch_compat as compat
+    with compat.quick_vector_probes(lambda flags: True):
+        table = compat.inductor_decompositions()
+        words = compat.cpp_command(True), compat.cpp_command(False)
+        known = [name for name in sys.modules if name.startswith(("setuptools", "torch.utils.cpp_extension"))]
+        assert not known, known
+        import torch.utils.cpp_extension
+        assert words == (compat.cpp_command(True), compat.cpp_command(False))
+    from torch._decomp import core_aten_decompositions
+    from torch._inductor.decomposition import decomps_to_exclude, remove_decompositions
+    wanted = {**core_aten_decompositions()}
+    remove_decompositions(wanted, decomps_to_exclude)
+    missing = wanted.keys() - table.keys()
+    assert not missing, missing
+    """
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+
+
 def test_patterns_of_attention_and_templates_are_made_when_they_are_needed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FIRST]
     subprocess.run(

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_YOUNG = 20_000
+_YOUNG = 200_000
 """Objects made between two collections of young ones."""
 
 _SELDOM = 10_000

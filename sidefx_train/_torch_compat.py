@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import math
 import operator
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -1302,64 +1303,82 @@ def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
     return generate
 
 
-def inductor_compile(
-    module: fx.GraphModule,
-    example_inputs: list[Any],
-    static: list[int],
-    fake_mode: FakeTensorMode,
-    passes: Sequence[Callable[[fx.GraphModule], Any]] = (),
-    finds_attention: bool = True,
-    generating: Callable[[Callable[..., None]], Callable[..., None]] = lambda before: before,
-) -> tuple[Any, str]:
-    """Lowers a functional graph; ``passes`` change it after Inductor's joint-graph passes.
+@contextmanager
+def inductor_lowering(
+    fake_mode: FakeTensorMode, generating: Callable[[Callable[..., None]], Callable[..., None]] = lambda before: before
+) -> Iterator[None]:
+    """Around :func:`inductor_passes` and :func:`inductor_compile`.
 
     Args:
-        module: the graph.
-        example_inputs: its inputs, fake ones.
-        static: positions of inputs that stay where they are in memory.
-        fake_mode: of its values.
-        passes: see above.
-        finds_attention: there may be attention in it that is written out; false saves the time to look for it.
+        fake_mode: of the graph's values.
         generating: gives what stands in for the method that generates a C++ loop.
-
-    Returns:
-        A callable that takes one list of real inputs, and the generated code.
     """
-    from torch._functorch.compile_utils import fx_graph_cse
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx
     from torch._inductor.virtualized import V
-    from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    module = _LazyGraphModule(module, fx_graph_cse(module.graph))  # its code is written only if somebody reads it
-    quick = _replaced(compile_fx, "fake_tensor_prop", _known_values)
-    loops = _replaced(codegen_parts().Proxy, "codegen_nodes", generating)
     with (
         V.set_fake_mode(fake_mode),
         tracing(TracingContext(fake_mode)),
         torch.no_grad(),
         _quick_codegen(),
-        quick,
-        loops,
+        _replaced(compile_fx, "fake_tensor_prop", _known_values),
+        _replaced(codegen_parts().Proxy, "codegen_nodes", generating),
     ):
-        with nullcontext() if finds_attention else _without_attention_patterns():
-            module = compile_fx._recursive_joint_graph_passes(module)
-        for change in passes:
-            change(module)
-        output = next(iter(reversed(module.graph.nodes)))
-        compile_fx.record_original_output_strides(module)
-        output.meta["user_visible_output_idxs"] = [
-            i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node)
-        ]
-        compiled = compile_fx.compile_fx_inner(
-            module,
-            example_inputs,
-            static_input_idxs=static,
-            is_inference=True,
-            cpp_wrapper=compile_fx.config.cpp_wrapper,
-        )
+        yield
+
+
+def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.GraphModule:
+    """A functional graph after Inductor's joint-graph passes.
+
+    Args:
+        module: the graph; it stays as it is.
+        finds_attention: there may be attention in it that is written out; false saves the time to look for it.
+    """
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch._inductor import compile_fx
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    module = _LazyGraphModule(module, fx_graph_cse(module.graph))  # its code is written only if somebody reads it
+    with nullcontext() if finds_attention else _without_attention_patterns():
+        return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
+
+
+def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: list[int]) -> tuple[Any, str]:
+    """Lowers what :func:`inductor_passes` gives.
+
+    Args:
+        module: the graph.
+        example_inputs: its inputs, fake ones.
+        static: positions of inputs that stay where they are in memory.
+
+    Returns:
+        A callable that takes one list of real inputs, and the generated code.
+    """
+    from torch._inductor import compile_fx
+
+    output = next(iter(reversed(module.graph.nodes)))
+    compile_fx.record_original_output_strides(module)
+    output.meta["user_visible_output_idxs"] = [i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node)]
+    compiled = compile_fx.compile_fx_inner(
+        module,
+        example_inputs,
+        static_input_idxs=static,
+        is_inference=True,
+        cpp_wrapper=compile_fx.config.cpp_wrapper,
+    )
     code = getattr(compiled, "source_code", "")
     return getattr(compiled, "current_callable", None) or compiled, code
+
+
+@contextmanager
+def numbering_kernels() -> Iterator[None]:
+    """Kernels of graphs that are lowered inside have different names, also those of different graphs."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    numbers = itertools.count()
+    with _replaced(PythonWrapperCodegen, "next_kernel_suffix", lambda before: lambda wrapper: str(next(numbers))):
+        yield
 
 
 @contextmanager

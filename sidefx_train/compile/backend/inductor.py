@@ -22,8 +22,10 @@ from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_libr
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
+from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
+from sidefx_train.compile.backend.repeats import Division, divide
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
@@ -203,6 +205,7 @@ class _Build:
         seconds: wall time of the compiler and of loading.
         constants: the graph takes constants that are no inputs.
         times: what was measured to choose kernels, as text.
+        parts: sources of a graph's parts: callers, kernels and libraries; ``None`` where a graph is built at once.
     """
 
     def __init__(self, meanwhile: Callable[[], Any], building: Building | None) -> None:
@@ -212,8 +215,16 @@ class _Build:
         self.seconds = 0.0
         self.constants = False
         self.times = ""
+        self.parts: list[tuple[str, str, list[str]]] | None = None
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
+        if self.parts is None:
+            return self.whole(caller, kernels, outputs, libraries)
+        self.parts.append((caller, kernels, libraries))
+        return _no_part_alone
+
+    def whole(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
+        """Builds the library of a graph and loads it."""
         began = time.perf_counter()
         name = build_library(caller, kernels, outputs, libraries, self._wait, self.building)
         entry = load_library(name)
@@ -226,6 +237,10 @@ class _Build:
     def _wait(self) -> None:
         self.meanwhile()
         collect_younger()
+
+
+def _no_part_alone(_: list[Any]) -> list[Any]:
+    raise AssertionError("a part of a graph is called by the others' caller")
 
 
 def _compile(
@@ -247,42 +262,57 @@ def _compile(
     if generators(graph.module):  # in the order of the step: each draw moves the generator on
         chosen["fallback_random"] = True
 
-    def compile_with(settings: dict[str, Any]) -> tuple[_Build, Any, str]:
+    def compile_with(settings: dict[str, Any], may_divide: bool) -> tuple[_Build, Any, str]:
         said: list[str] = []
-
-        def choose(module: fx.GraphModule) -> None:
-            if config.autotune == "on":
-                note, build.times = choose_products(module, threads)
-                said.append(note)
-
         with compat.inductor_options(settings), Building() if settings["cpp_wrapper"] else nullcontext() as building:
             build = _Build(meanwhile, building)
-            with compat.building_cpp(build, building.add if building is not None else lambda kernel: None):
-                call, code = compat.inductor_compile(
-                    graph.module,
-                    example_inputs(graph),
-                    static,
-                    traced.fake_mode,
-                    [
-                        choose,
-                        lambda module: check_graph("products", module, traced.fake_mode, functional=True),
-                        lambda module: said.append(recompute(module)),
-                        lambda module: check_graph("recomputation", module, traced.fake_mode, functional=True),
-                    ],
-                    finds_attention,
-                    AlikeLoops().generating,
-                )
+            add = building.add if building is not None else lambda kernel: None
+            with (
+                compat.building_cpp(build, add),
+                compat.inductor_lowering(traced.fake_mode, AlikeLoops().generating),
+            ):
+                module = compat.inductor_passes(graph.module, finds_attention)
+                if config.autotune == "on":
+                    note, build.times = choose_products(module, threads)
+                    said.append(note)
+                check_graph("products", module, traced.fake_mode, functional=True)
+                said.append(recompute(module))
+                check_graph("recomputation", module, traced.fake_mode, functional=True)
+                division = divide(module.graph) if may_divide else None
+                if division is None:
+                    call, code = compat.inductor_compile(module, example_inputs(graph), static)
+                else:
+                    said.append(divided_note(division, module.graph))
+                    call, code = _compile_parts(module.graph, division, build)
         build.constants = "constants_tensor" in code
         notes.extend(said)
         return build, call, code
 
-    if not chosen["cpp_wrapper"]:
-        return compile_with(chosen)
-    try:
-        return compile_with(chosen)
-    except Exception as error:
-        notes.append(f"C++ wrapper failed ({type(error).__name__}: {error}), Python wrapper used"[:300])
-        return compile_with({**chosen, "cpp_wrapper": False})
+    attempts = [(chosen, True)] if chosen["cpp_wrapper"] and kept and not generators(graph.module) else []
+    attempts += [(chosen, False), ({**chosen, "cpp_wrapper": False}, False)][: 1 + chosen["cpp_wrapper"]]
+    for settings, may_divide in attempts[:-1]:
+        try:
+            return compile_with(settings, may_divide)
+        except Exception as error:
+            how = "Lowering by parts" if may_divide else "C++ wrapper"
+            instead = "the whole is lowered" if may_divide else "Python wrapper used"
+            notes.append(f"{how} failed ({type(error).__name__}: {error}), {instead}"[:300])
+    return compile_with(*attempts[-1])
+
+
+def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[Any, str]:
+    """Lowers each kind of part, and builds one library of all."""
+    build.parts, codes = [], []
+    kinds = sorted(set(division.kinds))
+    with compat.numbering_kernels():
+        for kind in kinds:
+            part = division.parts[kind]
+            codes.append(compat.inductor_compile(part_module(part), example_values(part), [])[1])
+    callers, kernels, libraries = zip(*build.parts, strict=True)
+    caller = join_callers(division, graph, dict(zip(kinds, callers, strict=True)))
+    results = len(next(iter(reversed(graph.nodes))).args[0])
+    entry = build.whole(caller, "".join(kernels), results, sorted({each for some in libraries for each in some}))
+    return compat.call_aoti(entry), "\n".join(codes)
 
 
 def _is_static(graph: FunctionalGraph, feed: str) -> bool:

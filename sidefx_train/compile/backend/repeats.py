@@ -1,14 +1,15 @@
 """Parts of a graph that repeat each other, as equal layers do, are found here, and the graph is cut between them.
 
-The operations of a graph are a sequence; where it goes through the same operations on the same shapes several times in
-a row, forward and backward of equal layers are. Cuts are made in front of matrix products where possible: what they take
-and give is in memory anyway, so that nothing is torn apart that would be computed in one loop. What costs nothing to
-make again (views, constants, pointwise operations on values that a part takes in any case) is made in every part that
-uses it. Parts whose operations, constants and shapes are the same one by one are lowered once (``parts.py``).
+The operations of a graph are a sequence; where it goes through the same operations on the same shapes several times
+in a row, forward and backward of equal layers are. Cuts are made in front of matrix products where possible: what they
+take and give is in memory anyway, so that nothing is torn apart that would be computed in one loop. What costs nothing
+to make again (views, constants, pointwise operations on values that a part takes in any case) is made in every part
+that uses it. Parts whose operations, constants and shapes are the same one by one are lowered once (``parts.py``).
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -240,7 +241,7 @@ def _torn(sequence: Sequence[fx.Node], at: int, period: int) -> tuple[int, int]:
 def _divided(known: _Nodes, cuts: set[int]) -> Division:
     while True:
         places = [0, *sorted(cuts), len(known.sequence)]
-        parts = [Part(known.sequence[a:b]) for a, b in zip(places, places[1:], strict=False)]
+        parts = [Part(known.sequence[a:b]) for a, b in itertools.pairwise(places)]
         _place_results(known, parts)
         for part in parts:
             _fill(known, part)

@@ -1080,14 +1080,28 @@ class _NoBounds:
 def _quick_codegen() -> Iterator[None]:
     """What Inductor's C++ code generation does again and again for the same answer is done once.
 
-    Steps of indices that are linear in a variable, also within vectors only, are read off instead of simplified, the
+    Steps of indices that are linear in a variable, also within vectors only, are read off instead of simplified, ranges
+    of variables are looked at where an index has quotients or remainders, the
     rules of data types, which are one object anyway, are not filled in anew for each operation, loops over what is left
     of a size that vectors divide are not written, since there is nothing left, and what values are at least and at most
     is found out where some of them are indices.
     """
-    from torch._inductor import loop_body, scheduler
+    from torch._inductor import loop_body, scheduler, sizevars
     from torch._inductor.codegen import common, cpp
     from torch._inductor.virtualized import V
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    join_dimensions = getattr(sizevars, "join_dimensions", None)
+
+    def unless_linear(before: Callable[..., Any]) -> Callable[..., Any]:
+        def simplify(sizes: Any, expression: Any, ranges: Any) -> Any:  # what is known of ranges is about quotients
+            if join_dimensions is not None:
+                expression = join_dimensions(sizes.simplify(expression))
+                if not expression.has(ModularIndexing, FloorDiv):
+                    return expression
+            return before(sizes, expression, ranges)
+
+        return simplify
 
     def quick(before: Callable[..., Any]) -> Callable[..., Any]:
         def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
@@ -1127,6 +1141,7 @@ def _quick_codegen() -> Iterator[None]:
         _replaced(scheduler.SchedulerNode, "codegen", unless_empty),
         _replaced(loop_body.LoopBody, "bounds", unless_looked_up),
         _replaced(loop_body.InterpreterShim, "run", _running_bodies),
+        _replaced(sizevars.SizeVarAllocator, "_simplify_with_ranges", unless_linear),
     ):
         yield
 
@@ -1328,6 +1343,13 @@ def inductor_lowering(
         yield
 
 
+def late_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
+    """A module whose code is written only if somebody reads or runs it."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
+
+
 def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.GraphModule:
     """A functional graph after Inductor's joint-graph passes.
 
@@ -1337,9 +1359,8 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
     """
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor import compile_fx
-    from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    module = _LazyGraphModule(module, fx_graph_cse(module.graph))  # its code is written only if somebody reads it
+    module = late_module(module, fx_graph_cse(module.graph))
     with nullcontext() if finds_attention else _without_attention_patterns():
         return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
 

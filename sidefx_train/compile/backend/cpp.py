@@ -48,12 +48,17 @@ class Building:
     def __enter__(self) -> Building:
         return self
 
+    def begin(self) -> None:
+        """Starts with what is the same for all graphs."""
+        self.workshop.compile(self.entry)
+        if self.gnu:
+            self.workshop.run(*_stand_in(self.quick[0], self.workshop.folder))
+
     def __exit__(self, *_: object) -> None:
         self.workshop.close()
 
     def add(self, kernel: str) -> None:
         """Takes in a kernel, with the include of its header, that will be among the library's."""
-        self.workshop.compile(self.entry)
         self.kernels.add(kernel)
 
 

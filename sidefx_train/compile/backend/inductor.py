@@ -266,6 +266,8 @@ def _compile(
         said: list[str] = []
         with compat.inductor_options(settings), Building() if settings["cpp_wrapper"] else nullcontext() as building:
             build = _Build(meanwhile, building)
+            if building is not None:
+                building.begin()
             add = building.add if building is not None else lambda kernel: None
             with (
                 compat.building_cpp(build, add),
@@ -301,17 +303,21 @@ def _compile(
 
 
 def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[Any, str]:
-    """Lowers each kind of part, and builds one library of all."""
+    """Lowers each kind of part, and builds one library of all.
+
+    The longest comes first: its kernels, which take longest to compile, are compiled while the others are lowered.
+    """
     build.parts, codes = [], []
-    kinds = sorted(set(division.kinds))
+    kinds = sorted(set(division.kinds), key=lambda kind: len(division.parts[kind].items), reverse=True)
     with compat.numbering_kernels():
         for kind in kinds:
             part = division.parts[kind]
             codes.append(compat.inductor_compile(part_module(part), example_values(part), [])[1])
-    callers, kernels, libraries = zip(*build.parts, strict=True)
-    caller = join_callers(division, graph, dict(zip(kinds, callers, strict=True)))
+    callers = {kind: caller for kind, (caller, _, _) in zip(kinds, build.parts, strict=True)}
+    kernels = "".join(text for _, text, _ in build.parts)
+    libraries = sorted({each for _, _, some in build.parts for each in some})
     results = len(next(iter(reversed(graph.nodes))).args[0])
-    entry = build.whole(caller, "".join(kernels), results, sorted({each for some in libraries for each in some}))
+    entry = build.whole(join_callers(division, graph, callers), kernels, results, libraries)
     return compat.call_aoti(entry), "\n".join(codes)
 
 

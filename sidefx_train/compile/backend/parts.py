@@ -61,7 +61,7 @@ def part_module(part: Part) -> fx.GraphModule:
     for node in part.items:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[part.items[i]] for i in part.gives))
-    return fx.GraphModule({}, graph)
+    return compat.late_module({}, graph)
 
 
 def join_callers(division: Division, graph: fx.Graph, callers: dict[int, str]) -> str:

@@ -50,6 +50,7 @@ class Workshop:
         self._waiting: list[tuple[list[str], Path]] = []
         self._running: dict[Path, subprocess.Popen[str]] = {}
         self._known: dict[Unit, Path] = {}
+        self._made: set[Path] = set()
         self._count = 0
 
     @property
@@ -86,8 +87,10 @@ class Workshop:
         return self._known[unit]
 
     def run(self, command: Sequence[str], made: Path) -> None:
-        """Runs a command that makes a file, which is waited for in :meth:`finish`."""
-        self._waiting.append((list(command), made))
+        """Runs a command that makes a file, which is waited for in :meth:`finish`; for each file once."""
+        if made not in self._made:
+            self._made.add(made)
+            self._waiting.append((list(command), made))
         self._go_on()
 
     def finish(self, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -119,6 +122,7 @@ class Workshop:
             process.communicate()
         self._running.clear()
         self._known.clear()
+        self._made.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

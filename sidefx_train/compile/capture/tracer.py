@@ -157,7 +157,7 @@ class GraphTracer:
         drop_profiler_nodes(self.graph)
         turn_out_of_place(self.graph)
         drop_unused_vectors(self.graph)
-        module = fx.GraphModule(self.tracer.root, self.graph)
+        module = compat.late_module(self.tracer.root, self.graph)
         uses_rng = any(compat.is_random(node.target) for node in self.graph.nodes if node.op == "call_function")
         return TracedGraph(module, tuple(self.inputs), self.fake_mode, uses_rng)
 

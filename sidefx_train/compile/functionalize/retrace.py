@@ -435,7 +435,7 @@ class Retracer:
         with compat.below_functionalization():
             nodes = [self._output_node(value) for value in outputs]
         self.tracer.graph.output(tuple(nodes))
-        module = fx.GraphModule(self.tracer.root, self.tracer.graph)
+        module = compat.late_module(self.tracer.root, self.tracer.graph)
         bases = self.options.bases
         return Retraced(
             module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report, bases, mutated_bases

@@ -255,8 +255,17 @@ def alias_unseen(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fake_counted(fake: torch.Tensor) -> torch.Tensor:
-    """A detached twin in the same memory, with the same version counter, unseen by the graph."""
-    with no_recording(), torch.no_grad(), torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView):
+    """A detached twin in the same memory, with the same version counter, unseen by the graph.
+
+    A mode that calls this is below what gives it that counter.
+    """
+    counts = torch._C.DispatchKey.ADInplaceOrView
+    with (
+        no_recording(),
+        torch.no_grad(),
+        torch._C._IncludeDispatchKeyGuard(counts),
+        torch._C._SetExcludeDispatchKeyGuard(counts, False),
+    ):
         return fake.detach()
 
 

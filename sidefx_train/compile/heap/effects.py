@@ -84,6 +84,11 @@ class Effect:
     value: Any = None
     through: type | None = None
 
+    @property
+    def ceases(self) -> bool:
+        """A tensor ceases to require gradients: so it is before views of it are made."""
+        return self.kind == "detach" or (self.kind == "set_requires_grad" and self.value is False)
+
     def describe(self) -> str:
         label = self.target.label
         if self.kind in ("set_attr", "set_slot", "set_class_attr"):
@@ -444,9 +449,12 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
     fake: torch.Tensor = record.shadow
     history = _history(record)
     turned = (record.memory.shape, record.memory.stride()) != record.entry_layout
-    if finished and record.edge is None and record.requires_grad and turned:
+    if finished and record.edge is None and record.requires_grad and fake.requires_grad and turned:
         record.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
     if finished and record.edge is not None:
+        if fake.requires_grad and history is None:
+            reason = f"{record.source.label}, made outside the step with a history, is detached, and made a leaf, in it"
+            record.heap.refuse("SFX107", reason)
         if turned and not fake.requires_grad:
             reason = f"{record.source.label}, made outside the step with a history, is detached and turned in it"
             record.heap.refuse("SFX107", reason)

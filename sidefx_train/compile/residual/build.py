@@ -118,6 +118,7 @@ def _write(
     inputs = _inputs(world, writer)
     rebuilder = Rebuilder(world, writer, leaving)
     rebuilder.give_memory(effects.changes)
+    rebuilder.lines += [_ceased(writer.value(each.target), each) for each in effects.changes if each.ceases]
     records = [each for each in world.heap.by_real.values() if isinstance(each, TensorRecord)]
     for record in records:
         if updated(world, record):
@@ -276,12 +277,10 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return [f"{owner}.cell_contents = {rebuilder.expression(value)}"]
     if effect.kind == "del_cell":
         return [f"del {owner}.cell_contents"]
-    if effect.kind in ("set_data", "grow"):
+    if effect.kind in ("set_data", "grow") or effect.ceases:
         return []  # before anything else
     if effect.kind == "set_grad":
         return [f"{owner}.grad = {rebuilder.expression(value)}"]
-    if effect.kind == "detach":
-        return [f"{owner}.detach_()"]
     if effect.kind == "set_requires_grad":
         return [f"{owner}.requires_grad_({value})"]
     items = [rebuilder.expression(item) for item in value]
@@ -295,6 +294,10 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
     if effect.kind == "remove":  # not difference_update, which may make the table anew
         return [f"{owner}.discard({item})" for item in items]
     return [f"{owner}[:] = {sequence}"]
+
+
+def _ceased(owner: str, effect: Effect) -> str:
+    return f"{owner}.detach_()" if effect.kind == "detach" else f"{owner}.requires_grad_(False)"
 
 
 def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -> list[str]:

@@ -200,11 +200,14 @@ class Views:
             moved = self._counted_with(value, up)
         moved = self._enlarged(value) or moved
         if isinstance(moved, TensorRecord) and moved.home is not None:
+            if _of_another_time(moved, value):
+                reason = f"a view of {moved.source.label} leaves the step, which begins or ceases to require gradients"
+                self.world.heap.refuse("SFX111", reason)
             return moved.shadow, self._below_moved(moved, up)
         if base is not None and not (tracer.has_node(base) and self._made(base, up)):
             base = None
         if record is not None and base is None:
-            if record.shadow.requires_grad != record.requires_grad and record.shadow.grad_fn is None:
+            if _of_another_time(record, value):
                 return None, []
             memory = record.shadow if record.returned else record.memory
             return memory, below_base(up, up[-1], memory) or self._before_turns(record, up, value)
@@ -342,6 +345,17 @@ def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:
     size, stride, offset = layout_of(t)
     stride = tuple(None if type(n) is int and n == 1 else step for n, step in zip(size, stride, strict=True))
     return (size, stride, offset, t.dtype, t.is_conj(), t.is_neg(), begins or t.requires_grad, t._is_view())
+
+
+def _of_another_time(record: TensorRecord, value: torch.Tensor) -> bool:
+    """True for a view of a tensor that requires gradients when the view is made outside, or did not in the step.
+
+    One that ceases to require them does so before its views are made (``Effect.ceases``), one that begins to does after.
+    """
+    now: torch.Tensor = record.shadow
+    if now.requires_grad == record.requires_grad or now.grad_fn is not None:
+        return False
+    return bool(now.requires_grad or value.requires_grad)
 
 
 def new_leaf(t: torch.Tensor) -> bool:

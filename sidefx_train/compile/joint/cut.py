@@ -15,9 +15,10 @@ from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.graph import JointGraph, Origin, Stage
-from sidefx_train.compile.joint.saved import described, in_eager_order, looks
+from sidefx_train.compile.joint.saved import Saved, described, in_eager_order, looks, saved_as_results
 from sidefx_train.compile.joint.trace import Recorded, RecordedStage
 from sidefx_train.compile.joint.turns import Place
+from sidefx_train.compile.residual.seen import Shown
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
@@ -51,6 +52,9 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         return {n: None for n, i in position.items() if begin < i <= end and n.op != "placeholder"}
 
     before = between(-1, position[recorded.stages[0].begin])
+    made: dict[fx.Node, Shown] = {tracer.node_of(view.value): ("view", i) for i, view in enumerate(recorded.views)}
+    cutter.shown = {**{node: ("made", i) for node, i in residual.shown.items()}, **made}
+    cutter.detours = [place for place, _ in recorded.detours]
     stages = [
         cutter.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
     ]
@@ -103,6 +107,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         tuple((_place(place, returned), before) for place, before in recorded.detours),
         _turned(world, cutter, len(outputs)),
         tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
+        residual.seen,
     )
 
 
@@ -166,6 +171,8 @@ class _Cutter:
     Attributes:
         inputs: placeholders of the forward.
         results: what the forward returns: the outputs, then what the backward needs.
+        shown: views of the program, by their nodes.
+        detours: what gets the gradients that take one.
     """
 
     def __init__(self, tracer: GraphTracer, outputs: list[fx.Node], inputs: list[fx.Node], one_by_one: bool) -> None:
@@ -173,6 +180,8 @@ class _Cutter:
         self.one_by_one = one_by_one
         self.inputs = inputs
         self.results = list(outputs)
+        self.shown: dict[fx.Node, Shown] = {}
+        self.detours: list[Place] = []
         self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def stage(self, recorded: RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
@@ -206,11 +215,24 @@ class _Cutter:
             (),
             tuple(feeds),
             tuple(entrance for entrance, _ in recorded.grads),
-            _dependence(wanted, tangents, grads),
-            tuple(described(tracer, list(crossing))),
+            _dependence(wanted, tangents, grads, [recorded.reach[self.origin(place)] for place, _ in recorded.grads]),
+            tuple(self._said(list(crossing), reads)),
             looks(reads, list(crossing), tangents, grads),
             self.one_by_one and not any(map(_goes_by_memory, wanted)),
         )
+
+    def origin(self, place: Place) -> Place:
+        """What gets a gradient in the end."""
+        return self.detours[place[1]] if place[0] == "detour" else place
+
+    def _said(self, crossing: list[fx.Node], reads: list[tuple[fx.Node, list[fx.Node]]]) -> list[Saved]:
+        """What eager says of the values that are saved, where they were changed since."""
+        results = saved_as_results(reads)
+        places = [None if node in results else self._place(node) for node in crossing]
+        return [replace(each, shown=at) for each, at in zip(described(self.tracer, crossing), places, strict=True)]
+
+    def _place(self, node: fx.Node) -> Shown | None:
+        return ("input", self.inputs.index(node)) if node in self.inputs else self.shown.get(node)
 
     def _origin(self, node: fx.Node) -> Origin:
         if node in self.inputs:
@@ -253,13 +275,24 @@ def _undetached(node: fx.Node, among: dict[fx.Node, None]) -> fx.Node:
     return node
 
 
-def _dependence(nodes: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node]) -> tuple[frozenset[int], ...]:
-    """For each gradient, which tangents it is made of; all of them for one that is a constant."""
+def _dependence(
+    nodes: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node], reach: list[frozenset[int]]
+) -> tuple[frozenset[int], ...]:
+    """For each gradient, which tangents it is made of; those from which autograd comes there for a constant one.
+
+    So it is for a sum of a constant and another: in place of a value that is written, zeros go on.
+    """
     made_of: dict[fx.Node, frozenset[int]] = {node: frozenset({i}) for i, node in enumerate(tangents)}
+    constant: set[fx.Node] = set()
     for node in nodes:
-        made_of[node] = frozenset().union(*(made_of.get(used, frozenset()) for used in node.all_input_nodes))
-    anything = frozenset(range(len(tangents)))
-    return tuple(made_of.get(grad) or anything for grad in grads)
+        parts = [made_of.get(used, frozenset()) for used in node.all_input_nodes]
+        made_of[node] = frozenset().union(*parts)
+        if node.target is aten.add.Tensor and not all(parts):
+            constant.add(node)
+    return tuple(
+        made_of.get(grad, frozenset()) | (behind if grad in constant or not made_of.get(grad) else frozenset())
+        for grad, behind in zip(grads, reach, strict=True)
+    )
 
 
 def _draws(nodes: list[fx.Node]) -> bool:

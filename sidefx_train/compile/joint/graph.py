@@ -11,6 +11,7 @@ from sidefx_train.compile.artifacts import TracedGraph
 from sidefx_train.compile.joint.saved import Look, Saved
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.replay import CustomView, LiveView
+from sidefx_train.compile.residual.seen import Seen
 
 Origin = tuple[Literal["input", "result", "tangent"], int]
 
@@ -68,6 +69,7 @@ class JointGraph:
             backward needs is saved as of after that.
         hidden: shape, type and device of values that do not leave, at which the backward is cut: results behind all
             that the forward returns.
+        seen: which tensors of the program are what the backward saves.
     """
 
     forward: TracedGraph
@@ -85,6 +87,7 @@ class JointGraph:
     detours: tuple[tuple[Place, Point], ...]
     turned: tuple[tuple[Place, int], ...]
     hidden: tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]
+    seen: Seen
 
     @property
     def graphs(self) -> tuple[TracedGraph, ...]:

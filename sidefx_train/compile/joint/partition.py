@@ -18,7 +18,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import GraphInput
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead, is_pure
 from sidefx_train.compile.joint.graph import JointGraph, Origin
-from sidefx_train.compile.joint.saved import Saved
+from sidefx_train.compile.joint.saved import Look, Saved
 
 aten = torch.ops.aten
 
@@ -210,12 +210,28 @@ class _Plan:
                     backward=backward,
                     feeds=tuple(feeds),
                     saved=tuple(said.get(node, Saved()) for node in wanted),
+                    looks=self._looks(wanted),
                 ),
             ),
             aliases=tuple(aliases),
             apart=tuple(apart),
             counted=tuple(counted),
         )
+
+    def _looks(self, wanted: list[fx.Node]) -> tuple[Look, ...]:
+        """Who looks at what, by positions in the new backward; at what others are made of, in their place."""
+        position = {node: i for i, node in enumerate(wanted)}
+        old = [self.fed[node] for node in self.taken if node in self.fed]
+        found: list[Look] = []
+        for look in self.stage.looks:
+            todo, seen = [old[i] for i in look.saved], set[fx.Node]()
+            while todo:
+                node = todo.pop()
+                if node not in seen:
+                    seen.add(node)
+                    todo += [] if node in position else node.all_input_nodes
+            found.append(replace(look, saved=frozenset(position[node] for node in seen if node in position)))
+        return tuple(found)
 
     def _taken_by(self, kept: set[fx.Node]) -> list[fx.Node]:
         """Nodes of the forward that the new backward takes as inputs."""

@@ -16,6 +16,7 @@ from sidefx_train.compile.joint.saved import in_eagers_words
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.autograd import custom_view, passing
 from sidefx_train.compile.residual.replay import CustomView, LiveView, replay
+from sidefx_train.compile.residual.seen import Seen
 from sidefx_train.errors import SideFXError
 
 
@@ -31,6 +32,7 @@ class _CapturedPart(torch.autograd.Function):
         ctx.outputs = [_Layout(results[i]) for i in part.stage.results]
         ctx.set_materialize_grads(False)
         ctx.part = part
+        ctx.seen = part.seen.now
         return tuple(results[i] for i in part.stage.results)
 
     @staticmethod
@@ -75,7 +77,13 @@ def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
     first = next((i for i in changed if any(i in looked_at for looked_at in met)), None)
     if first is None:  # eager does not come by
         return saved
-    raise RuntimeError(in_eagers_words(stopped, stage.saved, first))
+    tensor, known = saved[first], stage.saved[first]
+    assert tensor is not None, "what was changed is a tensor"
+    shown = ctx.seen.get(known.shown)
+    now = None if shown is None else shown()
+    size = (tensor if now is None else now).size()
+    said = in_eagers_words(stopped, known, tensor, ctx.versions[first], size, first == changed[0])
+    raise RuntimeError(said)
 
 
 class _Update(torch.autograd.Function):
@@ -83,6 +91,7 @@ class _Update(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         ctx.mark_dirty(tensor)
         return tensor
 
@@ -145,11 +154,13 @@ class _Backward:
         stage: what it is.
         run: the compiled graph.
         cast: the graph under the autocast of the caller, for where one is on; without it, what was compiled runs then.
+        seen: which tensors of the program are what it saves.
     """
 
     stage: Stage
     run: Callable[[list[Any]], Sequence[Any]]
     cast: Callable[[list[Any]], Sequence[Any]] | None
+    seen: Seen
 
 
 class Joined:
@@ -172,7 +183,7 @@ class Joined:
         self.graph = graph
         self.forward = forward.run
         compiled = [done.run for done in backwards]
-        self.parts = [_Backward(*each) for each in zip(graph.stages, compiled, casting, strict=True)]
+        self.parts = [_Backward(*each, graph.seen) for each in zip(graph.stages, compiled, casting, strict=True)]
         self.detours: dict[Point, list[int]] = {}
         for i, (_, before) in enumerate(graph.detours):
             self.detours.setdefault(before, []).append(i)
@@ -181,6 +192,7 @@ class Joined:
         """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
         graph, taken = self.graph, list(args)
         given = dict(graph.updates)
+        graph.seen.begin()
         entering, held = self._as_given(taken)
         with torch.no_grad():
             results = list(self.forward(args))
@@ -222,7 +234,7 @@ class Joined:
                 if graph.ready[i] == stage:
                     make_detours(("view", i))
                     if view.position is None:
-                        views[i] = viewed(view)
+                        views[i] = graph.seen.note(("view", i), viewed(view))
                     else:
                         views[i] = taken[view.position]
                         views[i].grad_fn  # noqa: B018  made now, in its turn
@@ -260,6 +272,7 @@ class Joined:
         held = list(taken)
         for i in changed:
             held[i] = taken[i].detach()
+            self.graph.seen.note(("input", i), taken[i])
         return entering, held
 
 

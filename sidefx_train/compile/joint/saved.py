@@ -14,14 +14,15 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import DERIVED, FORWARD
 from sidefx_train.compile.graphs import schema_args
+from sidefx_train.compile.residual.seen import Shown
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.tracer import GraphTracer
 
 _NODE = re.compile(r"(.*?)Backward\d*$")
 _SUFFIX = re.compile(r"Backward0?$|Backward(?=\d+$)")
-_OURS = re.compile(r"\](, which is output \d+ of _CapturedPart(Backward)?,)? is at version")
-"""What torch says of what the captured part has made."""
+_CHANGED = re.compile(r"\[[\w.]+ \[[\d, ]*\]\](, which is [^\[]*?,)? is at version \d+; expected version \d+ ")
+"""What torch says of a tensor that was changed."""
 
 
 def in_eager_order(reads: list[tuple[fx.Node, list[fx.Node]]], forward: Iterable[fx.Node]) -> list[fx.Node]:
@@ -37,7 +38,7 @@ def in_eager_order(reads: list[tuple[fx.Node, list[fx.Node]]], forward: Iterable
     made_by: dict[str, list[fx.Node]] = {}
     for node in forward:
         if isinstance(node.target, compat.OpOverload):
-            made_by.setdefault(_bare(node.target._schema.name.split("::")[1]), []).append(node)
+            made_by.setdefault(_operation(node), []).append(node)
     found: list[fx.Node] = []
     for derived, group in itertools.groupby(reads, key=lambda read: read[0].meta.get(DERIVED)):
         used = list(dict.fromkeys(itertools.chain.from_iterable(each for _, each in group)))
@@ -60,10 +61,12 @@ class Saved:
     Attributes:
         origin: what made it, as in "output 0 of ExpBackward0"; empty for one that autograd does not know.
         forbidden: all that eager says of a view that may not be looked at any more, once its base was changed.
+        shown: which tensor of the program eager has saved, where that is known: its sizes are those it has by then.
     """
 
     origin: str = ""
     forbidden: str = ""
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,20 @@ def looks(
             leads.setdefault(used, set()).update(leads.get(node, ()))
     found: list[Look] = []
     for _, members in itertools.groupby(reads, key=lambda read: read[0].meta.get(DERIVED)):
-        group = list(members)
+        group = _of_one_node(list(members))
         seen = frozenset(position[value] for _, used in group for value in used if value in position)
         if seen:
             by = frozenset().union(*(reached[node] for node, _ in group))
             found.append(Look(seen, by, frozenset().union(*(leads.get(node, ()) for node, _ in group))))
     return tuple(found)
+
+
+def _of_one_node(group: list[tuple[fx.Node, list[fx.Node]]]) -> list[tuple[fx.Node, list[fx.Node]]]:
+    """Without the sums at the end, which the engine makes of the node's results and those of others."""
+    last = len(group)
+    while last and not group[last - 1][1] and group[last - 1][0].target is torch.ops.aten.add.Tensor:
+        last -= 1
+    return group[:last]
 
 
 def described(tracer: GraphTracer, nodes: Sequence[fx.Node]) -> list[Saved]:
@@ -168,20 +179,51 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
     return tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
-def in_eagers_words(error: RuntimeError, saved: Sequence[Saved], first: int) -> str:
+def saved_as_results(reads: list[tuple[fx.Node, list[fx.Node]]]) -> set[fx.Node]:
+    """Values that the node of the autograd graph saved that made them: as they were, whatever is turned since."""
+    found: set[fx.Node] = set()
+    for node, used in reads:
+        derived = node.meta.get(DERIVED)
+        name = _NODE.match(derived[0]) if derived is not None else None
+        if name is not None:
+            found |= {each for each in used if _operation(each) == _bare(name[1])}
+    return found
+
+
+def in_eagers_words(
+    error: RuntimeError, saved: Saved, met: torch.Tensor, expected: int, size: torch.Size, same: bool
+) -> str:
     """What eager says where torch says that a saved tensor was changed.
 
     Args:
         error: what torch says.
-        saved: the tensors, in the order in which they are looked at.
-        first: the one that is met first.
+        saved: what is known of the tensor that eager meets first.
+        met: that tensor.
+        expected: the version that it had.
+        size: the size that it has.
+        same: torch says that of the same tensor.
     """
-    text = str(error)
-    if saved[first].forbidden:
-        return saved[first].forbidden
-    if saved[first].origin:
-        return _OURS.sub(lambda _: f"], which is {saved[first].origin}, is at version", text, count=1)
-    return text
+    if saved.forbidden:
+        return saved.forbidden
+
+    def told(said: re.Match[str]) -> str:
+        made_by = said[1] if same else _origin_of(met)
+        ours = made_by is None or "_CapturedPart" in made_by
+        origin = f", which is {saved.origin}," if saved.origin and ours else made_by or ""
+        numbers = f"is at version {met._version}; expected version {expected} "
+        return f"[{met.type()} {list(size)}]{origin} {numbers}"
+
+    return _CHANGED.sub(told, str(error), count=1)
+
+
+def _origin_of(tensor: torch.Tensor) -> str | None:
+    made_by = tensor.grad_fn
+    return None if made_by is None else f", which is output {tensor.output_nr} of {_in_errors(made_by.name())},"
+
+
+def _operation(node: fx.Node) -> str:
+    """The name of an operation, as operators and nodes of the autograd graph share it."""
+    return _bare(node.target._schema.name.split("::")[1]) if isinstance(node.target, compat.OpOverload) else ""
 
 
 def _bare(name: str) -> str:

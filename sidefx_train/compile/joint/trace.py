@@ -36,6 +36,7 @@ class RecordedStage:
         begin: the last node before it.
         end: its last node.
         grads: (what it belongs to, gradient).
+        reach: for what gradients belong to, from which results autograd comes there.
     """
 
     results: tuple[Place, ...]
@@ -43,6 +44,7 @@ class RecordedStage:
     begin: fx.Node
     end: fx.Node
     grads: tuple[tuple[Place, torch.Tensor], ...]
+    reach: dict[Place, frozenset[int]]
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,10 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
         if not grads:
             world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
-        recorded.append(RecordedStage(results, given, begin, tracer.last_node(), tuple(grads)))
+        reach = _reach(
+            [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in entrances}
+        )
+        recorded.append(RecordedStage(results, given, begin, tracer.last_node(), tuple(grads), reach))
         uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
     changed = before.diff(observe(world))
     if changed:
@@ -137,6 +142,24 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
         recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
     return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
+
+
+def _reach(roots: list[torch.Tensor | Hidden], entrances: dict[tuple[Any, int], Place]) -> dict[Place, frozenset[int]]:
+    """Which of the roots lead to each of the entrances, past no other."""
+    found: dict[Place, set[int]] = {place: set() for place in entrances.values()}
+    for i, root in enumerate(roots):
+        seen, waiting = set[Any](), [root.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            for edge in node.next_functions:
+                if edge in entrances:
+                    found[entrances[edge]].add(i)
+                else:
+                    waiting.append(edge[0])
+    return {place: frozenset(numbers) for place, numbers in found.items()}
 
 
 def _edge(value: torch.Tensor | Hidden) -> Any:

@@ -61,6 +61,7 @@ def passing(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable
     class Passing(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            ctx.set_materialize_grads(False)  # where no gradient comes, none goes on
             return make(value)
 
         @staticmethod
@@ -89,6 +90,7 @@ def custom_view(name: str) -> Callable[[torch.Tensor, Callable[[], torch.Tensor]
     class View(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+            ctx.set_materialize_grads(False)
             return make()
 
         @staticmethod

@@ -20,6 +20,7 @@ from sidefx_train.compile.heap.records import Record, TensorRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.rebuild import Rebuilder
 from sidefx_train.compile.residual.replay import CustomView, Leaving, LiveView
+from sidefx_train.compile.residual.seen import Seen
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Residual:
         customs: those of them that are views of inputs which custom functions made.
         counters: nodes of ``.data`` with whose version counters something leaves.
         views: views that their backward passes through; the source expects them behind the outputs, last first.
+        seen: what notes the other views that the source makes, where a backward leaves too.
+        shown: those views, by their nodes.
     """
 
     source: str
@@ -61,6 +64,8 @@ class Residual:
     customs: dict[int, CustomView]
     counters: frozenset[fx.Node]
     views: tuple[LiveView, ...]
+    seen: Seen
+    shown: dict[fx.Node, int]
 
 
 def plan(
@@ -176,6 +181,8 @@ def _write(
         rebuilder.customs,
         counters,
         views,
+        rebuilder.seen,
+        rebuilder.shown,
     )
     return residual, rebuilder
 

@@ -30,6 +30,7 @@ from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.residual.autograd import freed, passing, whole_view
 from sidefx_train.compile.residual.memory import as_inference, grow
 from sidefx_train.compile.residual.replay import CustomView, Leaving, LiveView, Path, replay
+from sidefx_train.compile.residual.seen import Seen
 from sidefx_train.compile.residual.views import Views, new_leaf
 from sidefx_train.compile.residual.writer import Writer
 
@@ -52,6 +53,8 @@ class TensorRebuilder(ABC):
         lines: statements that must run before the expressions are used.
         live: views that the backward passes through; ``o[-1]`` is the first of them.
         asked: how often the step itself hands a tensor out, by its ``id``.
+        seen: what notes the views that the code makes, where a backward leaves too.
+        shown: those views, by their nodes.
     """
 
     def __init__(self, world: TraceWorld, writer: Writer, leaving: Leaving) -> None:
@@ -75,6 +78,8 @@ class TensorRebuilder(ABC):
         self._left: list[tuple[torch.Tensor, fx.Node, Path | None]] = []
         self._homes: dict[int, tuple[str, TensorRecord]] = {}
         self.asked: Counter[int] = Counter()
+        self.seen = Seen()
+        self.shown: dict[fx.Node, int] = {}
 
     @abstractmethod
     def expression(self, value: Any) -> str:
@@ -172,7 +177,7 @@ class TensorRebuilder(ABC):
                 self._begun[id(value)] = first_operation(value, path.base)
             if self.leaving.staged and path.grad:
                 return self._live_view(value, path)
-            return self._view(path) + (".requires_grad_()" if new_leaf(value) else "")
+            return self._view(path, node) + (".requires_grad_()" if new_leaf(value) else "")
         outside = self.views.path(value, node, custom=True) if self._is_custom_view(value) else None
         if outside is not None and self.views.is_outside(value):
             return self._custom_view(value, node, outside)
@@ -326,7 +331,7 @@ class TensorRebuilder(ABC):
         self.live.append(LiveView(value, place, path, tuple(self._index[node] for node in path.numbers)))
         return f"o[{-len(self.live)}]"
 
-    def _view(self, path: Path) -> str:
+    def _view(self, path: Path, node: fx.Node) -> str:
         """A view, made from its base as eager makes it."""
         parts = [self._base(path), self.writer.constant(path.ops, "views"), repr(path.grad)]
         if path.numbers:
@@ -339,7 +344,11 @@ class TensorRebuilder(ABC):
             parts.append(f"creation={self.writer.constant(path.creation)}")
         if path.anew:
             parts.append(f"anew={path.anew!r}")
-        return f"{self.writer.constant(replay)}({', '.join(parts)})"
+        made = f"{self.writer.constant(replay)}({', '.join(parts)})"
+        if not self.leaving.staged:
+            return made
+        number = self.shown.setdefault(node, len(self.shown))
+        return f"{self.writer.constant(self.seen.made, 'seen')}({number}, {made})"
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:
         """A result with what autograd knows of ``value``."""

@@ -350,7 +350,7 @@ def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:
 def _of_another_time(record: TensorRecord, value: torch.Tensor) -> bool:
     """True for a view of a tensor that requires gradients when the view is made outside, or did not in the step.
 
-    One that ceases to require them does so before its views are made (``Effect.ceases``), one that begins to does after.
+    One that ceases to require them does so before its views are made (``Effect.ceases``), one that begins to, after.
     """
     now: torch.Tensor = record.shadow
     if now.requires_grad == record.requires_grad or now.grad_fn is not None:

@@ -39,7 +39,7 @@ def filled_in_part(x, a):
 
 def read_before(x, a):
     part = x.narrow(0, 0, 2)
-    z = a.sin()
+    z = (a * 1).sin()
     a.copy_(part)
     return part.max(), a, (z * part).sum()
 
@@ -76,3 +76,59 @@ def test_as_in_eager(made, step, asked, backend):
         assert [type(each) for each in want] == [type(each) for each in have]
         for one, other in zip(want, have, strict=True):
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def heads(x, trunk, first, second):
+    h = (x @ trunk).sin()
+    return (h @ first).sum(), (h @ second).sigmoid().sum()
+
+
+def heads_and_trunk(x, trunk, first, second):
+    h = (x @ trunk).sin()
+    return h, (h @ first).sum(), (h.cos() @ second).sigmoid().sum(), (h * x).sum()
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1), (1, 0), (2,), (2, 1)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("step", [heads, heads_and_trunk])
+def test_hooks_of_what_no_gradient_comes_to_are_not_called(step, backend, asked):
+    """Two heads, one of which is differentiated: what only the other was made of hears nothing."""
+
+    def run(called):
+        torch.manual_seed(0)
+        leaves = [torch.randn(4, 4, requires_grad=True) for _ in range(4)]
+        heard = []
+        for i, leaf in enumerate(leaves):
+            leaf.register_hook(lambda grad, i=i: heard.append((i, grad.sum())))
+            leaf.register_post_accumulate_grad_hook(lambda leaf, i=i: heard.append((i, "added")))
+        given = [leaf * 1 for leaf in leaves[:2]] + leaves[2:]
+        for i, each in enumerate(given[:2]):
+            each.register_hook(lambda grad, i=i: heard.append((4 + i, grad.sum())))
+            each.retain_grad()
+        outs = called(*given)
+        for out in outs:
+            out.register_hook(lambda grad: heard.append(("out", grad.sum())))
+        for number in asked:
+            if number < len(outs):
+                outs[number].backward(torch.ones_like(outs[number]), retain_graph=number != asked[-1])
+        return heard, [each.grad for each in (*leaves, *given[:2])]
+
+    captured = sidefx_train.compile(step, backend=backend, fullgraph=True, on_failure="raise")
+    heard, grads = run(step)
+    for _ in range(3):
+        have, found = run(captured)
+        assert [each[0] for each in heard] == [each[0] for each in have] or backend == "inductor"
+        assert sorted(str(each[0]) for each in heard) == sorted(str(each[0]) for each in have)
+        for want, grad in zip(grads, found, strict=True):
+            assert (want is None) == (grad is None)
+            assert want is None or torch.allclose(want, grad, rtol=1e-5, atol=1e-6)
+
+
+def test_hooks_registered_between_calls_are_noticed():
+    """A leaf that nobody listened to is another one once somebody does."""
+    captured = sidefx_train.compile(heads, backend="aot_eager", fullgraph=True, on_failure="raise")
+    leaves = [torch.ones(4, 4, requires_grad=True) for _ in range(4)]
+    captured(*leaves)[0].backward()
+    leaves[3].register_hook(lambda grad: grad * 2)
+    captured(*leaves)[0].backward()
+    assert leaves[3].grad is None and leaves[2].grad is not None

@@ -91,8 +91,11 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     ends = {(edge.node, edge.output_nr) for _, edge in inputs}
     levels, ready = _levels(fakes, ends)
     hidden: list[torch.Tensor] = []
-    if in_order:
-        met = shared_values(levels, fakes.__getitem__, ends | {edge_of(fake) for fake in fakes.values()})
+    heard = {(edge.node, edge.output_nr) for position, edge in inputs if not _is_quiet(world, position)}
+    heard |= {edge_of(fake) for fake in fakes.values()}
+    apart = [part for level in levels for part in _heard_alike(level, fakes, heard, ends)]
+    if in_order or len(apart) > len(levels):
+        met = shared_values(apart, fakes.__getitem__, ends | {edge_of(fake) for fake in fakes.values()})
         with compat.no_recording(), torch.no_grad():
             empty = [each.empty() for each in met]
         hidden = [like for like in empty if like is not None] if all(like is not None for like in empty) else []
@@ -142,6 +145,31 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
         recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
     return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
+
+
+def _is_quiet(world: TraceWorld, position: int) -> bool:
+    """True for a leaf without hooks: nobody notices that the engine comes there with no gradient."""
+    record = world.heap.by_real[id(world.tracer.real_inputs[position])]
+    return isinstance(record, TensorRecord) and record.edge is None and not any(compat.hooks_of(record.real))
+
+
+def _heard_alike(
+    level: tuple[tuple[Place, ...], tuple[Place, ...]],
+    fakes: dict[Place, Any],
+    heard: set[tuple[Any, int]],
+    ends: set[tuple[Any, int]],
+) -> list[tuple[tuple[Place, ...], tuple[Place, ...]]]:
+    """The results of a level apart, where some of them lead to something, that hears of it, to which others do not.
+
+    The engine goes on from a node to all that comes next, with no gradient where there is none: hooks are called there.
+    """
+    results, earlier = level
+    stops: dict[tuple[Any, int], Place] = {
+        edge: ("input", i) for i, edge in enumerate(ends | {edge_of(fakes[place]) for place in earlier})
+    }
+    reach = _reach([fakes[place] for place in results], stops)
+    uneven = any(len(reach[place]) not in (0, len(results)) for edge, place in stops.items() if edge in heard)
+    return [((result,), earlier) for result in results] if uneven else [level]
 
 
 def _reach(roots: list[torch.Tensor | Hidden], entrances: dict[tuple[Any, int], Place]) -> dict[Place, frozenset[int]]:

@@ -85,9 +85,9 @@ class Effect:
     through: type | None = None
 
     @property
-    def ceases(self) -> bool:
-        """A tensor ceases to require gradients: so it is before views of it are made."""
-        return self.kind == "detach" or (self.kind == "set_requires_grad" and self.value is False)
+    def switches(self) -> bool:
+        """A tensor begins or ceases to require gradients: it does so before views of it are made."""
+        return self.kind in ("detach", "set_requires_grad")
 
     def describe(self) -> str:
         label = self.target.label

@@ -268,7 +268,7 @@ def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            reason = "a tensor leaves the step whose backward goes to a leaf that was made in it (requires_grad_)"
+            reason = "a tensor leaves the step whose backward goes to a leaf that became one in it, or ceased to be one"
             world.heap.refuse("SFX107", reason)
         if not hasattr(node, "variable") and all(before is None for before, _ in node.next_functions):
             reason = "a tensor leaves the step whose backward ends at a view that was made of a leaf with autograd off"
@@ -329,11 +329,24 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
             continue
         if not facts.requires_grad:
             continue
+        if facts.leaf and facts.changes_requires_grad:  # what was made of it before that ends at a leaf that is none
+            continue
         if facts.leaf and facts.mutates_metadata:
             world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, changes its shape")
-        if facts.leaf and (facts.changes_requires_grad or facts.updates_history):
+        if facts.leaf and facts.updates_history:
             world.heap.refuse("SFX107", f"{facts.label} joins the step's autograd graph")
         if (record.shadow.shape, record.shadow.dtype) != (record.memory.shape, record.memory.dtype):
             world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, is given another shape or type")
+        if record.edge is not None and _is_out_of_date(record):
+            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, is not of the shape of its history")
         found.append((facts.position, record.edge if record.edge is not None else get_gradient_edge(record.shadow)))
     return found
+
+
+def _is_out_of_date(record: TensorRecord) -> bool:
+    """True for a tensor that was given other memory (``.data =``): its gradients have the shape that it had."""
+    real = record.real
+    if real._is_view() or real.grad_fn is None:
+        return False
+    shape, dtype, _ = compat.output_of(real.grad_fn, real.output_nr)
+    return (tuple(shape), dtype) != (tuple(real.shape), real.dtype)

@@ -123,7 +123,7 @@ def _write(
     inputs = _inputs(world, writer)
     rebuilder = Rebuilder(world, writer, leaving)
     rebuilder.give_memory(effects.changes)
-    rebuilder.lines += [_ceased(writer.value(each.target), each) for each in effects.changes if each.ceases]
+    rebuilder.lines += [_switched(writer.value(each.target), each) for each in effects.changes if each.switches]
     records = [each for each in world.heap.by_real.values() if isinstance(each, TensorRecord)]
     for record in records:
         if updated(world, record):
@@ -284,12 +284,10 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return [f"{owner}.cell_contents = {rebuilder.expression(value)}"]
     if effect.kind == "del_cell":
         return [f"del {owner}.cell_contents"]
-    if effect.kind in ("set_data", "grow") or effect.ceases:
+    if effect.kind in ("set_data", "grow") or effect.switches:
         return []  # before anything else
     if effect.kind == "set_grad":
         return [f"{owner}.grad = {rebuilder.expression(value)}"]
-    if effect.kind == "set_requires_grad":
-        return [f"{owner}.requires_grad_({value})"]
     items = [rebuilder.expression(item) for item in value]
     if effect.kind == "extend" and len(items) == 1:
         return [f"{owner}.append({items[0]})"]
@@ -303,8 +301,8 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
     return [f"{owner}[:] = {sequence}"]
 
 
-def _ceased(owner: str, effect: Effect) -> str:
-    return f"{owner}.detach_()" if effect.kind == "detach" else f"{owner}.requires_grad_(False)"
+def _switched(owner: str, effect: Effect) -> str:
+    return f"{owner}.detach_()" if effect.kind == "detach" else f"{owner}.requires_grad_({effect.value})"
 
 
 def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -> list[str]:

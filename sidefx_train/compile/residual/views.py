@@ -201,7 +201,7 @@ class Views:
         moved = self._enlarged(value) or moved
         if isinstance(moved, TensorRecord) and moved.home is not None:
             if _of_another_time(moved, value):
-                reason = f"a view of {moved.source.label} leaves the step, which begins or ceases to require gradients"
+                reason = f"a view of {moved.source.label} leaves the step, which ceases to require gradients"
                 self.world.heap.refuse("SFX111", reason)
             return moved.shadow, self._below_moved(moved, up)
         if base is not None and not (tracer.has_node(base) and self._made(base, up)):
@@ -348,14 +348,11 @@ def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:
 
 
 def _of_another_time(record: TensorRecord, value: torch.Tensor) -> bool:
-    """True for a view of a tensor that requires gradients when the view is made outside, or did not in the step.
+    """True for a view of a tensor that required gradients when the view was made, and ceases to.
 
-    One that ceases to require them does so before its views are made (``Effect.ceases``), one that begins to, after.
+    Such tensors do so before their views are made outside (``Effect.switches``).
     """
-    now: torch.Tensor = record.shadow
-    if now.requires_grad == record.requires_grad or now.grad_fn is not None:
-        return False
-    return bool(now.requires_grad or value.requires_grad)
+    return bool(record.requires_grad and not record.shadow.requires_grad and value.requires_grad)
 
 
 def new_leaf(t: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import CALLED, DATA
+from sidefx_train.compile.artifacts import CALLED, COUNTER, DATA
 from sidefx_train.compile.graphs import schema_args, written_args
 
 if not TYPE_CHECKING:
@@ -122,15 +122,21 @@ def written_since(node: fx.Node, turned: bool = False, besides: frozenset[fx.Nod
 
 def counted_since(node: fx.Node, besides: frozenset[fx.Node] = frozenset()) -> bool:
     """True if the version of the value of a node is counted up after it."""
-    counter = own_counter(node)
-    return any(each not in besides and own_counter(written_args(each)[0]) is counter for each in _writes_to(node))
+    counter = _counter(node)
+    return any(each not in besides and _counter(written_args(each)[0]) is counter for each in _writes_to(node))
 
 
 def last_counted(node: fx.Node) -> fx.Node:
     """The last node from ``node`` on that counts up the version of its value."""
-    counter = own_counter(node)
-    counted = [each for each in _writes_to(node) if own_counter(written_args(each)[0]) is counter]
+    counter = _counter(node)
+    counted = [each for each in _writes_to(node) if _counter(written_args(each)[0]) is counter]
     return counted[-1] if counted else node
+
+
+def _counter(node: fx.Node) -> fx.Node | None:
+    """What tells the version counter of a value from those of others in its memory."""
+    own = own_counter(node)
+    return way_up(node)[-1].meta.get(COUNTER) if own is None else own
 
 
 def _writes_to(node: fx.Node) -> Iterator[fx.Node]:

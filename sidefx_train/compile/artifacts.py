@@ -19,6 +19,9 @@ OWN = "sidefx_own"
 DATA = "sidefx_data"
 """In ``meta`` of the node of a tensor's ``.data``."""
 
+COUNTER = "sidefx_counter"
+"""In ``meta`` of a placeholder whose version counter is not that of the first input in its memory: what tells it."""
+
 CALLED = "sidefx_called"
 """In ``meta`` of a node: the operator that the program called, of which the node's shows that results share memory."""
 

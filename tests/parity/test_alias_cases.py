@@ -16,6 +16,31 @@ _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 
 # name: (arguments, step, what happens afterwards)
 PROGRAMS = {
+    "a part of a view that autograd has made anew": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.t()",
+        "a = y.movedim(0, -1); x.detach().add_(1); return a.chunk(2, -1)[1], (y + y).exp()",
+        "attempt('x.add_(1)', 'eval', outs, {'x': x})",
+    ),
+    "a part of an updated view": (
+        f"x = {_WHOLE}.t(); w = {_WHOLE}.requires_grad_()",
+        "a = x.transpose(0, -1); b = a.exp().unsafe_split(2)[0]; a.mul_(w); return a.split(2)[0], b",
+        "attempt('outs[0].exp_()', 'eval', outs, {})",
+    ),
+    "a part by unsafe_split and its detached twin": (
+        f"x = {_WHOLE}",
+        "a = (x * 2).unsafe_split(2)[0]; return a, a.detach()",
+        "attempt('outs[0].add_(1)', 'eval', outs, {})",
+    ),
+    "as_strided of a view whose data an argument is, which is written": (
+        f"x = {_WHOLE}.requires_grad_(); y = x.reshape(-1)[2:7]; z = y.data",
+        "a = y.as_strided((2,), (1,)); z[0] = 3; return a,",
+        "",
+    ),
+    "strides of a dimension of size 1, of what is written through a custom function's result": (
+        f"x = {_WHOLE}.t()",
+        "a = x.narrow(0, 0, 1); b = a.sin(); c = Same.apply(b); c.add_(a); return b,",
+        "",
+    ),
     "a leaf resized by out=, of which a view that nothing reads again was made before": (
         f"x = {_WHOLE}.requires_grad_() * 1.5; y = {_WHOLE}.requires_grad_()",
         "a = y.clone().detach(); b = y.expand(2, *y.shape)\n"

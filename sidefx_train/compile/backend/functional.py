@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
@@ -27,14 +28,19 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
     else:
         function = compiler(module, example_inputs(graph))
 
+    doubtful = _strides_in_doubt(module) if compiler is None and not traced.gradients else []
     own = [int(out.value.text[1:]) for out in graph.outputs if out.version is not None and compiler is None]
 
     def call(args: list[Any]) -> Any:
         with torch.no_grad():
             results = function(*args)
-        if not own:
+        if not own and not doubtful:
             return results
         results = list(results)
+        for position, strides in doubtful:  # kernels choose others than stand-ins
+            made = results[position]
+            if made.stride() != strides and _only_of_single(made, strides):
+                results[position] = compat.without_view_relation(made.as_strided(made.shape, strides))
         for position in own:  # in-place operations, which have been taken out, make no views
             results[position] = compat.without_view_relation(results[position])
         return results
@@ -49,6 +55,24 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
         seconds={"functionalize": functional - start, "compile": time.perf_counter() - functional},
         notes=graph.notes,
     )
+
+
+def _strides_in_doubt(module: fx.GraphModule) -> list[tuple[int, tuple[int, ...]]]:
+    """Positions of results with dimensions of size 1, and the strides they are to have."""
+    (returned,) = next(iter(reversed(module.graph.nodes))).args
+    values = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in returned]
+    return [
+        (i, tuple(value.stride()))
+        for i, value in enumerate(values)
+        if isinstance(value, torch.Tensor)
+        and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+        and 1 in value.shape
+    ]
+
+
+def _only_of_single(made: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """True if other strides would be those of dimensions of size 1 alone."""
+    return all(size == 1 or a == b for size, a, b in zip(made.shape, made.stride(), strides, strict=True))
 
 
 def example_inputs(graph: FunctionalGraph) -> list[Any]:

@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import DATA, GraphInput, InputKind, TracedGraph
+from sidefx_train.compile.ancestry import storage_of
+from sidefx_train.compile.artifacts import COUNTER, DATA, GraphInput, InputKind, TracedGraph
 from sidefx_train.compile.capture.randomness import RepeatingMode
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.graphs import written_args
@@ -46,6 +47,7 @@ class GraphTracer:
         self.views: dict[fx.Node, torch.Tensor] = {}
         self.memory: GivenMemory | None = None
         self._twins: list[torch.Tensor | None] = []
+        self._sharing: dict[int, list[tuple[torch.Tensor, fx.Node]]] = {}
         self._names: set[str] = set()
         self._last_placeholder: fx.Node | None = None
 
@@ -78,10 +80,19 @@ class GraphTracer:
             example = compat.fake_snapshot(fake)
         proxy = self._placeholder(self._fresh(source))
         compat.track(fake, proxy, self.tracer)
+        self._note_counter(real, proxy.node)
         self.placeholders.append(proxy.node)
         self.inputs.append(GraphInput(proxy.node.name, kind, example, source))
         self.real_inputs.append(real)
         return fake
+
+    def _note_counter(self, real: torch.Tensor, node: fx.Node) -> None:
+        others = self._sharing.setdefault(storage_of(real), [])
+        same = next((n for t, n in others if compat.one_counter(t, real)), None)
+        counter = same.meta.get(COUNTER) if same is not None else node if others else None
+        if counter is not None:
+            node.meta[COUNTER] = counter
+        others.append((real, node))
 
     def add_tangent(self, output: torch.Tensor, index: int) -> torch.Tensor:
         """Makes the gradient of an output an input of the graph: a fake tensor of its layout."""

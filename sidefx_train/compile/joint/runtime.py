@@ -17,7 +17,7 @@ from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.autograd import custom_view, passing
 from sidefx_train.compile.residual.replay import CustomView, LiveView, replay
 from sidefx_train.compile.residual.seen import Seen
-from sidefx_train.errors import SideFXError
+from sidefx_train.errors import SideFXError, UnfinishedError
 
 
 class _CapturedPart(torch.autograd.Function):
@@ -184,6 +184,7 @@ class Joined:
         self.forward = forward.run
         compiled = [done.run for done in backwards]
         self.parts = [_Backward(*each, graph.seen) for each in zip(graph.stages, compiled, casting, strict=True)]
+        self.leaves_marks = graph.forward.uses_rng or any(each.writes for each in graph.forward.inputs)
         self.detours: dict[Point, list[int]] = {}
         for i, (_, before) in enumerate(graph.detours):
             self.detours.setdefault(before, []).append(i)
@@ -191,11 +192,24 @@ class Joined:
     def run(self, args: list[Any]) -> list[Any]:
         """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
         graph, taken = self.graph, list(args)
-        given = dict(graph.updates)
         graph.seen.begin()
         entering, held = self._as_given(taken)
         with torch.no_grad():
             results = list(self.forward(args))
+        try:
+            return self._joined(taken, results, entering, held)
+        except Exception as error:
+            if not self.leaves_marks:
+                raise
+            raise UnfinishedError("SFX207", f"{type(error).__name__}: {error}") from error
+
+    def _joined(
+        self, taken: list[Any], results: list[Any], entering: dict[int, torch.Tensor], held: list[Any]
+    ) -> list[Any]:
+        """The results with nodes of autograd; inputs have been written."""
+        graph = self.graph
+        given = dict(graph.updates)
+        with torch.no_grad():
             results += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in graph.hidden]
         for part in self.parts:
             for i in part.stage.results:

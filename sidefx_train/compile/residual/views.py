@@ -83,7 +83,7 @@ class Views:
             return None
         up = way_up(node)
         base, below = self._base(value, up)
-        self._note_counter(value, below)
+        self._note_counter(value, below if base is not None else [first_of(node)])
         if base is not None and base is value._base and self.world.heap.record_of(base) is None:
             made_by = first_of(self.world.tracer.node_of(base))
             if DATA not in made_by.meta and counts_alone(made_by):
@@ -315,6 +315,9 @@ class Views:
         if custom:
             return path
         creation = compat.creation_of(value)  # a custom function with autograd off leaves no other trace
+        if path.anew == "asked" and creation not in (None, compat.PLAIN_VIEW):
+            reason = "one of several views leaves the step, of a view that autograd has made anew before"
+            self.world.heap.refuse("SFX107", reason)
         return path if creation == compat.creation_of(made) else replace(path, creation=creation)
 
     def _plain_history(self, value: torch.Tensor, base: torch.Tensor | fx.Node) -> bool:

@@ -16,6 +16,11 @@ _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 
 # name: (arguments, step, what happens afterwards)
 PROGRAMS = {
+    "gradients of a view that was turned, of which another was made": (
+        f"x = {_WHOLE}.requires_grad_()",
+        "a = x.sin(); b = a.expand(2, 3, 4); b.unsqueeze_(0); c = b.expand(2, *b.shape); return b + a, c",
+        "",
+    ),
     "a part of a view that autograd has made anew": (
         f"x = {_WHOLE}.requires_grad_(); y = x.t()",
         "a = y.movedim(0, -1); x.detach().add_(1); return a.chunk(2, -1)[1], (y + y).exp()",

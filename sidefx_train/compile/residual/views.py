@@ -147,10 +147,7 @@ class Views:
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:
         """The view that a node made or wrote last, if it is still what it was."""
-        made = node
-        while is_in_place(made) and not changes_layout(made):
-            made = written_args(made)[0]
-        kept = self.world.tracer.views.get(made)
+        kept = self.world.tracer.views.get(first_of(node))
         if kept is None or self.world.tracer.node_of(kept) is not node:
             return None
         try:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
 import sidefx_train
+from sidefx_train.errors import SideFXWarning
+from tests.fuzz.alias_run import check
 
 
 def in_the_middle(x):
@@ -84,3 +88,34 @@ def test_what_is_a_leaf_already_is_another_entry():
     for _ in range(3):
         captured(x).backward()
     assert torch.equal(x.grad, torch.full((3,), 6.0)) and len(captured.report().captures) == 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("first", ["pass", "x.mul_(2)", "x.t_()"])
+@pytest.mark.parametrize(
+    "outs", ["x.view_as(x),", "x[0], x.view(-1)", "x.detach(), x", "(x * 2).sum(), x[0]", "d, x[0]"]
+)
+def test_views_of_what_begins(outs, first, backend):
+    lines = ["import torch", "from tests.fuzz.alias_run import attempt", "def build():"]
+    lines += ["    return torch.arange(12.0).reshape(3, 4).sin(),", "def step(x):", "    d = x.detach()"]
+    lines += [f"    {first}", "    x.requires_grad_()", f"    return {outs}", "def after(outs, x):"]
+    lines += ["    attempt('outs[0].add_(1)', 'eval', outs, {})", "    attempt('x.sin_()', 'eval', outs, {'x': x})"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        check("\n".join(lines) + "\n", backend)
+
+
+def test_a_tensor_of_another_shape_than_its_history_is_left_to_eager():
+    def step(x, w):
+        return (x.sum() * w).sum()
+
+    captured = sidefx_train.compile(step, backend="aot_eager")
+    for called in (step, captured):
+        w = torch.ones(3, 4, requires_grad=True)
+        x = torch.ones(3, 4, requires_grad=True) * 2
+        x.data = torch.ones(2, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SideFXWarning)
+            (grad,) = torch.autograd.grad(called(x, w), w)
+        assert torch.equal(grad, torch.full((3, 4), 8.0))
+    assert {item.code for item in captured.report().fallbacks} == {"SFX107"}

@@ -755,3 +755,16 @@ def test_a_view_that_eager_refuses_raises(backend, read):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SideFXWarning)
         assert said(compiled) == said(step) == said(compiled)
+
+
+def test_a_gradient_keeps_the_strides_that_a_tangent_of_another_layout_gives_it():
+    """``empty_like`` of a stand-in chooses other strides for dimensions of size 1 than its kernel."""
+
+    def step(x):
+        out = x.t()
+        tangent = torch.empty_like(out.detach())
+        return torch.autograd.grad(out, x, tangent.copy_(torch.ones(2, 1)))[0]
+
+    x = torch.ones(1, 2, requires_grad=True)
+    captured = sidefx_train.compile(step, backend="aot_eager", fullgraph=True, on_failure="raise")
+    assert [captured(x).stride() for _ in range(3)] == [step(x).stride()] * 3

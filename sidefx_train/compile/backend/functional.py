@@ -13,6 +13,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.functionalize import functionalize
+from sidefx_train.compile.functionalize.aliases import Aliases
 from sidefx_train.compile.graphs import for_any_layout, generators
 
 
@@ -28,7 +29,7 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
     else:
         function = compiler(module, example_inputs(graph))
 
-    doubtful = _strides_in_doubt(module) if compiler is None and not traced.gradients else []
+    doubtful = _strides_in_doubt(traced, graph) if compiler is None and not traced.gradients else []
     own = [int(out.value.text[1:]) for out in graph.outputs if out.version is not None and compiler is None]
 
     def call(args: list[Any]) -> Any:
@@ -57,17 +58,19 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
     )
 
 
-def _strides_in_doubt(module: fx.GraphModule) -> list[tuple[int, tuple[int, ...]]]:
-    """Positions of results with dimensions of size 1, and the strides they are to have."""
-    (returned,) = next(iter(reversed(module.graph.nodes))).args
-    values = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in returned]
-    return [
-        (i, tuple(value.stride()))
-        for i, value in enumerate(values)
-        if isinstance(value, torch.Tensor)
-        and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-        and 1 in value.shape
-    ]
+def _strides_in_doubt(traced: TracedGraph, graph: FunctionalGraph) -> list[tuple[int, tuple[int, ...]]]:
+    """Positions of results with dimensions of size 1 that were written in place, and the strides they have kept."""
+    aliases, found = Aliases(traced.module.graph), []
+    written = {root for node in traced.module.graph.nodes for root in aliases.writes(node)}
+    (returned,) = next(iter(reversed(traced.module.graph.nodes))).args
+    for node, out in zip(returned, graph.outputs, strict=True):
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if not isinstance(value, torch.Tensor) or not aliases.roots[node] & written or 1 not in value.shape:
+            continue
+        fixed = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+        if fixed and out.kind == "result" and out.value.text.startswith("r"):
+            found.append((int(out.value.text[1:]), tuple(value.stride())))
+    return found
 
 
 def _only_of_single(made: torch.Tensor, strides: tuple[int, ...]) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NODE = re.compile(r"(.*?)Backward\d*$")
 _SUFFIX = re.compile(r"Backward0?$|Backward(?=\d+$)")
-_CHANGED = re.compile(r"\[[\w.]+ \[[\d, ]*\]\](, which is [^\[]*?,)? is at version \d+; expected version \d+ ")
+_CHANGED = re.compile(r"\[([\w.]+) \[[\d, ]*\]\](, which is [^\[]*?,)? is at version \d+; expected version \d+ ")
 """What torch says of a tensor that was changed."""
 
 
@@ -207,11 +207,11 @@ def in_eagers_words(
         return saved.forbidden
 
     def told(said: re.Match[str]) -> str:
-        made_by = said[1] if same else _origin_of(met)
+        made_by = said[2] if same else _origin_of(met)
         ours = made_by is None or "_CapturedPart" in made_by
         origin = f", which is {saved.origin}," if saved.origin and ours else made_by or ""
         numbers = f"is at version {met._version}; expected version {expected} "
-        return f"[{met.type()} {list(size)}]{origin} {numbers}"
+        return f"[{said[1] if same else met.type()} {list(size)}]{origin} {numbers}"
 
     return _CHANGED.sub(told, str(error), count=1)
 

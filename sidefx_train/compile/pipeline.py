@@ -271,7 +271,7 @@ def _capture_once(
                 return plan(world, name, _all_guards(world), effects, returned, len(args), tuple(kwargs), suspended)
 
             for guard in _separate_objects(world, effects):
-                world.heap.guards.setdefault(("separate", id(guard.source), guard.value), guard)
+                world.heap.guards.setdefault((guard.kind, id(guard.source), guard.value), guard)
             residual, joint = planned(), None
             if residual.metadata.tangents:
                 recorded = record_backward(world, residual, in_order)
@@ -356,22 +356,22 @@ def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> tuple[S
 def _count_writes(world: TraceWorld) -> None:
     """Notes by how much the step moves the version counters of its inputs."""
     inputs, position = world.tracer.inputs, {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
-    counted: list[TensorRecord] = []
+    counted: dict[int, list[TensorRecord]] = {}
     for record in world.heap.by_real.values():
         if isinstance(record, TensorRecord) and not record.shadow.is_inference():
             writes = record.version - record.entry_version
-            first = _same_counter(record, counted) if writes else None
+            alike = counted.setdefault(storage_of(record.real), []) if writes else []
+            first = _same_counter(record, alike)
             if writes and first is None:
-                counted.append(record)
+                alike.append(record)
                 writes -= sum(n for base, n in world.replayed if compat.one_counter(record.shadow, base))
             i = position[id(record.real)]
             counter = None if first is None else position[id(first.real)]
             inputs[i] = replace(inputs[i], writes=writes, counter=counter)
 
 
-def _same_counter(record: TensorRecord, others: list[TensorRecord]) -> TensorRecord | None:
-    """Which of the others has the version counter of ``record``: one is a view of the other, or both of a third."""
-    alike = [other for other in others if storage_of(record.real) == storage_of(other.real)]
+def _same_counter(record: TensorRecord, alike: list[TensorRecord]) -> TensorRecord | None:
+    """Which of those in its memory has the counter of ``record``: one is a view of the other, or both of a third."""
     return next((other for other in alike if compat.one_counter(record.shadow, other.shadow)), None)
 
 
@@ -639,7 +639,7 @@ def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]
         if isinstance(record, SpaceRecord) and (written or id(record.owner.base) in targets)
     ]
     bases = tuple(record.base for record in dicts)
-    return [Guard("separate", space, (space, *bases)) for space in spaces]
+    return [Guard("disjoint", spaces[0], (tuple(spaces), bases))] if spaces else []
 
 
 def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:

@@ -21,6 +21,7 @@ GUARDS = {
     "placed": Guard("placed", FIRST, (SECOND, 0)),
     "counted": Guard("counted", FIRST, (SECOND, True)),
     "separate": Guard("separate", FIRST, (FIRST, SECOND)),
+    "disjoint": Guard("disjoint", FIRST, ((FIRST,), (SECOND,))),
     "apart": Guard("apart", FIRST, frozenset()),
     "length": Guard("length", FIRST, 2),
     "keys": Guard("keys", FIRST, ("a",)),
@@ -43,5 +44,6 @@ def test_guards_that_hold() -> None:
         ("same", x, True),
         ("distinct", torch.ones(1), True),
         ("separate", torch.ones(1), True),
+        ("disjoint", torch.ones(1), True),
     ):
         assert failing(GUARDS[kind], (x, [0, second]), {})[0] is not value

@@ -48,7 +48,7 @@ class GraphTracer:
         self.memory: GivenMemory | None = None
         self._twins: list[torch.Tensor | None] = []
         self._sharing: dict[int, list[tuple[torch.Tensor, fx.Node]]] = {}
-        self._names: set[str] = set()
+        self._names: dict[str, int] = {}  # and how many were asked for
         self._last_placeholder: fx.Node | None = None
 
     @contextmanager
@@ -186,11 +186,11 @@ class GraphTracer:
         base = re.sub(r"\W+", "_", source).strip("_").lower()[-60:].strip("_") or "input"
         if not base[0].isalpha():
             base = f"in_{base}"
-        name, count = base, 1
-        while name in self._names:
+        name, count = base, self._names.get(base, 0) + 1
+        while count > 1 and (name := f"{base}_{count}") in self._names:
             count += 1
-            name = f"{base}_{count}"
-        self._names.add(name)
+        self._names[base] = count
+        self._names.setdefault(name, 1)
         return name
 
 

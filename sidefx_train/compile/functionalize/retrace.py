@@ -115,6 +115,8 @@ class Retracer:
         self.base_values: list[Any] = []
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
         self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
+        self.turned = {options.same[n]: n for n in traced.module.graph.nodes if turns(n)}
+        """Per tensor the last operation that changes its layout in place."""
 
     def run(self, wanted: Iterable[fx.Node]) -> Retraced:
         """Records the graph; ``wanted`` nodes become results."""
@@ -443,11 +445,10 @@ class Retracer:
 
     def _new_layout(self, position: int) -> Layout | None:
         """What the layout of an input was changed to, as captured: functionalization forgets strides and offset."""
-        node = self.placeholders[position]
-        turned = [n for n in self.traced.module.graph.nodes if turns(n) and self.options.same[n] is node]
-        if not turned:
+        last = self.turned.get(self.placeholders[position])
+        if last is None:
             return None
-        end, start = turned[-1].meta["val"], self.traced.inputs[position].example
+        end, start = last.meta["val"], self.traced.inputs[position].example
         before = (tuple(start.shape), tuple(start.stride()), 0)
         layout = (tuple(end.shape), tuple(end.stride()), end.storage_offset() - start.storage_offset())
         return None if layout == before else _static(layout, self.traced.inputs[position].source)

@@ -34,7 +34,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
     for guard in guards:
         if guard.kind == "tensor":
             tensors.append(guard)
-        elif guard.kind in ("number", "distinct", "placed", "apart", "counted", "separate"):
+        elif guard.kind in ("number", "distinct", "placed", "apart", "counted", "separate", "disjoint"):
             conditions.append(guard)
         elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
             continue  # an empty container is only ever tested for emptiness
@@ -251,6 +251,11 @@ def _separate(writer: Writer, guard: Guard) -> str:
     return f"len({{{values}}}) != {len(guard.value)}"
 
 
+def _disjoint(writer: Writer, guard: Guard) -> str:
+    ones, others = (", ".join(f"id({writer.value(source)})" for source in sources) for sources in guard.value)
+    return f"not {{{ones}}}.isdisjoint(({others},))"
+
+
 _CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {
     "number": _number,
     "distinct": _distinct,
@@ -258,6 +263,7 @@ _CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {
     "apart": _apart,
     "counted": _counted,
     "separate": _separate,
+    "disjoint": _disjoint,
 }
 
 # --- symbolic conditions -----------------------------------------------------------------------------------------
@@ -365,6 +371,9 @@ def _fails(guard: Guard, value: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return is_set(value, guard.value), value
     if guard.kind == "separate":
         return len({id(source.fetch(args, kwargs)) for source in guard.value}) != len(guard.value), "one object twice"
+    if guard.kind == "disjoint":
+        ones, others = ({id(source.fetch(args, kwargs)) for source in sources} for sources in guard.value)
+        return not ones.isdisjoint(others), "one object in both"
     if guard.kind == "apart":
         return storage_of(value) in guard.value, "memory of a tensor that the step holds"
     if guard.kind == "placed":

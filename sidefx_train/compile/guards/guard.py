@@ -26,6 +26,7 @@ GuardKind = Literal[
     "apart",  # a tensor whose memory is none of these addresses, of tensors that the entry holds
     "memory",  # tensors that the entry holds share memory as they did (a `HeldMemory`)
     "separate",  # objects that must not be one another
+    "disjoint",  # objects none of which is one of some others
     "distinct",  # tensors that must not share storage
     "placed",  # tensors in one memory, so many bytes apart
     "counted",  # tensors in one memory that share their version counter, or do not
@@ -78,6 +79,9 @@ class Guard:
             return f"{label} is a {value}"
         if self.kind == "separate":
             return f"{', '.join(source.label for source in self.value)} are different objects"
+        if self.kind == "disjoint":
+            ones, others = (", ".join(source.label for source in sources) for sources in self.value)
+            return f"none of {ones} is one of {others}"
         if self.kind == "apart":
             return f"{label} shares no memory with {len(self.value)} tensors that the step holds"
         if self.kind == "memory":

@@ -7,7 +7,6 @@ import builtins
 import contextvars
 import functools
 import io
-import itertools
 import operator
 import os
 import sys
@@ -348,11 +347,16 @@ class CallingWorld:
             return self.guarded(fn, args, kwargs)
         if not any(fn is known for known in _READS_TYPE):
             name = getattr(fn, "__name__", "")
-            if name in _TELLS_APART:
-                self._tell_apart([getattr(fn, "__self__", None), *args])
-            deep = not any(fn is known for known in _PASSES_ITEMS) and name != "extend"
-            for value in (*args, *kwargs.values()):
-                self.touch(value, deep, asked=name)
+            if fn is operator.contains and type(args[0]) in HASHED:
+                self.heap.identities.note_hashed(args[1])
+                self.touch(args[0], deep=False, asked=name)
+                self.touch(args[1], asked=name)
+            else:
+                if name in _TELLS_APART:
+                    self._tell_apart([getattr(fn, "__self__", None), *args])
+                deep = not any(fn is known for known in _PASSES_ITEMS) and name != "extend"
+                for value in (*args, *kwargs.values()):
+                    self.touch(value, deep, asked=name)
         if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
             substitute = natives.number_function(self, fn, args, kwargs)
             if substitute is not ABSENT:
@@ -392,8 +396,9 @@ class CallingWorld:
                 todo.append(value())
             if isinstance(self.heap.record_of(value), InstanceRecord):
                 found.append(value)
-        for one, other in itertools.combinations(found, 2):
-            self.heap.identities.tell_apart(one, other)
+        if len(found) > 1:
+            for value in found:
+                self.heap.identities.note_told(value)
 
     def _address(self, value: Any, frame: Frame | None) -> int:
         """``id(value)``: that of the object outside, which is guarded where the number may be kept.
@@ -665,6 +670,8 @@ _STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefau
 _TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
 _READS_TYPE = (builtins.isinstance, issubclass, type, id, callable)
 """C functions that look at the class or the identity of what they are given."""
+HASHED = (set, frozenset, dict)
+"""What finds a value by its hash: its keys have been brought in when they were put there."""
 _PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
 """C functions that hand on the items of a container without looking at them."""
 _DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})

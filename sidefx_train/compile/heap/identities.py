@@ -29,8 +29,8 @@ class Identities:
 
     def __init__(self, heap: Heap) -> None:
         self._heap = heap
-        self._hashed: dict[int, Record] = {}
-        """Objects that served as keys."""
+        self._told: dict[int, Record] = {}
+        """Objects that served as keys, or that C code compared with others."""
 
     def tell_apart(self, one: Any, other: Any) -> None:
         """The step goes by two objects from outside not being one: they must not come to be."""
@@ -46,14 +46,18 @@ class Identities:
     def note_hashed(self, key: Any) -> None:
         """A key is about to be told from other keys, in a container of the step's own maybe."""
         for part in _parts([key]):
-            record = self._heap.record_of(part)
-            if record is not None and (isinstance(record, _TOLD_APART) or type(part) is types.FunctionType):
-                self._hashed.setdefault(id(record), record)
+            self.note_told(part)
+
+    def note_told(self, value: Any) -> None:
+        """An object is told from others of its kind: from those noted so far, and from those to come."""
+        record = self._heap.record_of(value)
+        if record is not None and (isinstance(record, _TOLD_APART) or type(value) is types.FunctionType):
+            self._told.setdefault(id(record), record)
 
     def separated(self) -> list[Guard]:
-        """Keys that were told apart must not come to be one object."""
+        """Objects that were told apart must not come to be one."""
         kinds: dict[type, list[Source]] = {}
-        for record in self._hashed.values():
+        for record in self._told.values():
             kinds.setdefault(type(record.real), []).append(record.base)
         moving = [bases for bases in kinds.values() if any(base.kind != "const" for base in bases)]
         return [Guard("separate", bases[0], tuple(bases), None) for bases in moving if len(bases) > 1]

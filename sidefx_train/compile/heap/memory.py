@@ -46,6 +46,7 @@ class GivenMemory:
         self.count = 0
         self.warn: Callable[[str], None] | None = None
         self._grown: dict[int, torch.Tensor] = {}
+        self._replaced: list[TensorRecord] = []
 
     def assign(self, tensor: torch.Tensor, value: Any) -> None:
         """``tensor.data = value``."""
@@ -204,6 +205,7 @@ class GivenMemory:
         if record.home is not None:
             return
         tracer = self.heap.tracer
+        self._replaced.append(record)
         record.home = compat.fake_counted(record.shadow)
         compat.track(record.home, fx.Proxy(tracer.node_of(record.shadow), tracer.tracer), tracer.tracer)
 
@@ -226,11 +228,11 @@ class GivenMemory:
         record = self.heap.record_of(tensor)
         if isinstance(record, TensorRecord):
             return record
-        return next((each for each in self.replaced() if each.home is tensor), None)
+        return next((each for each in self._replaced if each.home is tensor), None)
 
-    def replaced(self) -> list[TensorRecord]:
+    def replaced(self) -> tuple[TensorRecord, ...]:
         """Tensors from outside that have been given other memory."""
-        return [r for r in self.heap.by_real.values() if isinstance(r, TensorRecord) and r.home is not None]
+        return tuple(self._replaced)
 
 
 def _storage(tensor: torch.Tensor) -> int:

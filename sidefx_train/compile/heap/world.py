@@ -25,7 +25,7 @@ from sidefx_train.compile.capture.world import ABSENT, hidden_attr
 from sidefx_train.compile.heap import classes, derived, finalizers, natives, notices, opaque, stack, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
-from sidefx_train.compile.heap.calling import CallingWorld
+from sidefx_train.compile.heap.calling import HASHED, CallingWorld
 from sidefx_train.compile.heap.counters import Writes
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.domains import needs_values, operator_raises
@@ -544,8 +544,7 @@ class TraceWorld(CallingWorld):
             and name in natives.OPERATORS
             and not (any(map(_decides, args[:2])) or derived.decides(self, name, args))
         ):
-            for value in args:
-                self.touch(value, asked=name)
+            self._touch_operands(name, args)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
             by_value = derived.needs_value(args) or (
@@ -559,9 +558,10 @@ class TraceWorld(CallingWorld):
             array = self.heap.by_shadow.get(id(value))
             if isinstance(array, ArrayRecord) and array.shadow is value:
                 array.operate(name if value is first else "")
-        shallow = name in _SHALLOW
-        for value in args[:1] if shallow else args:
-            self.touch(value, deep=not shallow, asked=name)
+        if name in _SHALLOW:
+            self.touch(first, deep=False, asked=name)
+        else:
+            self._touch_operands(name, args)
         if name in ("getitem", "setitem", "delitem") and type(first) in (list, tuple, deque):
             if name == "setitem" and type(args[1]) is slice:
                 self.touch(args[2], deep=False)
@@ -569,6 +569,11 @@ class TraceWorld(CallingWorld):
         if name == "next" and record is not None and record.shadow is record.real:
             self.heap.refuse("SFX103", f"advances the outside iterator {record.source.label}")
         return ABSENT
+
+    def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
+        keyed = name == "contains" and type(args[0]) in HASHED
+        for i, value in enumerate(args):
+            self.touch(value, deep=i > 0 or not keyed, asked=name)
 
     def _refuse_unknown_index(self, index: Any) -> None:
         for item in index if isinstance(index, tuple) else (index,):

@@ -35,6 +35,8 @@ class Thing:
         self.items = [Slotted(), Slotted()]
         self.parts = [Plain(), Plain(), Plain()]
         self.numbered = {0: self.parts[0], 1: self.parts[1]}
+        self.spare: list[Any] = [{}, {}, {}]
+        self.log: dict[str, int] = {}
         self.counter = Counter(seen=1)
         self.weight = torch.nn.Parameter(torch.zeros(2, 3))
         self.state = {self.weight: {"step": torch.zeros(()), "avg": torch.zeros(2, 3)}}
@@ -121,6 +123,9 @@ def everything(thing: Thing) -> list[Guard]:
         Guard("taken", table.const(thing.space, "space"), taken(thing.space, "run", "missing")),
         Guard("body", table.const(thing.function, "function"), Body.of(thing.function)),
     ]
+    spare = [table.item(attr("spare"), place) for place in range(3)]
+    guards.append(Guard("separate", spare[0], (*spare, attr("log"))))
+    guards.append(Guard("disjoint", root, ((root, attr("table")), (attr("ordered"), attr("counts")))))
     for key in ("step", "avg"):
         held = thing.state[thing.weight][key]
         guards.append(Guard("is", table.item(state, key), held))
@@ -158,6 +163,9 @@ CHANGES: dict[str, Callable[[Thing], Any]] = {
     "other objects": lambda t: t.parts.reverse(),
     "an object by number": lambda t: t.numbered.update({1: Plain()}),
     "a replaced parameter": lambda t: setattr(t, "weight", torch.nn.Parameter(torch.zeros(2, 3))),
+    "two objects that are one": lambda t: t.spare.__setitem__(2, t.spare[0]),
+    "an object that is another one": lambda t: setattr(t, "log", t.spare[1]),
+    "an object that is one of others": lambda t: setattr(t, "ordered", t.table),
     "a hook": lambda t: t.weight.register_hook(_no_hook),
     "a post-accumulate hook": lambda t: t.weight.register_post_accumulate_grad_hook(_no_hook),
     "a gradient": lambda t: setattr(t.weight, "grad", torch.zeros(2, 3)),
@@ -330,6 +338,25 @@ def test_objects_in_a_list_are_compared_at_once() -> None:
     check = _checks(everything(thing))["native"]
     thing.numbered = dict(reversed(thing.numbered.items()))
     assert check()
+
+
+def test_other_objects_as_different() -> None:
+    thing = Thing()
+    guards = [guard for guard in everything(thing) if guard.kind in ("separate", "disjoint")]
+    checks = _checks(guards)
+    for change in (
+        lambda: None,
+        lambda: thing.spare.reverse(),
+        lambda: thing.spare.__setitem__(0, []),
+        lambda: setattr(thing, "log", thing.ordered),
+        lambda: setattr(thing, "table", thing.spare[0]),
+        lambda: setattr(thing, "ordered", thing.counts),
+    ):
+        change()
+        for name, check in checks.items():
+            assert [check(), check()] == [True] * 2, name
+    thing.counts = thing.table  # type: ignore[assignment]
+    assert not any(check() for check in checks.values())
 
 
 def test_another_dict_with_the_same_contents() -> None:

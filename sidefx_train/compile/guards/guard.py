@@ -103,6 +103,11 @@ class Guard:
         return f"{self.value}"
 
 
+def told_apart(guard: Guard) -> tuple[Source, ...]:
+    """What a guard of the kind ``separate`` or ``disjoint`` is about."""
+    return (*guard.value[0], *guard.value[1]) if guard.kind == "disjoint" else guard.value
+
+
 @dataclass(frozen=True)
 class TensorFacts:
     """What a tensor looked like at entry; a size or stride of ``None`` may be any."""

@@ -18,7 +18,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.codegen import tensor_check, write_guards
 from sidefx_train.compile.guards.definitions import Body, Taken
-from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.guards.guard import Guard, told_apart
 from sidefx_train.compile.heap.records import is_plain
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.native import guards_module, guards_ready
@@ -26,6 +26,7 @@ from sidefx_train.compile.native.guards import LOADS, TESTS
 from sidefx_train.compile.residual.writer import Writer, compile_function
 
 _KINDS = frozenset({"is", "equal", "type", "length", "keys", "absent", "no_item", "order", "taken", "body", "memory"})
+_APART = frozenset({"separate", "disjoint"})
 _HOOKS = {"_backward_hooks": "hooks", "_post_accumulate_grad_hooks": "late_hooks"}
 
 
@@ -45,19 +46,9 @@ def _is_held(guard: Guard) -> bool:
         return guard.source.kind == "const" and compat.is_plain_strided(guard.source.key)
     if guard.kind == "same":
         return not guard.value.from_arguments
-    return guard.kind in (
-        "is",
-        "equal",
-        "type",
-        "length",
-        "keys",
-        "absent",
-        "no_item",
-        "order",
-        "taken",
-        "body",
-        "memory",
-    )
+    if guard.kind in _APART:
+        return not any(source.from_arguments or _through_array(source) for source in told_apart(guard))
+    return guard.kind in _KINDS
 
 
 def _through_array(source: Source | None) -> bool:
@@ -151,6 +142,7 @@ class _Assembler:
         self.roots: list[Source] = []
         self.needed: set[int] = set()
         self.pairs = [guard for guard in guards if guard.kind == "same"]
+        self.apart = [guard for guard in guards if guard.kind in _APART]
         self.memory = [guard for guard in guards if guard.kind == "memory"]
         empty = {id(g.source) for g in guards if g.kind == "length" and g.value == 0}
         self.tensors = {id(guard.source.key): guard.source.key for guard in guards if guard.kind == "tensor"}
@@ -160,7 +152,11 @@ class _Assembler:
             if guard.kind in ("tensor", "memory") or id(guard) in folded:
                 continue
             self._place(guard.source)
-            if guard.kind == "same":
+            if guard.kind in _APART:
+                for source in told_apart(guard):
+                    self._place(source)
+                    self.needed.add(id(source))
+            elif guard.kind == "same":
                 self._place(guard.value)
                 self.needed |= {id(guard.source), id(guard.value)}
             elif guard.kind == "absent":
@@ -174,7 +170,8 @@ class _Assembler:
         used: list[int] = []
         for guard in guards:
             used.append(id(guard.source))
-            for source in (guard.source, guard.value if guard.kind == "same" else None):
+            others = told_apart(guard) if guard.kind in _APART else (guard.value,) if guard.kind == "same" else ()
+            for source in (guard.source, *others):
                 while source is not None and source.parent is not None:
                     source = source.parent
                     used.append(id(source))
@@ -213,6 +210,10 @@ class _Assembler:
         for guard in self.pairs:
             first, second = (self._kept(source) for source in (guard.source, guard.value))
             self._emit(("register", first, None, None), "same", None, second)
+        for guard in self.apart:
+            kept = tuple(map(self._kept, told_apart(guard)))
+            ones = len(guard.value[0]) if guard.kind == "disjoint" else 0
+            self._emit(("const", -1, guard.kind, None), "apart", kept, ones)
         if self.tensors:
             self._emit(("tensors", -1, tuple(map(self._tensor, self.tensors.values())), None), "none", None)
         for guard in self.memory:  # when all tensors have been looked at

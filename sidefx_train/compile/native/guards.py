@@ -14,9 +14,11 @@ LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "
 
 TESTS = (
     "none", "is", "same", "type", "equal", "length", "empty", "keys", "items", "absent", "no_item", "taken", "body",
-    "memory",
+    "apart", "memory",
 )  # fmt: skip
-"""What it tests; for ``taken`` and ``body`` see ``guards/definitions.py``, for ``memory`` ``guards/memory.py``."""
+"""What it tests; for ``taken`` and ``body`` see ``guards/definitions.py``, for ``memory`` ``guards/memory.py``. The
+operand of ``apart`` are registers whose objects must be different ones, or of which the first (their number) must be
+none of the others."""
 
 SOURCE = r"""
 enum Load {
@@ -25,7 +27,7 @@ enum Load {
 };
 enum Test {
     T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ITEMS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY,
-    T_MEMORY
+    T_APART, T_MEMORY
 };
 
 // What every call looks at, two to a cache line. Objects are borrowed: the tuple of instructions keeps them.
@@ -48,9 +50,41 @@ struct Reading {
     uint64_t version;  // of a namespace, when it last held
 };
 
+// Registers whose objects must be different ones, or of which the first must be none of the others.
+struct Group {
+    std::vector<int32_t> registers;
+    size_t ones;                  // 0: all different
+    std::vector<PyObject*> seen;  // what they held when that was so
+
+    bool holds(PyObject** values) {
+        bool unchanged = seen.size() == registers.size();
+        for (size_t i = 0; unchanged && i < registers.size(); ++i) unchanged = values[registers[i]] == seen[i];
+        if (unchanged) return true;
+        size_t size = 1;
+        while (size < 2 * registers.size()) size *= 2;
+        std::vector<PyObject*> table(size, nullptr);
+        auto slot = [&](PyObject* value) -> PyObject*& {  // where it is, or would be put
+            size_t place = (reinterpret_cast<uintptr_t>(value) >> 4) & (size - 1);
+            while (table[place] && table[place] != value) place = (place + 1) & (size - 1);
+            return table[place];
+        };
+        for (size_t i = ones; i < registers.size(); ++i) {
+            PyObject*& found = slot(values[registers[i]]);
+            if (found && !ones) return false;
+            found = values[registers[i]];
+        }
+        for (size_t i = 0; i < ones; ++i)
+            if (slot(values[registers[i]])) return false;
+        seen.clear();
+        for (int32_t place : registers) seen.push_back(values[place]);
+        return true;
+    }
+};
+
 struct GuardProgram {
     std::vector<Instruction> code;
     std::vector<Reading> readings;  // of the instruction at the same place
+    std::vector<Group> groups;
     std::vector<HeldTensor> tensors;
     std::vector<int64_t> layouts;
     ThreadKeys keys = ThreadKeys::now();
@@ -276,6 +310,7 @@ static bool test_value(GuardProgram& program, const Instruction& in, PyObject* v
         case T_NO_ITEM: return !stored(value, in.operand) && !PyErr_Occurred();
         case T_TAKEN: return same_names(value, in.operand, program.readings[&in - program.code.data()].version);
         case T_BODY: return same_body(value, in.operand);
+        case T_APART: return program.groups[program.readings[&in - program.code.data()].index].holds(registers);
         default: return same_memory(program, in);
     }
 }
@@ -388,6 +423,13 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
         how.hash = load == L_ENTRY || load == L_ITEM ? PyObject_Hash(how.key) : 0;
         how.index = PyLong_CheckExact(how.key) ? (int32_t)PyLong_AsSsize_t(how.key) : -1;
         if (PyErr_Occurred()) { delete program; return nullptr; }
+        if (test == T_APART) {
+            Group group{{}, (size_t)number, {}};
+            for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(operand); ++k)
+                group.registers.push_back((int32_t)PyLong_AsLong(PyTuple_GET_ITEM(operand, k)));
+            how.index = (int32_t)program->groups.size();
+            program->groups.push_back(std::move(group));
+        }
         if (load == L_GATE) {
             in.version = 0;
         } else if (load == L_TENSORS) {

@@ -643,6 +643,34 @@ def without_recording(fake_mode: FakeTensorMode) -> Iterator[None]:
             yield
 
 
+def know_grouped_products() -> None:
+    """Stand-ins of grouped products for the types that CPU kernels take: torch's own knows bfloat16 alone."""
+    from torch._subclasses import fake_impls
+
+    op = torch.ops.aten._grouped_mm.default
+    if op not in fake_impls.op_implementations_dict:
+        fake_impls.register_op_impl(op)(_grouped_product)
+
+
+def _grouped_product(
+    mode: Any, func: Any, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    if (
+        a.device.type != "cpu"
+        or a.dtype not in (torch.float32, torch.float16)
+        or b.dtype != a.dtype
+        or bias is not None
+    ):
+        return NotImplemented
+    groups = (a if a.dim() == 3 else b).shape[:1] if a.dim() == 3 or b.dim() == 3 else offs.shape
+    size = (*(groups if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
+    dtype = out_dtype or a.dtype
+    alignment = 16 // dtype.itemsize  # rows begin at multiples of 16 bytes
+    row = (size[-1] + alignment - 1) // alignment * alignment
+    with mode:
+        return torch.empty_strided(size, (size[-2] * row, row, 1)[-len(size) :], dtype=dtype, device=a.device)
+
+
 def fake_constant(fake_mode: FakeTensorMode, constant: Any) -> Any:
     """The fake of a constant tensor of a graph; anything else is itself."""
     return fake_mode.from_tensor(constant, static_shapes=True) if isinstance(constant, torch.Tensor) else constant
@@ -1650,6 +1678,11 @@ def real_world() -> Iterator[None]:
 
     with disable_proxy_modes_tracing(), unset_fake_temporarily():
         yield
+
+
+def assumes_constant(fn: Any) -> bool:
+    """True for what ``torch.compiler.assume_constant_result`` was called with."""
+    return bool(getattr(fn, "_dynamo_marked_constant", False))
 
 
 def symbol_of_input(number: Any) -> Any:

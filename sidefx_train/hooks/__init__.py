@@ -12,4 +12,5 @@ from sidefx_train.hooks import nan_checks as nan_checks
 from sidefx_train.hooks import numbers as numbers
 from sidefx_train.hooks import parameters as parameters
 from sidefx_train.hooks import rng as rng
+from sidefx_train.hooks import settled as settled
 from sidefx_train.hooks import transformers as transformers

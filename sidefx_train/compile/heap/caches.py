@@ -3,7 +3,8 @@
 A cache made in the step is C code around a function that re-enters the interpreter. A cache from outside cannot be
 looked into: its function is interpreted at the first call with the same arguments in a step. That gives the cached
 value, as long as the function does nothing else and its value follows from the arguments, which is checked; others are
-called natively, between two parts of the step.
+called natively, between two parts of the step. What ``torch.compiler.assume_constant_result`` declares to be constant
+is asked for during the capture.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.codegen import cell_is_set
 from sidefx_train.compile.heap import effects
 from sidefx_train.compile.heap.definitions import chains_of
@@ -53,6 +56,11 @@ def call(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, 
     key = (id(fn), args, tuple(kwargs.items())) if is_plain(args) and is_plain(tuple(kwargs.values())) else None
     if key is not None and key in world.caches.found:
         return world.caches.found[key]
+    if key is not None and compat.assumes_constant(fn.__wrapped__):
+        value = settled(fn, args, kwargs)
+        if value is not ABSENT:
+            world.caches.found[key] = value
+            return value
     if is_library(fn.__module__):
         value = world.interp.call(fn.__wrapped__, args, kwargs)
     else:
@@ -70,6 +78,15 @@ def call(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if key is not None:
         world.caches.found[key] = value
     return value
+
+
+def settled(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function gives at any time in this process; :data:`ABSENT` if an argument or the value is an object."""
+    if not is_plain(args) or not is_plain(tuple(kwargs.values())):
+        return ABSENT
+    with compat.real_world():
+        value = fn(*args, **kwargs)
+    return value if is_plain(value) else ABSENT
 
 
 def _follows(fn: Any) -> bool:

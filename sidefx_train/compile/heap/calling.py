@@ -200,6 +200,10 @@ class CallingWorld:
                             return answer
             if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
                 return None
+            if fn.__dict__ and compat.assumes_constant(fn):
+                answer = caches.settled(fn, args, kwargs)
+                if answer is not ABSENT:
+                    return answer
             file = fn.__code__.co_filename
             if file.endswith(_DISABLERS) and file.startswith(_TORCH_DIR):
                 inner = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "__wrapped__", None)

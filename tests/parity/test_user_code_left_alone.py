@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import functools
+import importlib.metadata
+import os
 import sys
 import time
 import weakref
@@ -413,3 +415,60 @@ def test_a_metaclass_is_called_once():
         for call in range(3):
             fn(torch.ones(2) + call, lines[-1])
     assert lines[0] == lines[1]
+
+
+def declared_constant():
+    log = Log()
+
+    @functools.lru_cache
+    @torch.compiler.assume_constant_result
+    def newer(version):
+        log.lines.append("asked")
+        return importlib.metadata.version("torch") >= version
+
+    @torch.compiler.assume_constant_result
+    def factor(n):
+        return float(os.environ.get("SIDEFX_NO_SUCH_NAME", n))
+
+    def step(x):
+        return x * factor(3) if newer("1.0") else x
+
+    return step, lambda call: None, log
+
+
+def installed_versions():
+    log = Log()
+
+    def step(x):
+        try:
+            importlib.metadata.version("no-such-package")
+        except importlib.metadata.PackageNotFoundError:
+            log.value = "missing"
+        return x * len(importlib.metadata.version("torch"))
+
+    return step, lambda call: None, log
+
+
+@pytest.mark.parametrize("make", [declared_constant, installed_versions])
+def test_what_stays_the_same_in_a_process_is_asked_for_in_the_capture(make):
+    assert parity(make, fullgraph=True).replays == 4
+
+
+def test_a_constant_that_is_an_object_or_takes_one_is_computed():
+    def make():
+        log = Log()
+
+        @torch.compiler.assume_constant_result
+        def window(n):
+            return torch.arange(float(n))
+
+        @torch.compiler.assume_constant_result
+        def shape(x):
+            return tuple(x.shape)
+
+        def step(x):
+            return x.sum() * window(3) * shape(x)[0]
+
+        return step, lambda call: None, log
+
+    parity(make, fullgraph=True)

@@ -153,6 +153,9 @@ UNDIVIDED_FUNCTIONS: dict[str, frozenset[str]] = {
 }
 """Functions of that kind in modules with others."""
 
+SETTLED_FUNCTIONS = {("importlib.metadata", "version")}
+"""Functions in those modules whose answer stays the same in a process (see ``hooks/settled.py``)."""
+
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
 
 DEFERRED_METHODS: dict[str, frozenset[str]] = {
@@ -206,6 +209,8 @@ def is_undivided(fn: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_undivided(module: str, name: str, path: str) -> bool:
+    if (module, path) in SETTLED_FUNCTIONS:
+        return False
     if not UNDIVIDED_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
         return True
     return any(module == known or module.startswith(known + ".") for known in UNDIVIDED_MODULES)

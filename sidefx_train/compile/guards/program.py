@@ -40,22 +40,25 @@ def split(guards: list[Guard]) -> tuple[list[Guard], list[Guard]]:
 
 
 def _is_held(guard: Guard) -> bool:
-    if guard.source.from_arguments or _through_array(guard.source):
+    if guard.source.from_arguments or _is_unreadable(guard.source):
         return False
     if guard.kind == "tensor":
         return guard.source.kind == "const" and compat.is_plain_strided(guard.source.key)
     if guard.kind == "same":
         return not guard.value.from_arguments
     if guard.kind in _APART:
-        return not any(source.from_arguments or _through_array(source) for source in told_apart(guard))
+        return not any(source.from_arguments or _is_unreadable(source) for source in told_apart(guard))
     return guard.kind in _KINDS
 
 
-def _through_array(source: Source | None) -> bool:
-    """True for what is read from the tensor over an array, which is made anew to be looked at."""
-    while source is not None and source.kind != "array":
+def _is_unreadable(source: Source | None) -> bool:
+    """True for what is read from the tensor over an array, which is made anew to be looked at, or past the
+    ``__getattribute__`` of an object with slots."""
+    while source is not None:
+        if source.kind == "array" or (source.kind == "slot" and source.parent is not None and source.parent.hooked):
+            return True
         source = source.parent
-    return source is not None
+    return False
 
 
 def object_check(guards: list[Guard]) -> Callable[[], bool]:

@@ -115,7 +115,7 @@ static inline PyObject* load_value(
             return from;
         case L_DICT:
             if (PyObject** place = _PyObject_GetDictPtr(from); place && *place) return *place;
-            return owned = PyObject_GetAttr(from, name_dict);
+            return owned = PyObject_GenericGetAttr(from, name_dict);  // past a ``__getattribute__`` of the user's
         case L_ENTRY:
         case L_ITEM:
             // Past the methods of subclasses; nothing is added to a defaultdict.

@@ -313,3 +313,26 @@ def test_what_is_taken_from_outside_dies_in_the_step(kind: Any, where: str) -> N
             step(torch.ones(2))
         courses.append(lines)
     assert courses[0] == courses[1]
+
+
+def test_an_object_from_outside_with_a_proxy():
+    """Regression: a proxy has no attribute of its own to ask for its callback by; the step was left to eager."""
+    runs = []
+    for compiled in (False, True):
+        log: list[Any] = []
+        box = Thing()
+        box.scale = 2
+        proxy = weakref.proxy(box)
+
+        def step(x, box=box, log=log, proxy=proxy):
+            held = box
+            breaks_here()
+            held.scale += 1
+            log.append(proxy.scale)
+            return x * proxy.scale
+
+        run = sidefx_train.compile(step, backend="aot_eager") if compiled else step
+        log += [run(torch.ones(2)).tolist() for _ in range(3)]
+        runs.append(log)
+    assert runs[0] == runs[1]
+    assert not run.report().fallbacks

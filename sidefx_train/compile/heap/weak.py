@@ -8,6 +8,7 @@ from outside has died all the same, the callback should have run: such a step is
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,15 @@ def check_keys(heap: Heap, base: Source, keys: Iterable[Any]) -> None:
 
 def calls_back(target: Any) -> bool:
     """True if the death of an outside object runs code of the program, not just that of a weak container."""
-    callbacks = [ref.__callback__ for ref in weakref.getweakrefs(target)]
+    callbacks = [_callback_of(ref) for ref in weakref.getweakrefs(target)]
     return any(call is not None and not is_library(getattr(call, "__module__", None) or "") for call in callbacks)
+
+
+def _callback_of(ref: Any) -> Any:
+    """Who is called when what a reference, or a proxy, leads to dies: an attribute of a proxy is that of the object."""
+    if issubclass(type(ref), weakref.ReferenceType):
+        return ref.__callback__
+    return next(iter(gc.get_referents(ref)), None)
 
 
 def make(world: CallingWorld, args: tuple[Any, ...]) -> Any:

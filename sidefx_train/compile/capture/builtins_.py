@@ -12,6 +12,7 @@ import builtins
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -316,6 +317,8 @@ def is_instance(interp: Interpreter, obj: Any, cls: Any) -> bool:
 def _default_instance(interp: Interpreter, obj: Any, seen: type, cls: type) -> bool:
     if attributes.is_subtype(seen, cls):
         return True
+    if type(obj) in weakref.ProxyTypes:  # an attribute of a proxy is that of the object
+        return attributes.is_subtype(interp.getattr(obj, "__class__"), cls)
     if is_static(type(obj)):
         return False
     claim = interp.world.class_attr(seen, "__class__")

@@ -209,6 +209,8 @@ class CallingWorld:
                 inner = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "__wrapped__", None)
                 if inner is not None:
                     return self.interp.call(inner, args, kwargs)
+        if cls in weakref.ProxyTypes:
+            return self.interp.call(weak.through(self, fn), args, kwargs)
         if fn is int or fn is float or fn is bool:
             return natives.convert_number(self, fn, args)
         if _joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):

@@ -8,6 +8,7 @@ from outside has died all the same, the callback should have run: such a step is
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterable
@@ -57,6 +58,25 @@ def _callback_of(ref: Any) -> Any:
     if issubclass(type(ref), weakref.ReferenceType):
         return ref.__callback__
     return next(iter(gc.get_referents(ref)), None)
+
+
+def through(world: CallingWorld, proxy: Any) -> Any:
+    """The object that a proxy leads to, as the step sees it.
+
+    Raises:
+        ReferenceError: it is dead, as using the proxy would.
+    """
+    record, target = world.heap.record_of(proxy), _target(proxy)
+    if record is None:  # made in the step
+        return target
+    if not any(ref is proxy for ref in weakref.getweakrefs(target)):
+        world.heap.refuse("SFX104", f"uses {record.source.label}, a proxy of what cannot be found")
+    finds = world.heap.sources.const(functools.partial(_target, proxy), record.source.label)
+    return world.heap.shadow(target, world.heap.sources.call(finds))
+
+
+def _target(proxy: Any) -> Any:
+    return getattr(proxy.__init__, "__self__", None)
 
 
 def make(world: CallingWorld, args: tuple[Any, ...]) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
-from sidefx_train.compile.capture import operators, policy
+from sidefx_train.compile.capture import attributes, operators, policy
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
@@ -462,6 +462,8 @@ class TraceWorld(CallingWorld):
             return getattr(self.guarded(natives.concrete, (obj,), {}), name)
         if issubclass(type(obj), OutsideIterator):
             obj.refuse()
+        if type(obj) in weakref.ProxyTypes:
+            return attributes.load(self.interp, weak.through(self, obj), name)
         if type(obj) is types.FrameType and name == "f_back":
             return stack.caller_of(self, obj)
         if type(obj) is compat.FakeTensor:
@@ -492,11 +494,17 @@ class TraceWorld(CallingWorld):
                 setattr(obj, name, natives.concrete(value) if type(value) is torch.SymBool else value)
                 return True
             return False
+        if type(obj) in weakref.ProxyTypes:
+            attributes.store(self.interp, weak.through(self, obj), name, value)
+            return True
         if issubclass(type(obj), torch.nn.Module):
             return natives.module_setattr(self, obj, name, value)
         return False
 
     def override_delattr(self, obj: Any, name: str) -> bool:
+        if type(obj) in weakref.ProxyTypes:
+            attributes.delete(self.interp, weak.through(self, obj), name)
+            return True
         if issubclass(type(obj), torch.nn.Module):
             return natives.module_delattr(self, obj, name)
         return False

@@ -66,7 +66,7 @@ STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default
 def _plain(given: GraphInput) -> bool:
     value = given.example
     sizes = (*value.shape, *value.stride(), value.storage_offset())
-    return all(isinstance(n, int) for n in sizes) and not value.is_neg()
+    return all(isinstance(n, int) for n in sizes) and not value.is_conj() and not value.is_neg()
 
 
 def _base(positions: list[int], given: list[GraphInput], views: list[torch.Tensor]) -> SyntheticBase:
@@ -98,11 +98,6 @@ def place_in(base: SyntheticBase, view: torch.Tensor, inputs: tuple[GraphInput, 
 
 def view_of(base: torch.Tensor, member: Member) -> torch.Tensor:
     """The input as a view of its base, by slices where it is contiguous."""
-    view = _memory_of(base, member)
-    return torch.ops.aten._conj.default(view) if member.example.is_conj() else view
-
-
-def _memory_of(base: torch.Tensor, member: Member) -> torch.Tensor:
     like = member.example
     start = member.start // base.itemsize
     if base.dtype != like.dtype:

@@ -81,7 +81,6 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     made_outside = {*updates, *residual.customs}
     _check_separate(world, [fake for i, fake in differentiable.items() if i not in made_outside])
     tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
-    _check_bits(world, metadata.inputs)
     inputs = _inputs(world, metadata.inputs)
     _check_leaves(world, list(fakes.values()), {edge.node for _, edge in inputs})
     before = observe(world)
@@ -258,18 +257,6 @@ def _stopping_at(edges: list[Any]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _check_bits(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> None:
-    """Refuses new histories in memory that an input shows as its conjugate or negative: gradients change on the way."""
-    records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
-    turned = {storage_of(r.memory): r for r in records if r.real.is_conj() or r.real.is_neg()}
-    reals = [world.tracer.real_inputs[facts.position] for facts in inputs if facts.updates_history]
-    for real in reals:
-        seen = turned.get(storage_of(world.heap.by_real[id(real)].memory))  # type: ignore[attr-defined]
-        if seen is not None and len([r for r in records if storage_of(r.memory) == storage_of(seen.memory)]) > 1:
-            reason = f"{seen.source.label}, a conjugate or negative view, has its history from another tensor"
-            world.heap.refuse("SFX107", reason)
 
 
 def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any]) -> None:

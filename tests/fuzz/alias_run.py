@@ -17,7 +17,7 @@ from tests.opinfo.compare import same_contents
 
 CALLS = 3
 _FILE = "<alias program>"
-_NODE = re.compile(r",? ?(which is )?output \d+ of \w+,?|\w*Backward\w*|CopySlices")
+_NODE = re.compile(r",? ?(which is )?output \d+ of [\w:]+,?|\w*Backward\w*|CopySlices")
 SAID: list[Any] = []
 
 

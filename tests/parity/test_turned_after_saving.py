@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import sidefx_train
 from tests.fuzz.alias_run import check
 from tests.parity.test_alias_cases import source_of
 
@@ -41,3 +43,46 @@ def test_turned(name, turn, then):
     names = ", ".join(f"{part[0]!r}: {part[0]}" for part in arguments.split("; "))
     after = f"attempt({line!r}, 'exec', outs, {{{names}}})"
     assert check(source_of((arguments, step, after))).replays == 3
+
+
+BITS = {
+    "negative": torch._neg_view,
+    "conjugate": lambda t: torch.view_as_complex(t.view(3, 2, 2)).conj(),
+    "pairs": lambda t: torch.view_as_real(torch.view_as_complex(t.view(3, 2, 2))),
+    "plain": lambda t: t.view(3, 4),
+}
+WRITES = {
+    "nothing": lambda whole, view: None,
+    "whole": lambda whole, view: whole.index_fill_(0, torch.tensor([0]), 2.0),
+    "view": lambda whole, view: view.mul_(2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+@pytest.mark.parametrize("written", WRITES)
+@pytest.mark.parametrize("turn", ["transpose_(0, 1)", "unsqueeze_(0)"])
+@pytest.mark.parametrize("kind", BITS)
+def test_a_view_that_strides_do_not_describe_is_turned(kind, turn, written):
+    """Autograd forgets how such a view was turned once its memory is written, and may fail for it later."""
+    view_of, write = BITS[kind], WRITES[written]
+
+    def step(x):
+        whole = x * 2
+        view = view_of(whole)
+        eval(f"view.{turn}")
+        write(whole, view)
+        made = view * 1
+        made.abs().sum().backward()
+        return made.detach()
+
+    def run(called):
+        x = torch.arange(12.0).view(3, 4).sin().requires_grad_()
+        try:
+            made = called(x)
+        except RuntimeError as error:
+            return str(error).partition(" returned an invalid gradient")[2]
+        return made.resolve_conj().resolve_neg().tolist(), x.grad.tolist()
+
+    captured = sidefx_train.compile(step, backend="aot_eager")
+    for _ in range(2):
+        assert run(captured) == run(step)

@@ -1,7 +1,8 @@
-"""Views that ``as_strided`` makes of other views, once their memory has been written.
+"""Views that ``as_strided`` makes of other views, and such as strides do not describe, once their memory was written.
 
 They reach all memory, and their derivative only what they are made of. Autograd makes the history of a view anew once
 its base has been written: outside as a view of the base, which reaches all of that, of a stand-in as the view was made.
+What turned a conjugate or negative view in place is forgotten outside then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.ancestry import counted_since, first_of, is_replayed, parent_of, way_up
+from sidefx_train.compile.ancestry import changes_layout, counted_since, first_of, is_replayed, parent_of, way_up
 from sidefx_train.compile.functionalize.bases import STRIDED
 from sidefx_train.errors import Unsupported
 
@@ -38,6 +39,12 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
         if not tensor._is_view() or not tracer.has_node(tensor):
             continue
         up = way_up(tracer.node_of(tensor))
+        turn = next((node for node in up if changes_layout(node)), None)
+        if turn is not None and any(map(_reads_otherwise, up)) and (writes or counted_since(turn)):
+            reason = f"{func} takes, with gradients, a conjugate or negative view that was turned in place"
+            stop = Unsupported("SFX107", f"{reason}, in memory that is written: autograd forgets the turn")
+            stop.whole = True  # behind a break it would be a view with its turn
+            raise stop
         strided = next((node for node in up if node.target in STRIDED), None)
         if strided is None or _is_of_base(strided, tensor, tracer):
             continue
@@ -45,6 +52,15 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
         if writes or counted_since(made):
             reason = f"{func} takes, with gradients, a view by as_strided of a view, in memory that is written"
             raise Unsupported("SFX107", f"{reason}: autograd makes its history anew")
+
+
+def _reads_otherwise(node: fx.Node) -> bool:
+    """True for a view that strides do not describe: a conjugate, a negative, or of another type."""
+    made, given = node.meta.get("val"), parent_of(node)
+    source = given.meta.get("val") if given is not None else None
+    if not isinstance(made, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    return (made.dtype, made.is_conj(), made.is_neg()) != (source.dtype, source.is_conj(), source.is_neg())
 
 
 def _is_of_base(strided: fx.Node, view: torch.Tensor, tracer: GraphTracer) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.ancestry import changes_layout
 from sidefx_train.compile.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.functionalize import layouts, rnn
 from sidefx_train.compile.functionalize.aliases import Aliases, extent
@@ -115,7 +116,7 @@ class Retracer:
         self.base_values: list[Any] = []
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
         self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
-        self.turned = {options.same[n]: n for n in traced.module.graph.nodes if turns(n)}
+        self.turned = {options.same[n]: n for n in traced.module.graph.nodes if changes_layout(n)}
         """Per tensor the last operation that changes its layout in place."""
 
     def run(self, wanted: Iterable[fx.Node]) -> Retraced:
@@ -237,7 +238,7 @@ class Retracer:
                 self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
             return
         given = self.options.same[node]
-        if given in self.member_of and turns(node):
+        if given in self.member_of and changes_layout(node):
             member, made = self.member_of[given], node.meta["val"]
             place = place_in(self.options.bases[member.base], made, self.traced.inputs, member.base)
             self.env[node] = view_of(self.base_values[member.base], place)
@@ -458,11 +459,6 @@ class Retracer:
             proxy = self.tracer.unwrap_proxy(value)
             return proxy.node if isinstance(proxy, fx.Proxy) else value
         return value
-
-
-def turns(node: fx.Node) -> bool:
-    """True for an operation that changes the layout of a tensor in place."""
-    return isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
 def _symbolic(args: tuple[Any, ...]) -> bool:

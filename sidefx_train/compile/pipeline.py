@@ -255,6 +255,8 @@ def _capture_once(
                 raise CaptureFailed("SFX204", "the step took another way the second time", point.location, None)
             _keep_grad_mode(world, state_check, grad_mode)
             world.locks.settle()
+            if tracer.stop is not None:
+                raise tracer.stop
             heap.memory.finish()
             wanted = bases_wanted(world)
             if wanted:

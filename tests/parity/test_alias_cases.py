@@ -16,6 +16,12 @@ _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 
 # name: (arguments, step, what happens afterwards)
 PROGRAMS = {
+    "a conjugate of an argument that was turned with autograd off, in written memory": (  # once the end of the process
+        f"x = {_WHOLE}.requires_grad_() * 1.5",
+        "a = torch.view_as_complex(x.reshape(-1, 2)).conj()\nwith torch.no_grad(): x.contiguous().unsqueeze_(0)\n"
+        "x.t().copy_(x.t()); return x.t()[::2].contiguous(), a",
+        "attempt('outs[1].as_strided_((2,), (1,))', 'eval', outs, {})",
+    ),
     "gradients of a view that was turned, of which another was made": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = x.sin(); b = a.expand(2, 3, 4); b.unsqueeze_(0); c = b.expand(2, *b.shape); return b + a, c",

@@ -40,11 +40,13 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
             continue
         up = way_up(tracer.node_of(tensor))
         turn = next((node for node in up if changes_layout(node)), None)
-        if turn is not None and any(map(_reads_otherwise, up)) and (writes or counted_since(turn)):
+        hides = turn is not None and any(map(_reads_otherwise, up)) and (writes or counted_since(turn))
+        if hides and tracer.stop is None:
             reason = f"{func} takes, with gradients, a conjugate or negative view that was turned in place"
-            stop = Unsupported("SFX107", f"{reason}, in memory that is written: autograd forgets the turn")
-            stop.whole = True  # behind a break it would be a view with its turn
-            raise stop
+            # Not raised here: where autograd makes a history anew, an error ends the process. And behind a break it
+            # would be a view with its turn.
+            tracer.stop = Unsupported("SFX107", f"{reason}, in memory that is written: autograd forgets the turn")
+            tracer.stop.whole = True
         strided = next((node for node in up if node.target in STRIDED), None)
         if strided is None or _is_of_base(strided, tensor, tracer):
             continue

@@ -46,6 +46,8 @@ class GraphTracer:
         self.placeholders: list[fx.Node] = []
         self.views: dict[fx.Node, torch.Tensor] = {}
         self.memory: GivenMemory | None = None
+        self.stop: Unsupported | None = None
+        """Why nothing that was recorded can be used, if so: found where it could not be raised."""
         self._twins: list[torch.Tensor | None] = []
         self._sharing: dict[int, list[tuple[torch.Tensor, fx.Node]]] = {}
         self._names: dict[str, int] = {}  # and how many were asked for

@@ -16,11 +16,11 @@ _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 
 # name: (arguments, step, what happens afterwards)
 PROGRAMS = {
-    "a conjugate of an argument that was turned with autograd off, in written memory": (  # once the end of the process
+    "a conjugate of an argument that is turned with autograd off, and written": (  # it ended the process
         f"x = {_WHOLE}.requires_grad_() * 1.5",
-        "a = torch.view_as_complex(x.reshape(-1, 2)).conj()\nwith torch.no_grad(): x.contiguous().unsqueeze_(0)\n"
-        "x.t().copy_(x.t()); return x.t()[::2].contiguous(), a",
-        "attempt('outs[1].as_strided_((2,), (1,))', 'eval', outs, {})",
+        "a = torch.view_as_complex(x.reshape(-1, 2)).conj(); b = x.contiguous(); v = x.transpose(0, -1); w = v[::2]; "
+        "with torch.no_grad(): b.unsqueeze_(0); v.copy_(v); return w.contiguous(), a",
+        "attempt('outs[0].zero_()', 'eval', outs, {})",
     ),
     "gradients of a view that was turned, of which another was made": (
         f"x = {_WHOLE}.requires_grad_()",

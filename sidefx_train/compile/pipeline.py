@@ -50,7 +50,6 @@ from sidefx_train.compile.guards.program import follow, object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, bases_wanted, collect
 from sidefx_train.compile.heap.iterators import given_state
-from sidefx_train.compile.heap.opaque import check_nothing_left
 from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, TensorRecord
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source
@@ -255,6 +254,7 @@ def _capture_once(
                 raise CaptureFailed("SFX204", "the step took another way the second time", point.location, None)
             _keep_grad_mode(world, state_check, grad_mode)
             world.locks.settle()
+            world.context.settle()
             if tracer.stop is not None:
                 raise tracer.stop
             heap.memory.finish()
@@ -263,7 +263,6 @@ def _capture_once(
                 return replace(learned, based=learned.based | wanted)
             effects = collect(world)
             heap.check_arrays(world.writes)
-            check_nothing_left(world.context, effects)
             counted = counters(world, effects)
             if counted:
                 return replace(learned, symbolic=learned.symbolic | counted)

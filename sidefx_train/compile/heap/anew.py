@@ -7,6 +7,7 @@ made before a break, or is given, is another object at every call: a closure ove
 
 from __future__ import annotations
 
+import contextvars
 import datetime
 import enum
 import re
@@ -52,6 +53,10 @@ _ITSELF = (
     torch.memory_format,
 )
 """What a step is captured for: another of them is another step."""
+
+
+HANDLES = (contextvars.Token,)
+"""Classes of C whose instances are handed back to what gave them, which makes one for every call."""
 
 
 def is_value(real: object) -> bool:

@@ -140,7 +140,7 @@ class Checkpoint:
         self.records = {id(record): (record, record.save()) for record in all_records(world)}
         self.class_writes = dict(world.class_writes)
         self.deferred = list(world.deferred)
-        self.variables = dict(world.context.values)
+        self.variables = world.context.count()
         self.freed = set(world.freed)
         self.states = len(world.pending_state)
         self.given = heap.memory.count
@@ -149,7 +149,7 @@ class Checkpoint:
             *self.live,
             *frames(world),
             *self.class_writes.values(),
-            *self.variables.values(),
+            *world.context.held(),
             *self.deferred,
         ]
         roots += [record.shadow for record in heap.by_real.values()]
@@ -189,8 +189,7 @@ class Checkpoint:
         world.class_writes.clear()
         world.class_writes.update(self.class_writes)
         world.deferred[:] = self.deferred
-        world.context.values.clear()
-        world.context.values.update(self.variables)
+        world.context.take_back(self.variables)
         world.freed.clear()
         world.freed.update(self.freed)
 

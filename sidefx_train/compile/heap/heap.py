@@ -668,7 +668,7 @@ class Heap:
             if made_anew and anew.is_value(real):
                 self.guard("equal", source, real)
                 self.register(Record(self, real, real, source, source))
-            elif made_anew and not readable and not runs_pure_code(cls):
+            elif made_anew and not readable and (cls in anew.HANDLES or not runs_pure_code(cls)):
                 self.guard("type", source, cls)
                 self.register(Record(self, real, real, source, source))
             else:

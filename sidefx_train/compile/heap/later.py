@@ -89,7 +89,7 @@ class DeferredCall:
         kwargs: likewise.
         location: the user's line.
         place: makes the call for functions that look at who calls them.
-        result: stands for the returned value in the rest of the step, if that goes on to use it.
+        result: stands for the returned value in the rest of the step: a :class:`CallResult`, or an object like it.
     """
 
     fn: Callable[..., Any]
@@ -97,7 +97,7 @@ class DeferredCall:
     kwargs: dict[str, Any]
     location: Location | None
     place: Place | None = None
-    result: CallResult | None = None
+    result: Any = None
 
     def describe(self) -> str:
         name = getattr(self.fn, "__qualname__", None) or getattr(self.fn, "__name__", repr(self.fn))

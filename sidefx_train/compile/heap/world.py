@@ -69,7 +69,7 @@ class TraceWorld(CallingWorld):
         whole: names of classes whose methods are not captured but replayed whole after the graph.
         running: objects of such kinds whose method is being interpreted.
         deferred: calls to replay after the graph, in order.
-        context: context variables that the step sets and resets.
+        context: context variables that the step reads, sets and resets.
         locks: locks that it takes and releases.
         freed: autograd nodes whose graph a backward pass has freed.
         hooked: autograd nodes of tensors on which the step registered a hook.

@@ -230,6 +230,28 @@ def test_an_error_that_nobody_handles():
     parity(trained(after), whole=False, captures=None)
 
 
+def test_an_unset_variable_of_the_enclosing_function():
+    def step(x, seen):
+        def walk():
+            os.getpid()
+            yield 1
+            try:
+                yield late
+            except NameError as error:
+                yield type(error).__name__, str(error)
+
+        seen.append(list(walk()))
+        late = x * 2
+        return late
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    wanted, found = [], []
+    for _ in range(3):
+        step(torch.ones(1), wanted)
+        compiled(torch.ones(1), found)
+    assert found == wanted and wanted[0][1][0] == "NameError"
+
+
 @pytest.mark.parametrize("iterable", ["range", "list", "enumerate", "zip", "dict"])
 def test_break_inside_for(iterable):
     def items(state):

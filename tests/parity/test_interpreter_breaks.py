@@ -323,6 +323,25 @@ def body_deletes_and_globals() -> Any:
     return found
 
 
+def body_unset_variables() -> Any:
+    def inner() -> list[str]:
+        errors = []
+        try:
+            late += errors  # noqa: F823
+        except NameError as error:
+            errors.append(f"{type(error).__name__} {error}")
+        try:
+            free()
+        except NameError as error:
+            errors.append(f"{type(error).__name__} {error}")
+        late = held = [1]
+        return [*errors, *(str(item) for item in held)]
+
+    found = inner()
+    free = inner
+    return found, free is inner
+
+
 def _native(fn: Any, name: str) -> Any:
     return fn
 

@@ -251,7 +251,14 @@ def _assemble(layout: Layout, body: _Body, items: list[Any], arguments: list[str
     made.freevars = []
     size = code.co_stacksize + len(layout.names) + len(layout.stack) + 8
     result = made.to_code(stacksize=size, compute_exception_stack_depths=False)
-    return _store_cells(result, len(layout.cells))
+    result = _store_cells(result, len(layout.cells))
+    free = tuple(name for name in layout.cells if name in code.co_freevars)  # the last: an unset one raises NameError
+    return result.replace(co_cellvars=layout.cells[: len(layout.cells) - len(free)], co_freevars=free)
+
+
+def function(code: types.CodeType, space: dict[str, Any]) -> types.FunctionType:
+    """A function of a code made here, which is called with its cells: the closure is only there to fit."""
+    return types.FunctionType(code, space, code.co_name, None, tuple(types.CellType() for _ in code.co_freevars))
 
 
 def _store_cells(code: types.CodeType, count: int) -> types.CodeType:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sidefx_train.compile.capture.exceptions import of_the_program
 from sidefx_train.compile.capture.program import program_of
-from sidefx_train.compile.continuations.code import Landing, Layout, continuation
+from sidefx_train.compile.continuations.code import Landing, Layout, continuation, function
 from sidefx_train.compile.continuations.suspension import State, Suspension
 
 
@@ -40,7 +40,7 @@ class Parts:
         step = self._steps.get(key)
         if step is None:
             code = continuation(layout)
-            fn = types.FunctionType(code, space, code.co_name)
+            fn = function(code, space)
             name = f"{code.co_qualname} after line {_line_before(layout)}"
             step = self._steps[key] = self._make(fn, name)
         return step
@@ -62,8 +62,7 @@ class Frames:
 
     def __init__(self, suspension: Suspension, parts: Parts) -> None:
         self._bridges = [
-            types.FunctionType(made.code, space, made.code.co_name)
-            for made, space in zip(suspension.bridges, suspension.spaces, strict=True)
+            function(made.code, space) for made, space in zip(suspension.bridges, suspension.spaces, strict=True)
         ]
         self._spaces = suspension.spaces
         self._parts = parts

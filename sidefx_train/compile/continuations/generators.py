@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 from sidefx_train.compile.capture.generators import InterpretedGenerator
-from sidefx_train.compile.continuations.code import generator
+from sidefx_train.compile.continuations.code import function, generator
 from sidefx_train.compile.continuations.suspension import State, describe
 from sidefx_train.errors import Unsupported
 
@@ -38,7 +38,7 @@ def resume(
         started: it is suspended at a ``yield``.
         state: real values for those of :func:`hand_out`.
     """
-    made: types.GeneratorType[Any, Any, Any] = types.FunctionType(code, space, name)(state)
+    made: types.GeneratorType[Any, Any, Any] = function(code, space)(state)
     made.__name__, made.__qualname__ = name, qualname
     if started:
         next(made)

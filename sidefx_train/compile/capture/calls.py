@@ -6,6 +6,7 @@ import functools
 import inspect
 import operator
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidefx_train.compile.capture import attributes
@@ -173,9 +174,15 @@ def call_object(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _call_partial(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    load = interp.getattr
-    merged = {**load(fn, "keywords"), **kwargs}
-    return interp.call(load(fn, "func"), (*load(fn, "args"), *args), merged)
+    load: Callable[[Any, str], Any] = interp.getattr
+    if any(name in vars(cls) for cls in type(fn).__mro__[:-2] for name in ("func", "args", "keywords")):
+
+        def load(partial: Any, name: str) -> Any:  # the class has a ``func`` of its own, say: C code looks past that
+            return interp.native(vars(functools.partial)[name].__get__, (partial,), {})
+
+    keywords = load(fn, "keywords")
+    merged = {**{name: interp.getitem(keywords, name) for name in interp.iterate(keywords)}, **kwargs}
+    return interp.call(load(fn, "func"), (*interp.iterate(load(fn, "args")), *args), merged)
 
 
 GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)

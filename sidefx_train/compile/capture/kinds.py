@@ -1,4 +1,4 @@
-"""``isinstance`` for values of the program.
+"""``isinstance`` and ``getattr`` for values of the program.
 
 Python's own, where the class alone does not say yes, asks the object for its ``__class__``: that runs the program's
 ``__getattribute__``, if its class has one, which the program would notice. Modules that look at values of the program
@@ -21,3 +21,19 @@ def isinstance(value: Any, classes: Any) -> bool:
     if type(_type_attribute(cls, "__getattribute__")) is types.FunctionType:
         return issubclass(cls, classes)
     return _isinstance(value, classes)
+
+
+def attribute_of(value: Any, name: str, default: Any = None) -> Any:
+    """``getattr(value, name, default)`` for what callables say of themselves.
+
+    A ``__getattr__`` or ``__getattribute__`` of the program's is not run.
+    """
+    if type(value) in _PLAIN:
+        return getattr(value, name, default)
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return default
+
+
+_PLAIN = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType})

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.continuations.code import is_continuation
 
 if not TYPE_CHECKING:
@@ -218,19 +219,19 @@ def _is_undivided(module: str, name: str, path: str) -> bool:
 
 def is_torch_callable(fn: Any) -> bool:
     """True for what torch implements in C, and for operator overloads."""
-    module = getattr(fn, "__module__", None)
+    module = attribute_of(fn, "__module__")
     if isinstance(module, str) and module.startswith("torch"):
         return True
     if isinstance(fn, compat.OPERATORS):
         return True
-    owner = getattr(fn, "__self__", None)
+    owner = attribute_of(fn, "__self__")
     if isinstance(owner, torch.Tensor):
         return True
     if isinstance(owner, types.ModuleType):
         return owner.__name__.startswith("torch")
     if isinstance(owner, type):
         return owner.__module__.startswith("torch")
-    cls = getattr(fn, "__objclass__", None)
+    cls = attribute_of(fn, "__objclass__")
     return cls is not None and (
         cls.__module__.startswith("torch") or (issubclass(torch.Tensor, cls) and cls is not object)
     )
@@ -242,7 +243,7 @@ def is_pure(fn: Any) -> bool:
         return fn in PURE_FUNCTIONS or _made_by_pure_code(fn)
     if type(fn) is types.BuiltinFunctionType and fn in PURE_FUNCTIONS:
         return True
-    owner = getattr(fn, "__self__", None)
+    owner = attribute_of(fn, "__self__")
     if owner is not None and not isinstance(owner, types.ModuleType):
         kind = owner if isinstance(owner, type) else type(owner)
         if fn.__name__ == "__subclasses__":  # changed by classes made anywhere
@@ -251,13 +252,13 @@ def is_pure(fn: Any) -> bool:
             return True
         if type(fn) is types.BuiltinMethodType and not isinstance(owner, type):
             return _has_pure_method(kind, fn.__name__)
-    cls = getattr(fn, "__objclass__", None)
+    cls = attribute_of(fn, "__objclass__")
     if cls is not None and runs_pure_code(cls):
         return True
-    module = getattr(fn, "__module__", None)
+    module = attribute_of(fn, "__module__")
     if module is None and isinstance(owner, types.ModuleType):
         module = owner.__name__
-    if module == "builtins" and getattr(fn, "__name__", "") in IMPURE_BUILTINS:
+    if module == "builtins" and attribute_of(fn, "__name__", "") in IMPURE_BUILTINS:
         return False
     if isinstance(module, str):
         return module in PURE_MODULES or (module.partition(".")[0] in PURE_MODULES and "random" not in module)
@@ -304,8 +305,8 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
     if fn is print or fn is warnings.warn:
         return True
     if args and issubclass(type(args[0]), logging.Logger):
-        return getattr(fn, "__name__", "") in LOGGING_METHODS or isinstance(fn, functools._lru_cache_wrapper)
-    module, name = getattr(fn, "__module__", None), getattr(fn, "__name__", "")
+        return attribute_of(fn, "__name__", "") in LOGGING_METHODS or isinstance(fn, functools._lru_cache_wrapper)
+    module, name = attribute_of(fn, "__module__"), attribute_of(fn, "__name__", "")
     if module == "logging" and name in LOGGING_METHODS:
         return True
     return isinstance(module, str) and any(
@@ -322,11 +323,11 @@ def shows_text(fn: Any) -> bool:
 
 def looks_at_callers(fn: Any) -> bool:
     """True for logging: a record says which line made it."""
-    return getattr(fn, "__module__", None) == "logging"
+    return attribute_of(fn, "__module__") == "logging"
 
 
 def describe(fn: Any) -> str:
     """A callable's name for people."""
-    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
-    module = getattr(fn, "__module__", None)
+    name = attribute_of(fn, "__qualname__") or attribute_of(fn, "__name__") or type(fn).__qualname__
+    module = attribute_of(fn, "__module__")
     return f"{module}.{name}" if isinstance(module, str) and module != "builtins" else str(name)

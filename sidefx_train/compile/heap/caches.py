@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.codegen import cell_is_set
 from sidefx_train.compile.heap import effects
@@ -103,7 +104,7 @@ def _follows(fn: Any) -> bool:
         for value in (*cells, *(fn.__globals__[name] for name in names if name in fn.__globals__)):
             if not _is_fixed(value):
                 return False
-            if not is_library(str(getattr(value, "__module__", ""))):
+            if not is_library(str(attribute_of(value, "__module__", ""))):
                 todo.append(value)
     return True
 

@@ -23,6 +23,7 @@ from sidefx_train.compile import registry
 from sidefx_train.compile.capture import formatting, policy
 from sidefx_train.compile.capture.builtins_ import keeps_callables
 from sidefx_train.compile.capture.generators import NATIVE_CODE
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.graphs import one_generator
@@ -178,7 +179,7 @@ class CallingWorld:
         cls = type(fn)
         if cls in compat.OPERATORS:  # their Python only finds the kernel
             return self.native_call(fn, args, kwargs)
-        if isinstance(fn, type) or (cls in _HASHABLE and isinstance(getattr(fn, "__self__", None), _NO_OWNER)):
+        if isinstance(fn, type) or (cls in _HASHABLE and isinstance(attribute_of(fn, "__self__"), _NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:
                 answer = handler(self, args, kwargs)
@@ -206,7 +207,7 @@ class CallingWorld:
                     return answer
             file = fn.__code__.co_filename
             if file.endswith(_DISABLERS) and file.startswith(_TORCH_DIR):
-                inner = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "__wrapped__", None)
+                inner = getattr(fn, "_torchdynamo_orig_callable", None) or attribute_of(fn, "__wrapped__")
                 if inner is not None:
                     return self.interp.call(inner, args, kwargs)
         if cls in weakref.ProxyTypes:
@@ -215,7 +216,7 @@ class CallingWorld:
             return natives.convert_number(self, fn, args)
         if _joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
-        if isinstance(getattr(fn, "__self__", None), str) and contains_later([*args, *kwargs.values()]):
+        if isinstance(attribute_of(fn, "__self__"), str) and contains_later([*args, *kwargs.values()]):
             return late_text(self, fn, args, kwargs)
         if fn is print and self._writes_inside(kwargs.get("file")):
             self._print_now(args, **kwargs)
@@ -240,11 +241,11 @@ class CallingWorld:
             return weak.make(self, args)
         if fn is weakref.ref.__new__:
             self.heap.refuse("SFX104", f"makes a {policy.describe(args[0])}")
-        if isinstance(getattr(fn, "__self__", None), contextvars.ContextVar):
+        if isinstance(attribute_of(fn, "__self__"), contextvars.ContextVar):
             return self.context.call(fn.__name__, fn.__self__, args)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
             return self.context.call(fn.__name__, args[0], args[1:])
-        if isinstance(getattr(fn, "__self__", None), opaque.LOCKS):
+        if isinstance(attribute_of(fn, "__self__"), opaque.LOCKS):
             return self.locks.call(fn.__name__, fn.__self__, args, kwargs)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), opaque.LOCKS):
             return self.locks.call(fn.__name__, args[0], args[1:], kwargs)
@@ -279,13 +280,13 @@ class CallingWorld:
             self.interp.call(self.interp.getattr(file, "flush"), (), {})
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if getattr(fn, "__name__", "") in _REGISTERS_HOOK:
+        if attribute_of(fn, "__name__", "") in _REGISTERS_HOOK:
             if self.branching:
                 self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
-            owner = getattr(fn, "__self__", args[0] if args else None)
+            owner = attribute_of(fn, "__self__", args[0] if args else None)
             self._watch_from_outside(fn.__name__, owner)
             self.hooked.add(owner if not isinstance(owner, torch.Tensor) else owner.grad_fn)
-        if isinstance(fn, type) or getattr(fn, "__name__", "") in _MAKES_SUBCLASS:
+        if isinstance(fn, type) or attribute_of(fn, "__name__", "") in _MAKES_SUBCLASS:
             for made in (fn, *args):
                 if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
@@ -293,10 +294,10 @@ class CallingWorld:
         if torch_call:  # which takes symbols for numbers, but none for a flag
             args = tuple(natives.concrete(value) if type(value) is torch.SymBool else value for value in args)
             kwargs = {k: natives.concrete(v) if type(v) is torch.SymBool else v for k, v in kwargs.items()}
-        if type(getattr(fn, "__self__", None)) is torch.Generator:
+        if type(attribute_of(fn, "__self__")) is torch.Generator:
             self._check_generator(fn)
         if not torch_call:
-            owner = getattr(fn, "__self__", None)
+            owner = attribute_of(fn, "__self__")
             if makes_class(fn, args):
                 return make_class(self, fn, args, kwargs)
             if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):
@@ -333,8 +334,8 @@ class CallingWorld:
                 return self.guarded(fn, args, kwargs)
             if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE) and callable(fn):
                 self._refuse_call(fn)
-        elif getattr(fn, "__name__", "") in _READS_VALUE:
-            owner = getattr(fn, "__self__", None)
+        elif attribute_of(fn, "__name__", "") in _READS_VALUE:
+            owner = attribute_of(fn, "__self__")
             owner = owner if isinstance(owner, torch.Tensor) else args[0] if args else None
             known = constant_value(self.tracer, owner) if isinstance(owner, torch.Tensor) else None
             if known is not None:
@@ -344,7 +345,7 @@ class CallingWorld:
                 return number
             if fn.__name__ == "tolist":
                 self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
-        elif getattr(fn, "__name__", "") in policy.VALUE_METHODS:
+        elif attribute_of(fn, "__name__", "") in policy.VALUE_METHODS:
             self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
         kind = fn if isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
@@ -352,14 +353,14 @@ class CallingWorld:
         if id(fn) in _BARE:
             return self.guarded(fn, args, kwargs)
         if not any(fn is known for known in _READS_TYPE):
-            name = getattr(fn, "__name__", "")
+            name = attribute_of(fn, "__name__", "")
             if fn is operator.contains and type(args[0]) in HASHED:
                 self.heap.identities.note_hashed(args[1])
                 self.touch(args[0], deep=False, asked=name)
                 self.touch(args[1], asked=name)
             else:
                 if name in _TELLS_APART:
-                    self._tell_apart([getattr(fn, "__self__", None), *args])
+                    self._tell_apart([attribute_of(fn, "__self__"), *args])
                 deep = not any(fn is known for known in _PASSES_ITEMS) and name != "extend"
                 for value in (*args, *kwargs.values()):
                     self.touch(value, deep, asked=name)
@@ -371,7 +372,7 @@ class CallingWorld:
                 if isinstance(value, Later):
                     self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
         if not torch_call and (fn is repr or fn is str or not keeps_callables(fn) or _asks_missing(fn, args)):
-            objects = self.reentry.objects(fn, (getattr(fn, "__self__", None), *args, *kwargs.values()))
+            objects = self.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
             if objects:
                 with self.reentry.around(objects):
                     return self.guarded(fn, args, kwargs)
@@ -478,7 +479,7 @@ class CallingWorld:
 
     def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
         """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
-        owner = getattr(fn, "__self__", None)
+        owner = attribute_of(fn, "__self__")
         if owner is None and isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
             owner = args[0]
         record = self.heap.record_of(owner)
@@ -487,7 +488,7 @@ class CallingWorld:
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
         """C code must not get hold of an outside object that has no shadow and could be changed."""
-        for value in (getattr(fn, "__self__", None), *args):
+        for value in (attribute_of(fn, "__self__"), *args):
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value and record.unshadowed:
                 kind = type(value).__qualname__
@@ -557,7 +558,7 @@ class CallingWorld:
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, of a generator that the graph draws from")
 
     def _refuse_call(self, fn: Any) -> None:
-        owner = getattr(fn, "__self__", None)
+        owner = attribute_of(fn, "__self__")
         if isinstance(owner, torch.Generator):
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}")
         self.heap.refuse("SFX103", f"calls {policy.describe(fn)}, which may have effects outside the step")
@@ -622,7 +623,7 @@ def compares_in_python(cls: type) -> bool:
 
 def _wants_values(fn: Any) -> bool:
     """True for C code that takes a number of another class for an object."""
-    module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None)
+    module = attribute_of(fn, "__module__") or getattr(attribute_of(fn, "__objclass__"), "__module__", None)
     return type(fn).__module__ == "_json" or (isinstance(module, str) and module.split(".")[0] == "numpy")
 
 
@@ -633,9 +634,9 @@ def _joins(fn: Any) -> bool:
 
 def _asks_missing(fn: Any, args: tuple[Any, ...]) -> bool:
     """True for ``dict.__getitem__`` of a dict whose class says in Python what it gives for a missing key."""
-    owner = getattr(fn, "__self__", args[0] if args else None)
+    owner = attribute_of(fn, "__self__", args[0] if args else None)
     missing = getattr(type(owner), "__missing__", None) if issubclass(type(owner), dict) else None
-    return getattr(fn, "__name__", "") == "__getitem__" and isinstance(missing, types.FunctionType)
+    return attribute_of(fn, "__name__", "") == "__getitem__" and isinstance(missing, types.FunctionType)
 
 
 def _is_fromkeys(fn: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.checkpoint import Checkpoint, fixed_parts
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
@@ -190,7 +191,7 @@ def _is_same(a: Any, b: Any) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"tensor of shape {tuple(value.shape)}"
-    return getattr(value, "__qualname__", None) or type(value).__qualname__
+    return attribute_of(value, "__qualname__") or type(value).__qualname__
 
 
 def _show(value: Any) -> str:

@@ -628,6 +628,7 @@ class Heap:
         self.guard("is", source, real)
         base = self.sources.const(real, source.label)
         record = Record(self, real, real, base, base)
+        record.unshadowed = isinstance(real, functools.partial)  # of a class of its own, which may say otherwise
         if type(real) is types.FunctionType:
             record.instance = InstanceRecord(self, real, Attributes(), base, base)
         return self.register(record)

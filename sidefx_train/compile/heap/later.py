@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import fx
 
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.errors import Location, Unsupported
 
@@ -100,7 +101,7 @@ class DeferredCall:
     result: Any = None
 
     def describe(self) -> str:
-        name = getattr(self.fn, "__qualname__", None) or getattr(self.fn, "__name__", repr(self.fn))
+        name = attribute_of(self.fn, "__qualname__") or attribute_of(self.fn, "__name__", repr(self.fn))
         return f"calls {name} after the graph"
 
 

@@ -23,6 +23,7 @@ import torch
 
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import PLAIN_TYPES
 
@@ -79,7 +80,9 @@ class Reentry:
         if type(fn) is types.FunctionType or not (isinstance(fn, _NATIVE_KINDS) or is_static(type(fn))):
             return []
         values = list(values)
-        if getattr(fn, "__name__", "") in _TELLS_CLASS and not any(_reduces_itself(type(value)) for value in values):
+        if attribute_of(fn, "__name__", "") in _TELLS_CLASS and not any(
+            _reduces_itself(type(value)) for value in values
+        ):
             return []  # it would tell the class that stands in
         found: dict[int, Any] = {}
         for value in values:

@@ -17,6 +17,7 @@ from sidefx_train.compile.ancestry import storage_of as fake_storage
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.iteration import PythonIterable, PythonIterator
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.capture.randomness import RandomState
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
@@ -119,10 +120,10 @@ class Rebuilder(TensorRebuilder):
         self.lines.append(f"{code}  # {call.location}")
 
     def _callable(self, fn: Any) -> str:
-        record = self.world.heap.record_of(getattr(fn, "__self__", None))
+        record = self.world.heap.record_of(attribute_of(fn, "__self__"))
         if isinstance(fn, (types.MethodType, types.BuiltinMethodType)) and record is not None:
             return f"{self.writer.value(record.source)}.{fn.__name__}"
-        return self.writer.constant(fn, getattr(fn, "__name__", "fn"))
+        return self.writer.constant(fn, attribute_of(fn, "__name__", "fn"))
 
     def _remember(self, value: Any, expression: str) -> str:
         """Keeps identity: the same value of the trace is the same object outside."""

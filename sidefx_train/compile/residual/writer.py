@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.heap.source import Source, stored_item
 
 
@@ -38,7 +39,7 @@ class Writer:
             return repr(value)
         known = self._constants.get(id(value))
         if known is None:
-            stem = re.sub(r"\W+", "_", label or getattr(value, "__name__", "") or type(value).__name__).strip("_")
+            stem = re.sub(r"\W+", "_", label or attribute_of(value, "__name__", "") or type(value).__name__).strip("_")
             stem = stem[-40:] or "const"
             known = self.fresh(f"c_{stem}_" if stem[0].isdigit() else f"{stem}_")
             self._constants[id(value)] = known

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture import iteration
 from sidefx_train.compile.capture.frame import NULL, Frame
 from sidefx_train.compile.capture.iterables import for_mapping
+from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.capture.world import ABSENT
 
 if TYPE_CHECKING:
@@ -94,10 +95,10 @@ def _unpacked(interp: Interpreter, callee: Any, args: Any) -> tuple[Any, ...]:
 
 def function_name(callee: Any) -> str:
     """How CPython names a callable in the errors of ``*`` and ``**``."""
-    qualname = getattr(callee, "__qualname__", None)
+    qualname = attribute_of(callee, "__qualname__")
     if not isinstance(qualname, str):
         return str(callee)
-    module = getattr(callee, "__module__", None)
+    module = attribute_of(callee, "__module__")
     shown = f"{module}.{qualname}" if module is not None and module != "builtins" else qualname
     return f"{shown}()"
 

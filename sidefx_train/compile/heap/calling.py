@@ -38,6 +38,7 @@ from sidefx_train.compile.heap.freezing import Freezer, late_text
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
 from sidefx_train.compile.heap.library import is_library, is_standard
+from sidefx_train.compile.heap.reads import Reads
 from sidefx_train.compile.heap.records import (
     CONTAINERS,
     PLAIN_TYPES,
@@ -76,6 +77,7 @@ class CallingWorld:
     interp: Interpreter
     context: opaque.ContextVariables
     locks: opaque.Locks
+    reads: Reads
     new_classes: dict[int, type]
     caches: caches.Caches
     writes: Writes
@@ -298,6 +300,8 @@ class CallingWorld:
             self._check_generator(fn)
         if not torch_call:
             owner = attribute_of(fn, "__self__")
+            if self.reads.listening:
+                self.reads.containers((owner, *args))
             if makes_class(fn, args):
                 return make_class(self, fn, args, kwargs)
             if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):

@@ -22,7 +22,7 @@ from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT, hidden_attr
-from sidefx_train.compile.heap import classes, derived, finalizers, natives, notices, opaque, stack, weak
+from sidefx_train.compile.heap import classes, derived, finalizers, natives, notices, opaque, reads, stack, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import HASHED, CallingWorld
@@ -71,6 +71,7 @@ class TraceWorld(CallingWorld):
         deferred: calls to replay after the graph, in order.
         context: context variables that the step reads, sets and resets.
         locks: locks that it takes and releases.
+        reads: what Python that runs in a recorded backward reads.
         freed: autograd nodes whose graph a backward pass has freed.
         hooked: autograd nodes of tensors on which the step registered a hook.
         replayed: how often the replay of views after the graph will move the version counter of what they are made of.
@@ -116,6 +117,7 @@ class TraceWorld(CallingWorld):
         self.deferred: list[DeferredCall] = []
         self.context = opaque.ContextVariables(self)
         self.locks = opaque.Locks(self)
+        self.reads = reads.Reads(self)
         self.freed: set[Any] = set()
         self.hooked: set[Any] = set()
         self.replayed: list[tuple[torch.Tensor, int]] = []
@@ -201,6 +203,8 @@ class TraceWorld(CallingWorld):
                 self.heap.definitions.took(namespace, name, value)
                 return value
         value = self.heap.namespace(namespace).get(name)
+        if self.reads.listening and (value is not ABSENT or name not in _BUILTINS):
+            self.reads.variable(namespace, name, value)
         if value is ABSENT:
             value = _BUILTINS.get(name, ABSENT)
             self.heap.definitions.took(_BUILTINS, name, value)
@@ -245,11 +249,17 @@ class TraceWorld(CallingWorld):
     def load_cell(self, cell: types.CellType) -> Any:
         if id(cell) in self.new_cells:
             try:
-                return cell.cell_contents
+                value = cell.cell_contents
             except ValueError:
                 return ABSENT
+            if self.reads.listening:
+                self.reads.variable(cell, "", value)
+            return value
         name = self._cell_name(cell)
-        return self.heap.cell(cell, name).get(name)
+        value = self.heap.cell(cell, name).get(name)
+        if self.reads.listening:
+            self.reads.variable(cell, name, value)
+        return value
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         if id(cell) not in self.new_cells:
@@ -284,6 +294,8 @@ class TraceWorld(CallingWorld):
         for base in type.__getattribute__(cls, "__mro__"):
             value = self.class_entry(base, name)
             if value is not ABSENT:
+                if self.reads.listening:
+                    self.reads.class_attribute(base, name, value)
                 return value
         return ABSENT
 
@@ -311,6 +323,12 @@ class TraceWorld(CallingWorld):
         return value
 
     def instance_attr(self, obj: Any, name: str) -> Any:
+        value = self._instance_attr(obj, name)
+        if self.reads.listening:
+            self.reads.attribute(obj, name, value)
+        return value
+
+    def _instance_attr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), type):
             return self.class_entry(obj, name)
         if issubclass(type(obj), types.ModuleType):
@@ -513,6 +531,8 @@ class TraceWorld(CallingWorld):
 
     def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
         first = args[0] if args else None
+        if self.reads.listening:
+            self.reads.containers(args)
         if isinstance(first, OutsideIterator) and name in ("iter", "next"):
             return first if name == "iter" else first.__next__()
         if name in _TEXT:

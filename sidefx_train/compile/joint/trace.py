@@ -116,6 +116,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
                 _without_gradients(values),
                 _stopping_at([edge for _, edge in entrances]),
                 contributions(roots, [edge for _, edge in entrances]) as parts,
+                world.reads.heard(),
             ):
                 edges = [edge for _, edge in entrances]
                 asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
@@ -135,6 +136,9 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     if changed:
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)
+    read = world.reads.changeable(residual.made)
+    if read:
+        world.heap.refuse("SFX107", f"a tensor leaves the step, and Python that its backward runs reads {read}")
     edges_of: dict[Place, tuple[Any, int]] = {
         ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
     }

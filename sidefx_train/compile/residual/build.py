@@ -52,6 +52,7 @@ class Residual:
         views: views that their backward passes through; the source expects them behind the outputs, last first.
         seen: what notes the other views that the source makes, where a backward leaves too.
         shown: those views, by their nodes.
+        made: ``id`` of objects made in the step that leave it.
     """
 
     source: str
@@ -66,6 +67,7 @@ class Residual:
     views: tuple[LiveView, ...]
     seen: Seen
     shown: dict[fx.Node, int]
+    made: frozenset[int]
 
 
 def plan(
@@ -183,6 +185,7 @@ def _write(
         views,
         rebuilder.seen,
         rebuilder.shown,
+        rebuilder.made(),
     )
     return residual, rebuilder
 

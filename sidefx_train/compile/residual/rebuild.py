@@ -110,6 +110,10 @@ class Rebuilder(TensorRebuilder):
             parts, called = [called, *parts], self.writer.constant(place, "place")
         return f"{called}({', '.join(parts)})"
 
+    def made(self) -> frozenset[int]:
+        """``id`` of all that there is an expression for."""
+        return frozenset(self._made)
+
     def deferred(self, call: DeferredCall) -> None:
         """A deferred call as a statement, in its turn."""
         code = self.call(call.fn, call.args, call.kwargs, call.place)

@@ -69,7 +69,7 @@ def _copied(value: Any) -> Any:
     return type(value)(value) if type(value) in (dict, list, set) else value
 
 
-_COPIED = frozenset({"snapshot", "missing", "written", "removed", "values", "attributes"})
+_COPIED = frozenset({"snapshot", "missing", "written", "removed", "values"})
 """Notes that are containers of the record itself."""
 
 
@@ -92,13 +92,12 @@ class TensorRecord(Record):
         returned: it has the memory that it had.
     """
 
-    NOTES = ("grad", "attributes")
+    NOTES = ("grad",)
 
     def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, kind: str) -> None:
         super().__init__(heap, real, shadow, source)
         self.kind = kind
         self.grad: Any = None
-        self.attributes: dict[str, Any] = {}
         self.hooks: Any = None
         self.requires_grad = real.requires_grad
         self.entry_version = self.version
@@ -119,6 +118,12 @@ class TensorRecord(Record):
         """The version of the shadow; tensors made in inference mode have none."""
         return 0 if self.shadow.is_inference() else int(self.shadow._version)
 
+    def own_attributes(self) -> InstanceRecord:
+        """What the program keeps in the tensor's ``__dict__``."""
+        if self.instance is None:
+            self.instance = InstanceRecord(self.heap, self.real, Attributes(), self.source, self.source)
+        return self.instance
+
     def reset(self) -> None:
         if self.shadow.is_leaf:
             if self.grad is OVERWRITTEN:
@@ -129,7 +134,7 @@ class TensorRecord(Record):
 
 
 class Attributes:
-    """Holds the attributes that a step sets on an outside function, which stands for itself."""
+    """Holds the attributes that a step sets on an outside function, which stands for itself, or tensor."""
 
 
 class InstanceRecord(Record):

@@ -348,7 +348,7 @@ class TraceWorld(CallingWorld):
         if owner is not None and owner.instance is not None:
             return self.heap.instance_attr(owner.instance, name)
         if isinstance(owner, TensorRecord):
-            return self._tensor_attr(owner, name)
+            return owner.own_attributes().get(name)
         try:
             space = object.__getattribute__(obj, "__dict__")
         except AttributeError:
@@ -356,17 +356,6 @@ class TraceWorld(CallingWorld):
         if owner is not None and name in space:
             return self.heap.shadow(space[name], self.heap.sources.attr(owner.base, name), name)
         return space.get(name, ABSENT)
-
-    def _tensor_attr(self, record: TensorRecord, name: str) -> Any:
-        if name in record.attributes:
-            return record.attributes[name]
-        space = getattr(record.real, "__dict__", {})
-        if name not in space:
-            self.heap.guard("absent", record.source, name)
-            return ABSENT
-        value = self.heap.shadow(space[name], self.heap.sources.attr(record.source, name), name)
-        record.attributes[name] = value
-        return value
 
     def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
         if issubclass(type(obj), type):
@@ -382,7 +371,9 @@ class TraceWorld(CallingWorld):
                 return
             self._function(obj)
         record = self.heap.record_of(obj)
-        if record is not None and record.instance is not None:
+        if isinstance(record, TensorRecord):
+            record = record.own_attributes()
+        elif record is not None and record.instance is not None:
             record = record.instance
         if isinstance(record, InstanceRecord):
             if type(field) is types.MemberDescriptorType:
@@ -393,9 +384,6 @@ class TraceWorld(CallingWorld):
                 record.set(name, value)
             else:
                 object.__setattr__(obj, name, value)  # raises: there is nowhere to keep it
-        elif isinstance(record, TensorRecord):
-            record.attributes[name] = value
-            record.heap.refuse("SFX111", f"sets the attribute {name!r} of an outside tensor")
         elif record is not None:
             self.heap.refuse("SFX104", f"sets {name!r} of {record.source.label}, which cannot be shadowed")
         else:
@@ -412,7 +400,9 @@ class TraceWorld(CallingWorld):
         if type(obj) is types.FunctionType:
             self._function(obj)
         record = self.heap.record_of(obj)
-        if record is not None and record.instance is not None:
+        if isinstance(record, TensorRecord):
+            record = record.own_attributes()
+        elif record is not None and record.instance is not None:
             record = record.instance
         if isinstance(record, InstanceRecord) and isinstance(
             self.class_attr(type(obj), name), types.MemberDescriptorType

@@ -687,3 +687,27 @@ def test_watching_gradients_across_breaks(step):
         return log
 
     assert states(True) == states(False)
+
+
+def test_numbers_of_the_data_that_leave_and_that_the_backward_needs():
+    class Picked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            few, many = (x > 0.5).nonzero().shape[0], (x > 0).nonzero().shape[0]
+            picked = x[x > 0].unsqueeze(1) * self.weight
+            return picked.mean(0).expand(many, 3).reshape(-1) * few, few + 1
+
+    model, found, wanted = Picked(), [], []
+    compiled = sidefx_train.compile(model, backend="aot_eager")
+    for run, results in ((model, wanted), (compiled, found)):
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            output, number = run(torch.randn(8, generator=generator))
+            output.sum().backward()
+            results.append((output.tolist(), number, model.weight.grad.tolist()))
+            model.weight.grad = None
+    assert found == wanted
+    assert compiled.report().replays == 3, str(compiled.report())

@@ -103,7 +103,11 @@ STEPS = (
 
 def _shown(value, depth=0):
     if isinstance(value, torch.Tensor) and depth < 3:
-        return value.tolist(), {name: _shown(item, depth + 1) for name, item in vars(value).items()}, value.requires_grad
+        return (
+            value.tolist(),
+            {name: _shown(item, depth + 1) for name, item in vars(value).items()},
+            value.requires_grad,
+        )
     if isinstance(value, (list, tuple)):
         return [_shown(item, depth + 1) for item in value]
     return value if type(value) in (int, float, str, bool, type(None)) else type(value).__name__

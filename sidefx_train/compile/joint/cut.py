@@ -75,7 +75,9 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         world.heap.refuse("SFX107", reason)
     aliases: list[tuple[int, int]] = []
     for i in saved:
-        if i not in apart and i not in counted and storages[i] in storages[: len(outputs)]:
+        if storages[i] is None or i in apart or i in counted:  # a number, for one
+            continue
+        if storages[i] in storages[: len(outputs)]:
             sharing = [j for j in range(len(outputs)) if storages[j] == storages[i]]
             output = next((j for j in sharing if own_counter(outputs[j]) is None), None)
             if output is not None and _bits(outputs[output]) != _bits(cutter.results[i]):

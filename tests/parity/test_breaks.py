@@ -764,3 +764,26 @@ def test_a_tensor_of_inference_mode_comes_from_outside():
 
     report = parity(make, steps=3, captures=None, whole=False)
     assert not [item for item in report.fallbacks if item.code == "SFX204"], report
+
+
+def test_what_is_noted_of_a_tensor_does_not_keep_the_rest_from_its_graph():
+    def pairs(embedded, labels):
+        first, second = torch.where(labels[:, None] == labels[None])
+        similar = (embedded[first] * embedded[second]).sum(1)
+        if similar.sum() > 1e9:
+            similar = similar * 2
+        return similar.exp().mean() + (similar * embedded[second].sum(1)).mean()
+
+    model = torch.nn.Linear(4, 4)
+
+    def step(x, labels):
+        loss = pairs(model(x), labels)
+        loss.backward()
+        return loss.detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    labels = torch.tensor([0, 1, 0, 2])
+    for _ in range(3):
+        compiled(torch.randn(4, 4), labels)
+    report = compiled.report()
+    assert [record.code for record in report.breaks] == ["SFX101"], str(report)

@@ -11,6 +11,10 @@ Shown = tuple[Literal["input", "view", "made"], int]
 """An input of the captured part, a view that it makes, or one that the generated code makes."""
 
 
+class Reference(weakref.ref[torch.Tensor]):
+    """Not one of the program's, which would tell that it misses the tensor."""
+
+
 class Seen:
     """Tensors of the latest call.
 
@@ -19,7 +23,7 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self.now: dict[Shown, weakref.ref[torch.Tensor]] = {}
+        self.now: dict[Shown, Reference] = {}
 
     def begin(self) -> None:
         """Another call."""
@@ -27,7 +31,7 @@ class Seen:
 
     def note(self, place: Shown, tensor: torch.Tensor) -> torch.Tensor:
         """Notes a tensor, and gives it back."""
-        self.now[place] = weakref.ref(tensor)
+        self.now[place] = Reference(tensor)
         return tensor
 
     def made(self, number: int, tensor: torch.Tensor) -> torch.Tensor:

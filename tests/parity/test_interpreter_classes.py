@@ -1157,6 +1157,64 @@ def body_partial_subclass():
     return p(2), p.describe(), p.func is f
 
 
+def body_partial_subclass_with_parts_of_its_own():
+    import functools
+
+    class P(functools.partial):
+        __slots__ = ("func",)
+
+        def __init__(self, func):
+            self.func = func
+
+    def f(a, b, c=0):
+        return a, b, c
+
+    return P(functools.partial(f, 1))(2), P(functools.partial(f, 1, c=5))(2, c=3), P(f).func is f
+
+
+def body_callable_that_answers_for_all_names():
+    asked = []
+
+    class C:
+        def __getattr__(self, name):
+            asked.append(name)
+            raise AttributeError(name)
+
+        def __call__(self, x):
+            return x * 2
+
+    return C()(3), list(map(C(), [1, 2])), sorted([2, 1], key=C()), asked
+
+
+def body_attributes_that_are_not_there():
+    import threading
+    import types
+
+    class Local(threading.local):
+        kind = "mine"
+
+        def __init__(self, value=1):
+            self.value = value
+
+        @property
+        def twice(self):
+            return self.value * 2
+
+    found = []
+    for held in (types.SimpleNamespace(), threading.local(), Local(2)):
+        held.set = [1]
+        held.set += [2]
+        found.append((held.set, sorted(vars(held)), getattr(held, "kind", None), getattr(held, "twice", None)))
+        for change in (lambda: held.absent, lambda: delattr(held, "absent"), lambda: setattr(held, "twice", 1)):  # noqa: B023
+            try:
+                change()
+            except AttributeError as error:
+                found.append(str(error))
+        del held.set
+        found.append(hasattr(held, "set"))
+    return found
+
+
 @pytest.mark.parametrize("body", bodies(globals()), ids=lambda body: body.__name__)
 def test_agrees_with_cpython(body):
     check(body)

@@ -13,7 +13,7 @@ from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.stand_ins import of_frame
-from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.capture.world import ABSENT, LOCAL
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter import Interpreter
@@ -29,14 +29,17 @@ _FUNCTION = types.FunctionType
 _object_getattribute = object.__getattribute__
 _type_lookup = type.__getattribute__
 _HEAP_TYPE = 1 << 9
-_NAMESPACE = types.SimpleNamespace
+_SPACES = (types.SimpleNamespace, LOCAL)
 _GENERIC = frozenset(
     {
         dict, list, tuple, set, frozenset, int, float, complex, str, bytes, bytearray, BaseException, OrderedDict,
-        defaultdict, deque, property, staticmethod, classmethod, functools.partial, types.SimpleNamespace,
+        defaultdict, deque, property, staticmethod, classmethod, functools.partial, types.SimpleNamespace, LOCAL,
     }
 )  # fmt: skip
-"""C types whose ``__getattribute__`` and ``__setattr__`` are the generic ones under a name of their own."""
+"""C types whose ``__getattribute__`` and ``__setattr__`` are the generic ones under a name of their own.
+
+Those of ``threading.local`` are so for the ``__dict__`` that it has in the running thread.
+"""
 _STATIC: dict[type, bool] = {}
 
 
@@ -172,7 +175,7 @@ def _load(interp: Interpreter, obj: Any, name: str) -> Any:
         if found is not ABSENT:
             return found
     getter = _type_lookup(cls, "__getattribute__")
-    if getter is _object_getattribute or (_is_generic(getter) and (cls is _NAMESPACE or not is_static(cls))):
+    if getter is _object_getattribute or (_is_generic(getter) and (cls in _SPACES or not is_static(cls))):
         missing = None
         found = generic(interp, obj, cls, name)
     elif type(getter) is _SLOT:
@@ -263,7 +266,12 @@ def generic_or_raise(interp: Interpreter, obj: Any, name: str) -> Any:
 
 
 def _no_attribute(cls: type, obj: Any, name: str) -> AttributeError:
-    return AttributeError(f"{cls.__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+    return AttributeError(f"{shown_name(cls)!r} object has no attribute {name!r}", name=name, obj=obj)
+
+
+def shown_name(cls: type) -> str:
+    """How C code names a class that has its attributes in Python's own way."""
+    return f"{cls.__module__}.{cls.__name__}" if cls in _SPACES else cls.__name__
 
 
 def _load_class(interp: Interpreter, obj: type, meta: type, name: str) -> Any:

@@ -8,6 +8,7 @@ that is how it is tested. The capturing world (``compile/heap/world.py``) works 
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import sys
 import types
@@ -132,6 +133,14 @@ def hidden_attr(obj: Any, name: str) -> Any:
     return object.__getattribute__(obj, name) if type(obj).__dictoffset__ and hasattr(obj, name) else ABSENT
 
 
+LOCAL = _thread._local
+
+
+def space_of_thread(obj: Any) -> dict[str, Any]:
+    """The ``__dict__`` that a ``threading.local`` has in the running thread."""
+    return LOCAL.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
+
+
 class DirectWorld:
     """The real world: every access is what CPython itself would do."""
 
@@ -208,7 +217,10 @@ class DirectWorld:
 
     def instance_attr(self, obj: Any, name: str) -> Any:
         try:
-            space = object.__getattribute__(obj, "__dict__")
+            local = issubclass(type(obj), LOCAL)
+            if local and name == "__dict__":
+                return space_of_thread(obj)
+            space = space_of_thread(obj) if local else object.__getattribute__(obj, "__dict__")
         except AttributeError:
             return hidden_attr(obj, name)
         return space[name] if name in space else ABSENT
@@ -218,6 +230,8 @@ class DirectWorld:
             type.__setattr__(obj, name, value)
         elif isinstance(obj, types.ModuleType):
             types.ModuleType.__setattr__(obj, name, value)
+        elif issubclass(type(obj), LOCAL):
+            LOCAL.__setattr__(obj, name, value)
         else:
             object.__setattr__(obj, name, value)
 
@@ -226,6 +240,8 @@ class DirectWorld:
             type.__delattr__(obj, name)
         elif isinstance(obj, types.ModuleType):
             types.ModuleType.__delattr__(obj, name)
+        elif issubclass(type(obj), LOCAL):
+            LOCAL.__delattr__(obj, name)
         else:
             object.__delattr__(obj, name)
 

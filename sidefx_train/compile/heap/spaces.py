@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture.world import space_of_thread
 from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, Record
 
 if TYPE_CHECKING:
@@ -37,6 +38,17 @@ def note_space(heap: Heap, owner: InstanceRecord) -> None:
     object.__setattr__(owner.shadow, "__dict__", known.shadow)
     owner.snapshot = dict(known.snapshot)
     owner.filled = owner.shared = True
+
+
+def thread_space(heap: Heap, local: Any) -> DictRecord:
+    """What a ``threading.local`` holds for the running thread."""
+    record = heap.record_of(local)
+    if record is None:
+        heap.refuse("SFX111", "uses a threading.local made in the step")
+    shadow = heap.shadow(space_of_thread(local), heap.sources.slot(record.base, "__dict__"))
+    found = heap.record_of(shadow)
+    assert isinstance(found, DictRecord), "it is a plain dict"
+    return found
 
 
 def space_of(heap: Heap, instance: Any) -> dict[str, Any]:

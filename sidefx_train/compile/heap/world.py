@@ -21,7 +21,7 @@ from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
-from sidefx_train.compile.capture.world import ABSENT, hidden_attr
+from sidefx_train.compile.capture.world import ABSENT, LOCAL, hidden_attr
 from sidefx_train.compile.heap import classes, derived, finalizers, natives, notices, opaque, reads, stack, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
@@ -50,7 +50,7 @@ from sidefx_train.compile.heap.records import (
     is_plain,
 )
 from sidefx_train.compile.heap.reentry import Reentry
-from sidefx_train.compile.heap.spaces import space_of
+from sidefx_train.compile.heap.spaces import space_of, thread_space
 from sidefx_train.compile.heap.walkers import hides_later
 from sidefx_train.errors import Location
 
@@ -343,6 +343,11 @@ class TraceWorld(CallingWorld):
         if type(obj) is types.FunctionType and not is_library(obj.__module__ or ""):
             self._function(obj)
         owner = self.heap.record_of(obj)
+        if issubclass(type(obj), LOCAL):
+            space = thread_space(self.heap, obj)
+            if name == "__dict__":
+                return space.shadow
+            return dict.__getitem__(space.shadow, name) if space.bring(name) else ABSENT
         if isinstance(owner, InstanceRecord):
             return self.heap.instance_attr(owner, name)
         if owner is not None and owner.instance is not None:
@@ -371,6 +376,10 @@ class TraceWorld(CallingWorld):
                 return
             self._function(obj)
         record = self.heap.record_of(obj)
+        if issubclass(type(obj), LOCAL):
+            space = thread_space(self.heap, obj)
+            natives.dict_operator(self, space, "setitem", (space.shadow, name, value))
+            return
         if isinstance(record, TensorRecord):
             record = record.own_attributes()
         elif record is not None and record.instance is not None:
@@ -400,6 +409,12 @@ class TraceWorld(CallingWorld):
         if type(obj) is types.FunctionType:
             self._function(obj)
         record = self.heap.record_of(obj)
+        if issubclass(type(obj), LOCAL):
+            space = thread_space(self.heap, obj)
+            if not space.bring(name):
+                raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
+            natives.dict_operator(self, space, "delitem", (space.shadow, name))
+            return
         if isinstance(record, TensorRecord):
             record = record.own_attributes()
         elif record is not None and record.instance is not None:
@@ -410,7 +425,7 @@ class TraceWorld(CallingWorld):
             record.delete_slot(name)
         elif isinstance(record, InstanceRecord) and record.has_dict:
             if not record.delete(name):
-                raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+                raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
         elif (record is not None and not isinstance(obj, type)) or isinstance(obj, types.ModuleType):
             self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {policy.describe(obj)}")
         elif isinstance(obj, type):
@@ -422,6 +437,8 @@ class TraceWorld(CallingWorld):
         record = self.heap.record_of(obj)
         if name == "__dict__" and type(obj) is compat.FakeTensor:  # it is the stand-in's
             self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
+        if name == "__dict__" and issubclass(type(obj), LOCAL):
+            return thread_space(self.heap, obj).shadow
         if name == "__dict__" and not isinstance(obj, _OTHER_SPACES):
             return space_of(self.heap, obj)
         if isinstance(record, InstanceRecord):

@@ -6,6 +6,8 @@ import abc
 import collections
 import dataclasses
 import enum
+import threading
+import types
 import typing
 
 import pytest
@@ -1186,22 +1188,23 @@ def body_callable_that_answers_for_all_names():
     return C()(3), list(map(C(), [1, 2])), sorted([2, 1], key=C()), asked
 
 
+class Local(threading.local):
+    kind = "mine"
+
+    def __init__(self, value=1):
+        self.value = value
+
+    @property
+    def twice(self):
+        return self.value * 2
+
+
+HELD = (types.SimpleNamespace(), threading.local(), Local(2))
+
+
 def body_attributes_that_are_not_there():
-    import threading
-    import types
-
-    class Local(threading.local):
-        kind = "mine"
-
-        def __init__(self, value=1):
-            self.value = value
-
-        @property
-        def twice(self):
-            return self.value * 2
-
     found = []
-    for held in (types.SimpleNamespace(), threading.local(), Local(2)):
+    for held in HELD:
         held.set = [1]
         held.set += [2]
         found.append((held.set, sorted(vars(held)), getattr(held, "kind", None), getattr(held, "twice", None)))

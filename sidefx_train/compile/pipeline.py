@@ -54,6 +54,7 @@ from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRe
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.spaces import SpaceRecord
+from sidefx_train.compile.heap.stack import BEYOND
 from sidefx_train.compile.heap.world import TraceWorld
 from sidefx_train.compile.joint.cut import cut
 from sidefx_train.compile.joint.graph import JointGraph
@@ -87,11 +88,13 @@ class Learned:
         reads_texts: the step decides on one of them, so that they are exact after all.
         based: labels of views whose bases get a new value, from which they have their history.
         whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
+        divided: those of them with whose results the step computes: their calls are captured in parts.
     """
 
     symbolic: frozenset[str] = frozenset()
     moving: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
+    divided: frozenset[str] = frozenset()
     dynamic: frozenset[tuple[str, int]] = frozenset()
     all_dynamic: bool = False
     walked: frozenset[str] = frozenset()
@@ -287,8 +290,11 @@ def _capture_once(
             with compat.real_world():
                 made = _made_generators(world, traced)
     except Unsupported as stop:
-        if stop.defer is not None and stop.defer not in learned.whole:
+        if stop.defer is not None and stop.defer not in learned.whole | learned.divided:
             return replace(learned, whole=learned.whole | {stop.defer})
+        deferred = learned.whole - {BEYOND}
+        if stop.code == "SFX106" and deferred:
+            return replace(learned, whole=learned.whole - deferred, divided=learned.divided | deferred)
         if stop.code == "SFX106" and learned.passing:
             return replace(learned, passing=frozenset(), reads_texts=True)
         parts = point is None and not stop.whole

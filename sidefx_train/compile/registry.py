@@ -25,6 +25,9 @@ AttributeHook = Callable[[Any, Any, str], Any]
 ATTRIBUTE_HOOKS: list[tuple[type, str, AttributeHook]] = []
 """First look at attribute loads from instances of ``nn.Module`` subclasses, by base class and name."""
 
+LOOKED_UP: dict[Any, str] = {}
+"""Functions that such hooks bind in place of a method, with its name: bound, they leave a step as the method itself."""
+
 COUNTERS: dict[tuple[type, str], int] = {}
 """Class attributes that only number objects made by the class: the capture counts from a start of its own, and nothing
 is guarded or written back. An object numbered so must not leave the step in a dict keyed by its number."""

@@ -29,6 +29,7 @@ def _stub(name: str) -> Any:
         raise AssertionError(f"the stand-in of Metric.{name} was called outside a capture")
 
     method.__name__, method.__qualname__ = name, f"Metric.{name}"
+    registry.LOOKED_UP[method] = name
 
     @registry.intercept(method)
     def call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train.compile import registry
 from sidefx_train.compile.ancestry import storage_of as fake_storage
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
@@ -189,6 +190,10 @@ class Rebuilder(TensorRebuilder):
             return self._set(value)
         if type(value) is types.MethodType and type(value.__self__) is InterpretedGenerator:
             return self._remember(value, f"{self.expression(value.__self__)}.{value.__name__}")
+        if isinstance(value, types.MethodType) and type(value.__func__) is types.FunctionType:
+            looked_up = registry.LOOKED_UP.get(value.__func__)
+            if looked_up is not None:
+                return self._remember(value, f"{self.expression(value.__self__)}.{looked_up}")
         if isinstance(value, types.MethodType):
             maker = self.writer.constant(types.MethodType, "Method")
             return self._remember(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import sidefx_train
 from tests.parity.harness import Program, mlp, parity
 
 
@@ -170,3 +171,31 @@ def test_printed_array():
         return F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
 
     parity(lambda: trained(loss, arrays), steps=3)
+
+
+def test_large_arrays_read_by_numpy_are_not_compared():
+    """A replay buffer: rows of a large array, picked in the step, are no part of the program."""
+    buffer = np.random.default_rng(0).standard_normal((20_000, 3)).astype(np.float32)
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(rows, label):
+        picked = torch.from_numpy(buffer[rows])
+        loss = (picked * weight).sum() * len(label)
+        loss.backward()
+        return loss.detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    generator = np.random.default_rng(1)
+    for call in range(6):
+        rows, label = generator.integers(0, 20_000, 4), "long " * 100
+        buffer[rows] += call
+        found = [compiled(rows, label), weight.grad.clone()]
+        weight.grad = None
+        wanted = [step(rows, label), weight.grad.clone()]
+        weight.grad = None
+        assert all(map(torch.equal, found, wanted))
+    report = compiled.report()
+    assert report.replays == 6 and not report.recaptures, str(report)
+    assert [record.code for record in report.breaks] == ["SFX104"]
+    assert all(len(source) < 20_000 for source in report.sources().values())
+    assert "long long" not in report.sources()["residual"]

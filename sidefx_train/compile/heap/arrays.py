@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap
 
 _METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
+_MOST_COMPARED = 1 << 16
+"""Bytes of an array whose contents are guarded: comparing more takes as long as what a program does with them."""
 _WRITES = frozenset({"setitem", "delitem"})
 
 
@@ -41,6 +43,10 @@ class ArrayRecord(Record):
 
     def fill(self) -> None:
         if not self.read:
+            if self.real.nbytes > _MOST_COMPARED:
+                size = f"{self.real.nbytes / 2**20:.1f} MiB"
+                why = f"reads {self.source.label}, a NumPy array of {size}, which every call would compare"
+                self.heap.refuse("SFX104", why)
             self.read = True
             contents = self.heap.sources.call(self.heap.sources.slot(self.source, "tobytes"))
             self.heap.guard("equal", contents, self.real.tobytes())

@@ -11,6 +11,9 @@ import torch
 from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.heap.source import Source, stored_item
 
+_LONG = 200
+"""Characters of a text that is named in generated source, not spelled out."""
+
 
 class Writer:
     """One function under construction.
@@ -35,7 +38,9 @@ class Writer:
 
     def constant(self, value: Any, label: str = "") -> str:
         """An expression for an object: a literal, or a name bound to it."""
-        if value is None or value is True or value is False or type(value) in (int, str, bytes):
+        if value is None or value is True or value is False or type(value) is int:
+            return repr(value)
+        if type(value) in (str, bytes) and len(value) < _LONG:
             return repr(value)
         known = self._constants.get(id(value))
         if known is None:

@@ -632,7 +632,22 @@ def _separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
         alike = tuple(record.base for record in reached if type(record.real) is cls)
         if len(alike) > 1:
             found.append(Guard("separate", alike[0], alike))
+    found += _separate_spaces(world, targets)
     return [*found, *_apart_from_spaces(world, [r for r in reached if type(r.real) is dict], targets)]
+
+
+def _separate_spaces(world: TraceWorld, targets: set[int]) -> list[Guard]:
+    """Instances of a class must not come to have one ``__dict__`` where the step changes it."""
+    spaces: dict[type, list[SpaceRecord]] = {}
+    for record in world.heap.by_real.values():
+        if isinstance(record, SpaceRecord):
+            spaces.setdefault(type(record.owner.real), []).append(record)
+    alike = [
+        tuple(record.source for record in records)
+        for records in spaces.values()
+        if len(records) > 1 and any(id(record.owner.base) in targets for record in records)
+    ]
+    return [Guard("separate", sources[0], sources) for sources in alike]
 
 
 def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]) -> list[Guard]:

@@ -1,11 +1,14 @@
-"""Versions of installed packages: found in files, the same for the whole process, so asked for during the capture."""
+"""Installed packages and their versions: the same for the whole process, so asked for during the capture."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile import registry
+from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.caches import settled
 
 if TYPE_CHECKING:
@@ -15,3 +18,15 @@ if TYPE_CHECKING:
 @registry.intercept(importlib.metadata.version)
 def _version(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return settled(importlib.metadata.version, args, kwargs)
+
+
+@registry.intercept(importlib.util.find_spec)
+def _find_spec(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """That a package is missing, or the specification of one that has been imported."""
+    if kwargs or len(args) != 1 or type(args[0]) is not str:
+        return ABSENT
+    module = sys.modules.get(args[0])
+    if module is None:
+        return ABSENT if args[0] in sys.modules or importlib.util.find_spec(args[0]) is not None else None
+    spec = getattr(module, "__spec__", None)
+    return ABSENT if spec is None else world.heap.shadow(spec, world.heap.sources.const(spec, f"the spec of {args[0]}"))

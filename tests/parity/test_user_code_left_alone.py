@@ -6,6 +6,7 @@ import datetime
 import decimal
 import functools
 import importlib.metadata
+import importlib.util
 import os
 import sys
 import time
@@ -449,7 +450,19 @@ def installed_versions():
     return step, lambda call: None, log
 
 
-@pytest.mark.parametrize("make", [declared_constant, installed_versions])
+def installed_packages():
+    log = Log()
+
+    def step(x):
+        if importlib.util.find_spec("no_such_package") is not None:
+            return x
+        log.lines.append(importlib.util.find_spec("torch").name)
+        return x * 2
+
+    return step, lambda call: None, log
+
+
+@pytest.mark.parametrize("make", [declared_constant, installed_versions, installed_packages])
 def test_what_stays_the_same_in_a_process_is_asked_for_in_the_capture(make):
     assert parity(make, fullgraph=True).replays == 4
 

@@ -154,7 +154,7 @@ UNDIVIDED_FUNCTIONS: dict[str, frozenset[str]] = {
 }
 """Functions of that kind in modules with others."""
 
-SETTLED_FUNCTIONS = {("importlib.metadata", "version")}
+SETTLED_FUNCTIONS = {("importlib.metadata", "version"), ("importlib.util", "find_spec")}
 """Functions in those modules whose answer stays the same in a process (see ``hooks/settled.py``)."""
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})

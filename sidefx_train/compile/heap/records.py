@@ -141,7 +141,7 @@ class InstanceRecord(Record):
     """An instance of a Python class; attributes come in one by one, when read.
 
     Attributes:
-        shared: its ``__dict__`` is the shadow of a dict that the step was given, whose record notes the changes.
+        shared: its ``__dict__`` is the shadow of a dict that another record is about, and that notes the changes.
     """
 
     NOTES = ("snapshot", "missing", "written", "removed", "filled")

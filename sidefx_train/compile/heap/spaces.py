@@ -15,7 +15,10 @@ if not TYPE_CHECKING:
 
 
 class SpaceRecord(Record):
-    """The ``__dict__`` of an outside instance; what the step does to it stands in the instance's record."""
+    """The ``__dict__`` of an outside instance; what the step does to it stands in the instance's record.
+
+    It may be that of other instances too, which are known by the ``__dict__`` then.
+    """
 
     def __init__(self, owner: InstanceRecord) -> None:
         source = owner.heap.sources.slot(owner.base, "__dict__")
@@ -29,14 +32,15 @@ class SpaceRecord(Record):
 def note_space(heap: Heap, owner: InstanceRecord) -> None:
     """Makes the ``__dict__`` of a new shadow known, or takes the shadow that its dict already has."""
     known = heap.by_real.get(id(owner.space))
-    if not isinstance(known, DictRecord):
+    if not isinstance(known, (DictRecord, SpaceRecord)):
         record = SpaceRecord(owner)
         heap.by_real[id(record.real)] = heap.by_shadow[id(record.shadow)] = record
         return
     known.fill()
     heap.guard("same", heap.sources.slot(owner.base, "__dict__"), known.source)
     object.__setattr__(owner.shadow, "__dict__", known.shadow)
-    owner.snapshot = dict(known.snapshot)
+    noted = known.snapshot if isinstance(known, DictRecord) else known.owner.snapshot
+    owner.snapshot = {name: noted[name] for name in owner.space if name in noted}
     owner.filled = owner.shared = True
 
 

@@ -396,6 +396,8 @@ class TraceWorld(CallingWorld):
         elif record is not None:
             self.heap.refuse("SFX104", f"sets {name!r} of {record.source.label}, which cannot be shadowed")
         else:
+            if name == "__dict__":  # all that it shares from now on
+                self.touch(value, deep=False)
             if type(obj) is compat.FakeTensor and type(field) not in _C_DESCRIPTORS:
                 self.tagged.setdefault(id(obj), (obj, {}))[1][name] = None
             object.__setattr__(obj, name, value)

@@ -358,7 +358,9 @@ class Rebuilder(TensorRebuilder):
     def _attributes(self, name: str, value: Any) -> None:
         """The instance ``__dict__`` and the slots of an object that has just been made."""
         items = instance_space(value)
-        if items:
+        if self.world.heap.record_of(items) is not None:  # of an object outside, or all its kind have one
+            self.lines.append(f"object.__setattr__({name}, '__dict__', {self.expression(items)})")
+        elif items:
             space = self.writer.fresh("d")
             self.lines.append(f"{space} = object.__getattribute__({name}, '__dict__')")
             for key, item in items.items():

@@ -43,7 +43,7 @@ def _stopping(name: str) -> Callable[..., NoReturn]:
 
 _LOOKING_IN = (
     "eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "iter", "getitem", "contains", "add", "radd", "mul",
-    "rmul", "mod", "int", "float", "index",
+    "rmul", "mod", "int", "float", "index", "str", "repr", "format",
 )  # fmt: skip
 for _name in _LOOKING_IN:
     setattr(Later, f"__{_name}__", _stopping(_name))

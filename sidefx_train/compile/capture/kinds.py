@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import types
+import weakref
 from typing import Any
 
 _type_attribute = type.__getattribute__
@@ -36,4 +37,25 @@ def attribute_of(value: Any, name: str, default: Any = None) -> Any:
         return default
 
 
+def instance_dict(value: Any) -> dict[str, Any]:
+    """The instance ``__dict__``.
+
+    Raises:
+        AttributeError: there is none, or the class shows another in its place.
+    """
+    if shows_another(type(value)):
+        raise AttributeError("__dict__")
+    return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+
+
+def shows_another(cls: type) -> bool:
+    """True if a class has something of its own for the ``__dict__`` of its instances: a property, say."""
+    known = _SHOWS_ANOTHER.get(cls)
+    if known is None:
+        shown = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+        known = _SHOWS_ANOTHER[cls] = type(shown) not in (types.GetSetDescriptorType, types.NoneType)
+    return known
+
+
+_SHOWS_ANOTHER: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 _PLAIN = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType})

@@ -22,6 +22,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.frame import Frame
 from sidefx_train.compile.capture.generators import InterpretedGenerator
+from sidefx_train.compile.capture.kinds import instance_dict
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import DeferredCall, Later, TensorMoment
@@ -318,7 +319,7 @@ def _set_cell(cell: types.CellType, value: Any) -> None:
 
 def _space(value: Any) -> dict[str, Any]:
     try:
-        space = object.__getattribute__(value, "__dict__")
+        space = instance_dict(value)
     except AttributeError:
         return {}
     return space if isinstance(space, dict) else {}

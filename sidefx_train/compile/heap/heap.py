@@ -27,6 +27,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.artifacts import InputKind
+from sidefx_train.compile.capture.kinds import shows_another
 from sidefx_train.compile.capture.policy import runs_pure_code
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
@@ -60,7 +61,7 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source, SourceTable
-from sidefx_train.compile.heap.spaces import SpaceRecord, note_space
+from sidefx_train.compile.heap.spaces import SpaceRecord, check_hidden_space, note_space
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -579,7 +580,9 @@ class Heap:
         self.register(record)
         if not record.plain:
             record.fill()
-            if hasattr(real, "__dict__"):
+            if shows_another(cls):
+                check_hidden_space(self, real)
+            elif hasattr(real, "__dict__"):
                 record.instance = InstanceRecord(self, real, shadow, source, source)
                 note_space(self, record.instance)
         return shadow
@@ -659,6 +662,8 @@ class Heap:
 
     def _instance(self, real: Any, source: Source) -> Any:
         cls = type(real)
+        if shows_another(cls):
+            check_hidden_space(self, real)
         try:
             shadow = ABSENT if _is_of_c(cls) else cls() if cls is types.SimpleNamespace else object.__new__(cls)
         except TypeError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train.compile.capture.kinds import instance_dict
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.source import Source
 
@@ -154,7 +155,7 @@ class InstanceRecord(Record):
         self.missing: set[str] = set()
         self.written: dict[str, None] = {}
         try:
-            self.space: dict[str, Any] = object.__getattribute__(real, "__dict__")
+            self.space = instance_dict(real)
             self.has_dict = True
         except AttributeError:
             self.space, self.has_dict = {}, False
@@ -559,10 +560,9 @@ def _is_hidden(cls: type, slot: str) -> bool:
 def instance_space(value: Any) -> dict[str, Any]:
     """The instance ``__dict__``, empty for objects without one."""
     try:
-        space: dict[str, Any] = object.__getattribute__(value, "__dict__")
+        return instance_dict(value)
     except AttributeError:
         return {}
-    return space
 
 
 def is_set(value: Any, slot: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.world import space_of_thread
@@ -42,6 +43,18 @@ def note_space(heap: Heap, owner: InstanceRecord) -> None:
     noted = known.snapshot if isinstance(known, DictRecord) else known.owner.snapshot
     owner.snapshot = {name: noted[name] for name in owner.space if name in noted}
     owner.filled = owner.shared = True
+
+
+def check_hidden_space(heap: Heap, instance: Any) -> None:
+    """Refuses an instance whose class shows another ``__dict__``, if it may have attributes in its own.
+
+    A container that keeps nothing but its items has none.
+    """
+    if isinstance(instance, dict):
+        known = {id(type(instance)), *map(id, dict.keys(instance)), *map(id, dict.values(instance))}
+        if all(id(item) in known for item in gc.get_referents(instance)):
+            return
+    heap.refuse("SFX104", f"a {type(instance).__qualname__}, whose class shows another __dict__ than it has")
 
 
 def thread_space(heap: Heap, local: Any) -> DictRecord:

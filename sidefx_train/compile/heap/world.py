@@ -20,6 +20,7 @@ from sidefx_train.compile.capture import attributes, operators, policy
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
+from sidefx_train.compile.capture.kinds import instance_dict, shows_another
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT, LOCAL, hidden_attr
 from sidefx_train.compile.heap import classes, derived, finalizers, natives, notices, opaque, reads, stack, weak
@@ -50,7 +51,7 @@ from sidefx_train.compile.heap.records import (
     is_plain,
 )
 from sidefx_train.compile.heap.reentry import Reentry
-from sidefx_train.compile.heap.spaces import space_of, thread_space
+from sidefx_train.compile.heap.spaces import check_hidden_space, space_of, thread_space
 from sidefx_train.compile.heap.walkers import hides_later
 from sidefx_train.errors import Location
 
@@ -355,8 +356,11 @@ class TraceWorld(CallingWorld):
         if isinstance(owner, TensorRecord):
             return owner.own_attributes().get(name)
         try:
-            space = object.__getattribute__(obj, "__dict__")
+            space = instance_dict(obj)
         except AttributeError:
+            if shows_another(type(obj)):
+                check_hidden_space(self.heap, obj)
+                return ABSENT
             return hidden_attr(obj, name)
         if owner is not None and name in space:
             return self.heap.shadow(space[name], self.heap.sources.attr(owner.base, name), name)

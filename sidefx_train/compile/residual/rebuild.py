@@ -18,7 +18,7 @@ from sidefx_train.compile.ancestry import storage_of as fake_storage
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.iteration import PythonIterable, PythonIterator
-from sidefx_train.compile.capture.kinds import attribute_of
+from sidefx_train.compile.capture.kinds import attribute_of, shows_another
 from sidefx_train.compile.capture.randomness import RandomState
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
@@ -41,6 +41,7 @@ from sidefx_train.compile.heap.records import (
 )
 from sidefx_train.compile.heap.sets import insertion, wide_set
 from sidefx_train.compile.heap.source import stored_keys
+from sidefx_train.compile.heap.spaces import check_hidden_space
 from sidefx_train.compile.heap.weak import ShadowRef
 from sidefx_train.compile.residual.replay import Leaving
 from sidefx_train.compile.residual.tensors import TensorRebuilder
@@ -357,6 +358,8 @@ class Rebuilder(TensorRebuilder):
 
     def _attributes(self, name: str, value: Any) -> None:
         """The instance ``__dict__`` and the slots of an object that has just been made."""
+        if shows_another(type(value)):
+            check_hidden_space(self.world.heap, value)
         items = instance_space(value)
         if self.world.heap.record_of(items) is not None:  # of an object outside, or all its kind have one
             self.lines.append(f"object.__setattr__({name}, '__dict__', {self.expression(items)})")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import sidefx_train
+from sidefx_train.compile import functionalize as functionalization
+from sidefx_train.compile import pipeline
+from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.compile.graph_checks import check_graph, enabled
 from sidefx_train.errors import BackendError
@@ -119,3 +123,91 @@ def test_order():
     node(module, aten.mm.default).prepend(node(module, aten.relu.default))
     with pytest.raises(BackendError, match=r"relu reads \[mm\] before it is made"):
         check_graph("a pass", module, mode, functional=True)
+
+
+def test_numbers_of_results():
+    def fn(x):
+        first, second = x.split(2)
+        return first + second
+
+    traced = trace_fn(fn, [torch.ones(4)])
+    split = next(n for n in traced.module.graph.nodes if "split" in n.name)
+    split.meta["val"] = split.meta["val"][:1]
+    with pytest.raises(BackendError, match="has 1 items by its metadata, and makes 2"):
+        check_graph("a pass", traced.module, traced.fake_mode)
+
+
+def made(module):
+    """The first operation that makes a tensor and writes nothing."""
+    nodes = (n for n in module.graph.nodes if n.op == "call_function" and n.target is not aten.copy_.default)
+    return next(n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor))
+
+
+def leaves_a_write(module):
+    node = made(module)
+    with module.graph.inserting_after(node):
+        module.graph.call_function(aten.neg_.default, (node,)).meta = dict(node.meta)
+
+
+def leaves_a_wrong_shape(module):
+    node = made(module)
+    node.meta["val"] = node.meta["val"].new_empty(7)
+
+
+def leaves_two_of_a_name(module):
+    first, second = [n for n in module.graph.nodes if n.op == "placeholder"][:2]
+    second.target = first.target
+
+
+def module_of(value):
+    """The graph in what a pass takes or gives."""
+    return value if isinstance(value, torch.fx.GraphModule) else value.module
+
+
+PASSES = {
+    "capture": (pipeline, "_made_generators", lambda args, out: args[1]),
+    "partition": (pipeline, "recompute", lambda args, out: out.forward),
+    "functionalization": (functionalization, "check_functional", lambda args, out: args[0]),
+    "attention": (inductor, "expand_attention", lambda args, out: args[0]),
+    "Inductor's passes": (inductor.compat, "inductor_passes", lambda args, out: out),
+    "products": (inductor, "choose_products", lambda args, out: args[0]),
+    "recomputation": (inductor, "recompute", lambda args, out: args[0]),
+}
+BROKEN = {
+    leaves_a_write: "neg__default writes, in a graph that must not",
+    leaves_a_wrong_shape: r"has shape \(7,\) by its metadata",
+    leaves_two_of_a_name: "is a second placeholder named|placeholders .*, expected|placeholders .* are not the feeds",
+}
+
+
+@pytest.mark.parametrize(
+    ("stage", "breaks"),
+    [
+        pytest.param(stage, breaks, id=f"{stage} {breaks.__name__}")
+        for stage in PASSES
+        for breaks in BROKEN
+        if breaks is not leaves_a_write or stage not in ("capture", "partition")  # those may write
+    ],
+)
+def test_every_pass_is_checked(stage, breaks, monkeypatch, tmp_path):
+    """A pass that is broken on purpose is named, with the nodes around what it left."""
+    owner, name, graph_of = PASSES[stage]
+    pass_ = getattr(owner, name)
+
+    def broken(*args, **kwargs):
+        out = pass_(*args, **kwargs)
+        breaks(module_of(graph_of(args, out)))
+        return out
+
+    monkeypatch.setattr(owner, name, broken)
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a graph from the cache would not be lowered
+    weight = torch.ones(4, 5, requires_grad=True)
+
+    def fn(x):
+        return (x @ weight).tanh().sum(0)
+
+    step = sidefx_train.compile(fn, fullgraph=True, on_failure="raise")
+    with pytest.raises(BackendError, match=BROKEN[breaks]) as error:
+        step(torch.ones(3, 4))
+    assert f"after {stage}: " in str(error.value)
+    assert breaks is leaves_two_of_a_name or "\n> %" in str(error.value), "the nodes around it are not shown"

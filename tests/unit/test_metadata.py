@@ -106,8 +106,32 @@ def ask(x):
     x.requires_grad_()
 
 
+def cease(x):
+    x.requires_grad_(False)
+
+
+def partly_hidden(x):
+    x.mul_(2)
+    hidden(x)
+
+
+def set_anew(x):
+    x.set_(torch.ones(4))
+
+
+def other_data(x):
+    x.data = torch.ones(2, 3)
+
+
+def both_at_once(x):
+    x.mul_(2).t_()
+
+
+WEIGHT = torch.ones(2, 3, requires_grad=True)
+
+
 def begin(x):
-    x.mul_(torch.ones(2, 3, requires_grad=True))
+    x.mul_(WEIGHT)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +147,16 @@ def begin(x):
         (shrink, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata"}),
         (ask, lambda: torch.ones(2, 3), {"leaf", "changes_requires_grad"}),
         (write, lambda: leaf() * 2, {"requires_grad", "mutates_data", "updates_history"}),
+        (begin, lambda: torch.ones(2, 3), {"leaf", "mutates_data", "updates_history"}),
+        (cease, leaf, {"leaf", "requires_grad", "changes_requires_grad"}),
+        (partly_hidden, lambda: torch.ones(2, 3), {"leaf", "mutates_data"}),
+        (set_anew, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata", "replaces_storage"}),
+        (other_data, leaf, {"leaf", "requires_grad", "replaces_storage"}),
+        (both_at_once, lambda: torch.ones(2, 3), {"leaf", "mutates_data", "mutates_metadata"}),
     ],
 )
 def test_facts_of_inputs(step, given, expected):
-    (facts,) = facts_of(step, given()).inputs
+    facts = facts_of(step, given()).inputs[0]
     named = {name for name in type(facts).__dataclass_fields__ if getattr(facts, name) is True}
     assert named == expected
 

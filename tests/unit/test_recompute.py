@@ -75,7 +75,10 @@ def test_small_steps_are_left_alone():
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "SGD, one by one": lambda p: torch.optim.SGD(p, lr=0.1, foreach=False),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, foreach=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
     "fused AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
 }
 
@@ -106,6 +109,55 @@ def test_parameters_and_state_stay_where_they_are(name, backend):
     results = re.findall(r"r\d+", returned[1]) if returned else []
     gradients = len(list(model.parameters())) if name == "fused AdamW" else 0  # read by the update behind the graph
     assert len(results) == 1 + gradients, f"the graph returns {results}: the loss and {gradients} gradients are needed"
+
+
+FUSED = {
+    "fused SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "fused Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *FUSED])
+def test_buffers_and_averages_stay_where_they_are(name, backend):
+    """Batch norm's buffers and an average of the parameters are written behind the update, which then is no tail."""
+    found = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        average = copy.deepcopy(model).requires_grad_(False)
+        optimizer = (OPTIMIZERS | FUSED)[name](model.parameters())
+        update = training_step(model, optimizer)
+
+        def step(batch, model=model, average=average, update=update):
+            loss = update(batch)
+            with torch.no_grad():
+                for kept, now in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(now, 0.1)
+            return loss
+
+        def held(model=model, average=average, optimizer=optimizer):
+            state = [t for p in model.parameters() for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)]
+            return [*model.parameters(), *model.buffers(), *average.parameters(), *state]
+
+        if captured:
+            step = sidefx_train.compile(step, backend=backend, fullgraph=True, on_failure="raise")
+        batches = [(torch.randn(5, 6), torch.randint(0, 3, (5,))) for _ in range(4)]
+        losses = [step(batches[0])]
+        places = [t.data_ptr() for t in held()]
+        losses += [step(batch) for batch in batches[1:]]
+        assert [t.data_ptr() for t in held()] == places, "something has moved"
+        assert all(p.grad is None for p in model.parameters()), "gradients that the step forgets are there"
+        found.append([*losses, *(t.detach() for t in held())])
+    for wanted, have in zip(*found, strict=True):
+        if backend == "inductor":
+            torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-5)
+        else:
+            assert torch.equal(have, wanted), "not to the last bit"
+    sources = step.report().sources()
+    assert "copy_" not in sources.get("inductor", ""), "an update of an input is a copy"
+    (returned,) = re.findall(r"^ *(\(?.*?\)?) = graph\(given\)", sources["runner"], re.MULTILINE)
+    assert len(re.findall(r"r\d+", returned)) == 1, f"gradients leave the graph: {returned}"
 
 
 def test_gradients_are_freed_before_the_next_step(any_size):

@@ -274,6 +274,7 @@ def _compile(
                 compat.inductor_lowering(traced.fake_mode, AlikeLoops().generating),
             ):
                 module = compat.inductor_passes(graph.module, finds_attention)
+                check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
                 if config.autotune == "on":
                     note, build.times = choose_products(module, threads)
                     said.append(note)

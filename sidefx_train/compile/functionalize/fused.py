@@ -1,7 +1,8 @@
-"""Fused optimizer updates taken apart into tensor arithmetic.
+"""Fused optimizer updates that stay inside the graph, since something behind them depends on them.
 
-Used where the fused call cannot be moved behind the graph, or where one generated kernel beats it. The formulas and
-their order of operations are those of PyTorch's documentation of Adam, AdamW and SGD.
+Run op by op, they are called in their functional form: eager's kernel, to the last bit. For a compiler they are taken
+apart into tensor arithmetic; the formulas and their order of operations are those of PyTorch's documentation of Adam,
+AdamW and SGD.
 """
 
 from __future__ import annotations
@@ -129,3 +130,16 @@ def fused_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         _sgd(params, grads, given.pop("momentum_buffer_list"), **given)
     else:
         raise BackendError("SFX201", f"{op} inside a step that reads the parameters afterwards")
+
+
+def whole_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Does what a fused optimizer operation does, with the same kernel: on copies, which are then written back."""
+    name = op._schema.name.split("::")[1]
+    functional = getattr(getattr(torch.ops.aten, name.rstrip("_")), op._overloadname)
+    given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+    for returned, values in zip(functional._schema.returns, functional(*args, **kwargs), strict=True):
+        argument = str(returned.name).removesuffix("_out")
+        if argument == "grads" and given.get("grad_scale") is None:
+            continue  # called written, and left as they are
+        for target, value in zip(given[argument], values, strict=True):
+            target.copy_(value)

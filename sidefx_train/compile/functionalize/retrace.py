@@ -20,7 +20,7 @@ from sidefx_train.compile.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.functionalize import layouts, rnn
 from sidefx_train.compile.functionalize.aliases import Aliases, extent
 from sidefx_train.compile.functionalize.bases import STRIDED, members, place_in, view_of
-from sidefx_train.compile.functionalize.fused import fused_update
+from sidefx_train.compile.functionalize.fused import fused_update, whole_update
 from sidefx_train.compile.functionalize.hazards import IndexUse
 from sidefx_train.compile.functionalize.scalar_ops import (
     TensorScalar,
@@ -343,7 +343,8 @@ class Retracer:
 
     def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fused_update(node):
-            return fused_update(node.target, args, kwargs)
+            update = fused_update if self.options.tensor_scalars else whole_update
+            return update(node.target, args, kwargs)
         rule = _REWRITES.get(target) or (_CHANNELS_LAST.get(target) if self.options.channels_last else None)
         if rule is not None:
             return rule(*args, **kwargs)

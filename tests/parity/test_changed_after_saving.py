@@ -124,3 +124,25 @@ def test_results_of_one_node(step, changed, result, partition):
             assert "has been modified by an inplace operation" in have
         else:
             assert type(want) is type(have) and (torch.equal(want, have) if torch.is_tensor(want) else want == have)
+
+
+UNREAD = {
+    "gather": lambda x: x.gather(0, torch.zeros(1, 3, dtype=torch.long)),
+    "cummax": lambda x: x.cummax(0).values,
+    "real transform": lambda x: torch.fft.rfft(x).abs(),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_no_derivative_reads_may_be_changed(name):
+    """Eager saves the argument for its sizes alone, and complains of it; a captured backward saves what it reads."""
+    step, found = UNREAD[name], []
+    for changes in (False, True):
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        between = x * 1
+        out = (sidefx_train.compile(step, backend="aot_eager", fullgraph=True) if changes else step)(between)
+        if changes:
+            _change_argument((), between)
+        out.sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found), "not the gradient at what was given"

@@ -113,6 +113,7 @@ def test_parameters_and_state_stay_where_they_are(name, backend):
 
 FUSED = {
     "fused SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "fused Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, weight_decay=0.1, fused=True),
     "fused Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
 }
 

@@ -1,8 +1,8 @@
 """Fused optimizer updates that stay inside the graph, since something behind them depends on them.
 
 Run op by op, they are called in their functional form: eager's kernel, to the last bit. For a compiler they are taken
-apart into tensor arithmetic; the formulas and their order of operations are those of PyTorch's documentation of Adam,
-AdamW and SGD.
+apart into tensor arithmetic; the formulas and their order of operations are those of PyTorch's documentation of
+Adagrad, Adam, AdamW and SGD.
 """
 
 from __future__ import annotations
@@ -113,11 +113,37 @@ def _sgd(
         _commit(p, p - _number(lr, p) * g, found_inf)
 
 
+def _adagrad(
+    params: Tensors,
+    grads: Tensors,
+    sums: Tensors,
+    state_steps: Tensors,
+    *,
+    lr: Any,
+    lr_decay: Any,
+    weight_decay: Any,
+    eps: Any,
+    maximize: bool,
+    grad_scale: Any = None,
+    found_inf: Any = None,
+) -> None:
+    lr, lr_decay, weight_decay = _bare(lr), _bare(lr_decay), _bare(weight_decay)
+    for p, grad, total, step in zip(params, grads, sums, state_steps, strict=True):
+        g = _unscale(grad, grad_scale, maximize)
+        if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
+            g = g + p * _number(weight_decay, p)
+        new_total = total + g * g
+        _commit(total, new_total, found_inf)
+        step_size = lr / (1 + (step.to(torch.float64) - 1) * lr_decay)
+        denominator = torch.sqrt(new_total) + _number(_bare(eps), p)
+        _commit(p, p - _number(step_size, p) * g / denominator, found_inf)
+
+
 def fused_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Does what a fused optimizer operation does, with plain tensor operations.
 
     Raises:
-        BackendError: the operation is not one of Adam, AdamW and SGD.
+        BackendError: the operation is not one of Adagrad, Adam, AdamW and SGD.
     """
     names = [a.name for a in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -128,6 +154,8 @@ def fused_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         _adam(params, grads, *lists, decoupled=name == "_fused_adamw_", **given)
     elif name == "_fused_sgd_":
         _sgd(params, grads, given.pop("momentum_buffer_list"), **given)
+    elif name == "_fused_adagrad_":
+        _adagrad(params, grads, given.pop("state_sums"), given.pop("state_steps"), **given)
     else:
         raise BackendError("SFX201", f"{op} inside a step that reads the parameters afterwards")
 

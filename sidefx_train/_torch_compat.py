@@ -1262,7 +1262,8 @@ def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
 
 
 PRODUCT_FUNCTION = "aoti_torch_sidefx_product"
-"""What C++ that Inductor writes calls for ``sidefx::product``; this and ``_relu`` for ``sidefx::product_relu``."""
+"""What C++ that Inductor writes calls for ``sidefx::product``; this and ``_relu`` for ``sidefx::product_relu``,
+``s`` for ``sidefx::products``."""
 
 
 def register_product_lowerings() -> None:
@@ -1276,7 +1277,7 @@ def register_product_lowerings() -> None:
 
     def lower_product(name: str, a: Any, b: Any, bias: Any = None) -> Any:
         inputs = [ir.ExternKernel.realize_input(t) for t in (a, b, bias) if t is not None]
-        size = [inputs[0].get_size()[0], inputs[1].get_size()[1]]
+        size = [*inputs[0].get_size()[:-1], inputs[1].get_size()[-1]]
         layout = ir.FixedLayout(a.get_device(), a.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
         kernel = ir.ExternKernelOut(
             layout=layout,
@@ -1287,7 +1288,7 @@ def register_product_lowerings() -> None:
         )
         return ir.TensorBox.create(kernel)
 
-    for name in ("product", "product_relu"):
+    for name in ("product", "product_relu", "products"):
         target = getattr(torch.ops.sidefx, name).default
         lowering.register_lowering(target, type_promotion_kind=None)(functools.partial(lower_product, name))
 

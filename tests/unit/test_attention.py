@@ -83,9 +83,45 @@ def test_a_forward_without_its_backward_stays_fused(chosen):
     torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
 
 
-def test_both_forms_are_measured():
-    found = attention._measure([1, 2, 8, 4], True, 1)
-    assert set(found) == {"fused", "products"} and all(0 < seconds < 1 for seconds in found.values())
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("way", "note"), [("wide", "in float32"), ("tiles", "as matrix products")])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_bfloat16_attention_on_float32_numbers(chosen, monkeypatch, autocast, way, note, contiguous):
+    times = lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, way: 0.1})  # noqa: E731
+    monkeypatch.setattr(attention, "timings", times)
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = Mixer(True, contiguous=contiguous)
+        given = model if autocast else model.bfloat16()
+        call = lambda x, m=given: m(x if autocast else x.bfloat16())  # noqa: E731
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, call=call, optimizer=optimizer):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = call(x).float().square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = sidefx_train.compile(step, fullgraph=True) if compiled else step
+        losses = [run(torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(i))) for i in range(2)]
+        results.append(losses + [p.detach() for p in model.parameters()])
+    for a, b in zip(*results, strict=True):
+        assert a.dtype == b.dtype and (a - b).float().norm() <= 2e-2 * a.float().norm()
+    assert f"1 of 1 attentions {note}" in run.report().captures[0].notes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_forms_are_measured(dtype):
+    found = attention._measure([1, 2, 8, 4], True, 1, dtype)
+    wanted = {"fused", "products", "tiles"} | ({"wide"} if dtype == "bfloat16" else set())
+    assert set(found) == wanted and all(0 < seconds < 1 for seconds in found.values())
+
+
+def test_weights_that_take_much_memory_are_not_held():
+    assert set(attention._measure([1, 64, 128, 32], True, 1, "bfloat16")) == {"fused", "wide"}
 
 
 def test_a_fresh_process_measures_for_one_that_cannot(chosen):
@@ -93,6 +129,6 @@ def test_a_fresh_process_measures_for_one_that_cannot(chosen):
     sure, unsure = measuring._in_a_process(tasks)
     found = sure | unsure
     assert {key: set(times) for key, times in found.items()} == {
-        "a": {"fused", "products"},
+        "a": {"fused", "products", "tiles"},
         "p": {"mkl", "onednn", "tiles"},
     }

@@ -58,6 +58,60 @@ def test_every_shape_and_layout(left: str, right: str) -> None:
             assert (around[:16] == 7).all() and (around[-16:] == 7).all(), (height, depth, width)
 
 
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches(turned: tuple[bool, bool], threads: int) -> None:
+    """Also of one matrix, of one that all have in common, and with gaps between them."""
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for count, height, depth, width in itertools.product((1, 3, 40), (1, 7, 33), (1, 16, 40), (1, 16, 17, 48, 130)):
+            a, b = torch.randn(count, height, depth), torch.randn(count, depth, 2 * width)[..., :width]
+            a, b = (_turned(t) if turn else t for t, turn in zip((a, b), turned, strict=True))
+            for left, right in (
+                (a, b),
+                (a[:1].expand(count, height, depth), b),
+                (a, b[-1:].expand(count, depth, width)),
+            ):
+                around = torch.full((count * height * width + 32,), 7.0)
+                out = around[16:-16].view(count, height, width)
+                torch.ops.sidefx.products.out(left, right, out=out)
+                torch.testing.assert_close(out.double(), left.double() @ right.double(), rtol=1e-5, atol=1e-5)
+                assert (around[:16] == 7).all() and (around[-16:] == 7).all(), (count, height, depth, width)
+                assert torch.equal(torch.ops.sidefx.products(left, right), out)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _turned(matrices: torch.Tensor) -> torch.Tensor:
+    """The same numbers, stored by columns."""
+    return matrices.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.mark.parametrize("operator", ["bmm", "matmul"])
+def test_a_step_with_batched_products(operator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a graph that was lowered by other figures is not taken
+    times = lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.5})  # noqa: E731
+    monkeypatch.setattr(products, "timings", times)
+    multiply = getattr(torch, operator)
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        a, b = torch.randn(3, 5, 8, requires_grad=True), torch.randn(3, 8, 6, requires_grad=True)
+
+        def step(x: torch.Tensor, a: torch.Tensor = a, b: torch.Tensor = b) -> torch.Tensor:
+            loss = (multiply(a * x, b).tanh()).square().sum()
+            loss.backward()
+            return loss.detach()
+
+        run = sidefx_train.compile(step, fullgraph=True) if compiled else step
+        results.append([run(torch.tensor(1.5)), a.grad, b.grad])
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+    assert "3 of 3 matrix products by tiles in registers" in run.report().captures[0].notes
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_large_products_are_divided_among_threads(threads: int) -> None:
     before = torch.get_num_threads()

@@ -1,8 +1,9 @@
 """Attention as matrix products and a softmax, where that is faster than torch's fused kernel.
 
 The fused kernel of the CPU works through a head in blocks, which saves memory for long sequences. For short ones its
-many small products cost more than batched ones do, and its softmax cannot be fused with what surrounds it. Both forms
-are timed once per shape and number of threads; results are kept on disk with those of the products.
+many small products cost more than batched ones do, and its softmax cannot be fused with what surrounds it. In bfloat16
+each of its small products goes through a library's preparations: there it may be faster on float32 numbers, fused or
+taken apart. All forms are timed once per shape and number of threads; results are kept on disk with those of products.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train.compile.backend.measuring import MEASURES, fastest, measured, times_as_text, timings
+from sidefx_train.compile.backend.measuring import MEASURES, Task, fastest, measured, times_as_text, timings
+from sidefx_train.compile.backend.products import products_out_of
+from sidefx_train.compile.native import products_module
 
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -48,53 +51,65 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
         threads: how many will run it.
     """
     found = [node for node in module.graph.nodes if node.op == "call_function" and node.target is _FORWARD]
+    producers = _producers(module.graph)
     weights: dict[fx.Node, fx.Node] = {}
-    moved = 0
+    wide: set[fx.Node] = set()
     asked = {node: _key(node, threads) for node in found if _fits(node)}
-    known = timings(
-        {
-            key: ("attention", [list(node.args[0].meta["val"].shape), bool(_causal(node, 4)), threads])  # type: ignore[union-attr]
-            for node, key in asked.items()
-        }
-    )
+    known = timings({key: _task(node, threads) for node, key in asked.items()})
     for node, key in asked.items():
-        if fastest(known.get(key, {}), "fused") == "products":
+        way = fastest(known.get(key, {}), "fused")
+        if way in ("products", "tiles"):
             weights[node] = _Expansion(module.graph, node, fake_mode).forward()
-            moved += 1
-    for node in list(module.graph.nodes):
-        if node.op != "call_function" or node.target is not _BACKWARD:
-            continue
-        producer = node.args[5].args[0] if isinstance(node.args[5], fx.Node) and node.args[5].args else None
+        elif way == "wide":
+            _Expansion(module.graph, node, fake_mode).widen()
+            wide.add(node)
+    for node, producer in producers.items():
         if producer in weights:
             _Expansion(module.graph, node, fake_mode).backward(weights[producer])
+        elif producer in wide:
+            _Expansion(module.graph, node, fake_mode).widen()
     for node in reversed(found):
-        if node in weights:
+        if node in weights or node in wide:
             for user in list(node.users):
                 if not user.users:
                     module.graph.erase_node(user)
             if not node.users:
                 module.graph.erase_node(node)
-    if moved:
+    if weights or wide:
         module.graph.lint()
         module.recompile()
-    note = f"{moved} of {len(found)} attentions as matrix products" if moved else ""
-    return note, "\n".join(times_as_text(key, known.get(key, {})) for key in dict.fromkeys(asked.values()))
+    told = [f"{len(weights)} of {len(found)} attentions as matrix products"] if weights else []
+    told += [f"{len(wide)} of {len(found)} attentions in float32"] if wide else []
+    return "; ".join(told), "\n".join(times_as_text(key, known.get(key, {})) for key in dict.fromkeys(asked.values()))
+
+
+def _producers(graph: fx.Graph) -> dict[fx.Node, Any]:
+    """The attention whose derivative each backward computes."""
+    found = [node for node in graph.nodes if node.op == "call_function" and node.target is _BACKWARD]
+    outputs = {node: node.args[5] for node in found}
+    return {node: out.args[0] for node, out in outputs.items() if isinstance(out, fx.Node) and out.args}
+
+
+def _task(node: fx.Node, threads: int) -> Task:
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return "attention", [list(value.shape), bool(_causal(node, 4)), threads, str(value.dtype)[6:]]
 
 
 def _fits(node: fx.Node) -> bool:
-    """True for float32 self-attention of static shape, without dropout and mask tensor, with plain layouts."""
+    """True for self-attention of static shape, without dropout and mask tensor, with plain layouts."""
     values = [a.meta["val"] for a in node.args[:3]]  # type: ignore[union-attr]
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
     if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
         return False
     for value in values:
-        if value.dtype != torch.float32 or value.device.type != "cpu" or value.dim() != 4:
+        if value.dtype not in (torch.float32, torch.bfloat16) or value.device.type != "cpu" or value.dim() != 4:
             return False
         if not all(isinstance(n, int) for n in (*value.shape, *value.stride())) or 0 in value.shape:
             return False
-    rows, heads, length, width = values[0].shape
-    most = _LARGEST if length < 4 * width else min(_LARGEST, _SMALL)
-    if any(value.shape != values[0].shape for value in values) or rows * heads * length * length > most:
+    if any(value.shape != values[0].shape for value in values):
+        return False
+    rows, heads, length, _ = values[0].shape
+    if values[0].dtype == torch.float32 and rows * heads * length * length > _most(values[0].shape):
         return False
     backward = [user for get in node.users for user in get.users if user.target is _BACKWARD]
     users = [*node.users, *(get for user in backward for get in user.users)]
@@ -108,38 +123,57 @@ def _fits(node: fx.Node) -> bool:
     return all(user.target is _BACKWARD for get in node.users if get.args[1] == 1 for user in get.users)
 
 
+def _most(shape: Any) -> int:
+    """Elements of the weights up to which attention of this shape may be taken apart."""
+    return _LARGEST if shape[2] < 4 * shape[3] else min(_LARGEST, _SMALL)
+
+
 def _key(node: fx.Node, threads: int) -> str:
-    shape, causal = tuple(node.args[0].meta["val"].shape), bool(_causal(node, 4))  # type: ignore[union-attr]
-    return f"{threads}: attention {shape} causal {causal}"
+    shape, causal, _, dtype = _task(node, threads)[1]
+    return f"{threads}: attention {tuple(shape)} causal {causal}" + f" {dtype}" * (dtype != "float32")
 
 
 def _causal(node: fx.Node, position: int) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get("is_causal", False)
 
 
-def _measure(shape: list[int], causal: bool, threads: int) -> dict[str, float]:
-    """Seconds of forward and backward of each form, run by torch's operators."""
+def _measure(shape: list[int], causal: bool, threads: int, dtype: str = "float32") -> dict[str, float]:
+    """Seconds of forward and backward of each form, run by torch's operators and the native module's products."""
     rows, heads, length, width = shape
 
     def candidates() -> dict[str, Callable[[], None]]:
-        q, k, v, g = (torch.rand(rows, length, heads, width).transpose(1, 2) for _ in range(4))
-        q3, k3, v3, g3 = (t.reshape(rows * heads, length, width) for t in (q, k, v, g))
+        given = [torch.rand(rows, length, heads, width).to(getattr(torch, dtype)).transpose(1, 2) for _ in range(4)]
         mask = torch.full((length, length), -math.inf).triu(1) if causal else torch.zeros(length, length)
 
-        def fused() -> None:
+        def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
             out, lse = _FORWARD(q, k, v, 0.0, causal)
-            _BACKWARD(g, q, k, v, out, lse, 0.0, causal)
+            return [out, *_BACKWARD(g, q, k, v, out, lse, 0.0, causal)]
 
-        def products() -> None:
-            weights = torch.softmax(torch.bmm(q3, k3.transpose(1, 2)).add_(mask), -1)
-            torch.bmm(weights, v3)
-            torch.bmm(weights.transpose(1, 2), g3)
-            inner = torch.bmm(g3, v3.transpose(1, 2))
+        def wide() -> None:
+            for result in fused(*[t.float() for t in given]):
+                result.to(given[0].dtype)
+
+        def apart(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+            q, k, v, g = (t.float().reshape(rows * heads, length, width) for t in given)
+            weights = torch.softmax(multiply(q, k.transpose(1, 2)).add_(mask), -1)
+            results = [multiply(weights, v), multiply(weights.transpose(1, 2), g)]
+            inner = multiply(g, v.transpose(1, 2))
             inner = aten._softmax_backward_data.default(inner, weights, -1, torch.float32)
-            torch.bmm(inner, k3)
-            torch.bmm(inner.transpose(1, 2), q3)
+            results += [multiply(inner, k), multiply(inner.transpose(1, 2), q)]
+            for result in results:
+                result.to(given[0].dtype)
 
-        return {"fused": fused, "products": products}
+        def tiles(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return products_out_of(a, b, out=torch.empty(a.shape[0], a.shape[1], b.shape[2]))
+
+        ways: dict[str, Callable[[], Any]] = {"fused": lambda: fused(*given)}
+        if dtype != "float32":
+            ways["wide"] = wide
+        if rows * heads * length * length <= _most(shape):
+            ways["products"] = lambda: apart(torch.bmm)
+            if products_module() is not None:
+                ways["tiles"] = lambda: apart(tiles)
+        return ways
 
     return measured(candidates, 12.0 * rows * heads * length * length * width, threads)
 
@@ -172,13 +206,20 @@ class _Expansion:
         """[rows, heads, length, width] as a batch of matrices."""
         if not x.meta["val"].is_contiguous():
             x = self.emit(aten.clone.default, x, memory_format=torch.contiguous_format)
-        return self.emit(aten.view.default, x, [self.rows * self.heads, self.length, self.width])
+        return self.cast(self.emit(aten.view.default, x, [self.rows * self.heads, self.length, self.width]))
+
+    def cast(self, x: Any, dtype: torch.dtype = torch.float32) -> fx.Node:
+        """``x`` in another type, itself if it has that."""
+        if x.meta["val"].dtype == dtype:
+            return x  # type: ignore[no-any-return]
+        return self.emit(torch.ops.prims.convert_element_type.default, x, dtype)
 
     def turned(self, x: fx.Node) -> fx.Node:
         return self.emit(aten.permute.default, x, [0, 2, 1])
 
     def laid_out(self, x: fx.Node, like: torch.Tensor) -> fx.Node:
         """A batch of matrices as [rows, heads, length, width], with the strides that users of the result expect."""
+        x = self.cast(x, like.dtype)
         whole = self.emit(aten.view.default, x, [self.rows, self.heads, self.length, self.width])
         if like.is_contiguous():
             return whole
@@ -195,6 +236,17 @@ class _Expansion:
 
     def like(self, index: int) -> torch.Tensor:
         return self.node.meta["val"][index]  # type: ignore[no-any-return]
+
+    def widen(self) -> None:
+        """The same kernel on float32 numbers."""
+        with self.graph.inserting_before(self.node):
+            tensors = 6 if self.node.target is _BACKWARD else 3  # what follows are float32 sums, and numbers
+            args = [self.cast(arg) for arg in self.node.args[:tensors]]
+            made = self.emit(self.node.target, *args, *self.node.args[tensors:], **self.node.kwargs)
+            taken = {get.args[1]: get.meta["val"].dtype for get in self.node.users}
+            self.replace({i: self.cast(self.emit(operator.getitem, made, i), dtype) for i, dtype in taken.items()})
+        if self.node.target is _BACKWARD:
+            self.graph.erase_node(self.node)
 
     def forward(self) -> fx.Node:
         """Returns the attention weights."""

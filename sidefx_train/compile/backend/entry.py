@@ -9,7 +9,7 @@ ENTRY = r"""
 struct AtenTensorOpaque;
 typedef AtenTensorOpaque* AtenTensorHandle;
 typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
-                              int64_t, int64_t, int64_t, int64_t);
+                              int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 
 struct SidefxFailure {  // as caller.py has it
     char text[256];
@@ -81,13 +81,13 @@ extern const int64_t sidefx_outputs = @OUTPUTS@;
 
 PRODUCT = """
 typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
-                              int64_t, int64_t, int64_t, int64_t);
+                              int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 extern "C" {
 SidefxProduct sidefx_product = nullptr;  // of the native module
 }
 
 static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
-                                          AtenTensorHandle* bias, int64_t relu) {
+                                          AtenTensorHandle* bias, int64_t relu, int at = 0) {
     void *to, *left, *right, *added = nullptr;
     int64_t *left_size, *left_stride, *right_size, *right_stride;
     aoti_torch_get_data_ptr(out, &to);
@@ -98,8 +98,10 @@ static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle
     aoti_torch_get_strides(a, &left_stride);
     aoti_torch_get_sizes(b, &right_size);
     aoti_torch_get_strides(b, &right_stride);
-    sidefx_product((const float*)left, left_stride[0], left_stride[1], (const float*)right, right_stride[0],
-                   right_stride[1], (const float*)added, (float*)to, left_size[0], right_size[1], left_size[1], relu);
+    const int64_t count = at ? left_size[0] : 1;  // the matrices of a batch come first
+    sidefx_product((const float*)left, left_stride[at], left_stride[at + 1], (const float*)right, right_stride[at],
+                   right_stride[at + 1], (const float*)added, (float*)to, left_size[at], right_size[at + 1],
+                   left_size[at + 1], relu, count, at ? left_stride[0] : 0, at ? right_stride[0] : 0);
     return AOTI_TORCH_SUCCESS;
 }
 static AOTITorchError @PRODUCT@(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
@@ -109,6 +111,9 @@ static AOTITorchError @PRODUCT@(AtenTensorHandle out, AtenTensorHandle a, AtenTe
 static AOTITorchError @PRODUCT@_relu(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
                                      AtenTensorHandle* bias = nullptr) {
     return sidefx_call_product(out, a, b, bias, 1);
+}
+static AOTITorchError @PRODUCT@s(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b) {
+    return sidefx_call_product(out, a, b, nullptr, 0, 1);
 }
 """
 """In front of a caller that calls the native module's product."""

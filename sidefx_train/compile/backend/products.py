@@ -8,6 +8,7 @@ kept on disk.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -44,8 +45,7 @@ def _define_product(name: str, relu: int) -> None:
         native = products_module()
         assert native is not None, "graphs with this product are made where the native module is"
         start = 0 if bias is None else bias.contiguous().data_ptr()
-        sizes = (a.shape[0], b.shape[1], a.shape[1])
-        native.product(a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), start, out.data_ptr(), *sizes, relu)
+        native.product(*_numbers(a, b, start, out, relu))
         return out  # type: ignore[no-any-return]
 
     def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -59,8 +59,32 @@ def _define_product(name: str, relu: int) -> None:
     torch.library.register_fake(f"sidefx::{name}", fake, lib=_library)
 
 
+def _numbers(a: torch.Tensor, b: torch.Tensor, bias: int, out: torch.Tensor, relu: int) -> list[int]:
+    """What the native module's product takes, for matrices or batches of them."""
+    batch = [a.shape[0], a.stride(0), b.stride(0)] if a.dim() == 3 else [1, 0, 0]
+    sizes = [*out.shape[-2:], a.shape[-1]]
+    return [a.data_ptr(), *a.stride()[-2:], b.data_ptr(), *b.stride()[-2:], bias, out.data_ptr(), *sizes, relu, *batch]
+
+
+def products_out_of(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """The products of two batches of matrices, by the native module."""
+    native = products_module()
+    assert native is not None, "graphs with this product are made where the native module is"
+    native.product(*_numbers(a, b, 0, out, 0))
+    return out
+
+
+def _products_fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+
+
 _define_product("product", 0)
 _define_product("product_relu", 1)
+_library.define("products(Tensor a, Tensor b) -> Tensor")
+_library.define("products.out(Tensor a, Tensor b, *, Tensor(a!) out) -> Tensor(a!)")
+_library.impl("products", lambda a, b: products_out_of(a, b, out=_products_fake(a, b)), "CPU")
+_library.impl("products.out", products_out_of, "CPU")
+torch.library.register_fake("sidefx::products", _products_fake, lib=_library)
 
 
 def _measure(left: Any, right: Any, threads: int) -> dict[str, float]:
@@ -68,18 +92,17 @@ def _measure(left: Any, right: Any, threads: int) -> dict[str, float]:
 
     def candidates() -> dict[str, Callable[[], Any]]:
         x, y = (_stored(*layout) for layout in (left, right))
-        out = torch.empty(x.shape[0], y.shape[1])
-        ways: dict[str, Callable[[], Any]] = {"mkl": lambda: torch.mm(x, y, out=out)}
-        if torch.backends.mkldnn.is_available():
+        out = torch.empty(*x.shape[:-1], y.shape[-1])
+        ways: dict[str, Callable[[], Any]] = {"mkl": lambda: torch.matmul(x, y, out=out)}
+        if torch.backends.mkldnn.is_available() and x.dim() == 2:
             ways["onednn"] = lambda: _linear(x, y.t(), None)
         native = products_module()
         if native is not None:
-            numbers = [x.data_ptr(), *x.stride(), y.data_ptr(), *y.stride(), 0, out.data_ptr()]
-            numbers += [*out.shape, x.shape[1], 0]
+            numbers = _numbers(x, y, 0, out, 0)
             ways["tiles"] = lambda: native.product(*numbers)
         return ways
 
-    return measured(candidates, 2.0 * left[0][0] * left[0][1] * right[0][1], threads)
+    return measured(candidates, 2.0 * math.prod(left[0]) * right[0][-1], threads)
 
 
 def _stored(size: list[int], stride: list[int]) -> torch.Tensor:
@@ -93,7 +116,7 @@ MEASURES["product"] = _measure
 
 def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     """(left, right, bias) of a float32 CPU product of static shape."""
-    if node.target is aten.mm.default:
+    if node.target in (aten.mm.default, aten.bmm.default):
         bias, (a, b) = None, node.args
     elif node.target is aten.addmm.default and not node.kwargs and len(node.args) == 3:
         bias, a, b = node.args  # type: ignore[assignment]
@@ -154,7 +177,9 @@ def _use_onednn(graph: fx.Graph, node: fx.Node, a: fx.Node, b: fx.Node, bias: fx
 
 def _use_tiles(graph: fx.Graph, node: fx.Node, operands: tuple[Any, ...]) -> None:
     user = next(iter(node.users), node)
-    if len(node.users) == 1 and user.target is aten.relu.default:
+    if node.target is aten.bmm.default:
+        _replace(graph, node, torch.ops.sidefx.products.default, operands[:2])
+    elif len(node.users) == 1 and user.target is aten.relu.default:
         user.replace_all_uses_with(node)
         graph.erase_node(user)
         _replace(graph, node, torch.ops.sidefx.product_relu.default, operands)

@@ -54,40 +54,42 @@ static inline Lanes choose(Lanes first, Lanes second, Places places) {
 #endif
 }
 
-// rows [0, R) of one panel: out[i][j] = bias[j] + sum over k of a[i][k] * b[k][j], where it is below 0 perhaps 0
-template <int R>
+// rows [0, R) of V vectors of one panel: out[i][j] = bias[j] + sum over k of a[i][k] * b[k][j], where it is below 0
+// perhaps 0
+template <int R, int V>
 static inline void tile(Matrix a, const float* b, int64_t b_row, const float* bias, float* out, int64_t out_row,
                         int64_t depth, bool relu) {
-    Lanes sum[R][VECTORS];
-    for (int j = 0; j < VECTORS; ++j) {
+    Lanes sum[R][V];
+    for (int j = 0; j < V; ++j) {
         Lanes start = bias ? (Lanes)*(const Loose*)(bias + j * LANES) : Lanes{};
         for (int i = 0; i < R; ++i) sum[i][j] = start;
     }
     for (int64_t k = 0; k < depth; ++k) {
-        Lanes right[VECTORS];
-        for (int j = 0; j < VECTORS; ++j) right[j] = *(const Loose*)(b + k * b_row + j * LANES);
+        Lanes right[V];
+        for (int j = 0; j < V; ++j) right[j] = *(const Loose*)(b + k * b_row + j * LANES);
         for (int i = 0; i < R; ++i) {
             const Lanes left = everywhere(a.data[i * a.row + k * a.column]);
-            for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
+            for (int j = 0; j < V; ++j) sum[i][j] += left * right[j];
         }
     }
     for (int i = 0; i < R; ++i)
-        for (int j = 0; j < VECTORS; ++j) {
+        for (int j = 0; j < V; ++j) {
             const Lanes found = sum[i][j];
             *(Loose*)(out + i * out_row + j * LANES) = relu ? (found < 0.0f ? Lanes{} : found) : found;
         }
 }
 
+template <int V>
 static inline void rows(Matrix a, const float* b, int64_t b_row, const float* bias, float* out, int64_t out_row,
                         int64_t depth, int64_t count, bool relu) {
     switch (count) {
-        case 1: tile<1>(a, b, b_row, bias, out, out_row, depth, relu); break;
-        case 2: tile<2>(a, b, b_row, bias, out, out_row, depth, relu); break;
-        case 3: tile<3>(a, b, b_row, bias, out, out_row, depth, relu); break;
-        case 4: tile<4>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 1: tile<1, V>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 2: tile<2, V>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 3: tile<3, V>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 4: tile<4, V>(a, b, b_row, bias, out, out_row, depth, relu); break;
 #if SIDEFX_ROWS == 6
-        case 5: tile<5>(a, b, b_row, bias, out, out_row, depth, relu); break;
-        case 6: tile<6>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 5: tile<5, V>(a, b, b_row, bias, out, out_row, depth, relu); break;
+        case 6: tile<6, V>(a, b, b_row, bias, out, out_row, depth, relu); break;
 #endif
     }
 }
@@ -130,9 +132,9 @@ static inline void turn(const float* from, int64_t from_row, float* to, int64_t 
 // Columns [0, width) of b as a panel of PANEL columns, the rest zero.
 static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
     int64_t turned = 0;
-    if (b.row == 1 && width == PANEL) {
+    if (b.row == 1 && width % LANES == 0) {
         turned = depth / LANES * LANES;
-        for (int64_t j = 0; j < PANEL; j += LANES)
+        for (int64_t j = 0; j < width; j += LANES)
             for (int64_t k = 0; k < turned; k += LANES)
                 turn(b.data + j * b.column + k, b.column, panel + k * PANEL + j, PANEL);
     }
@@ -164,7 +166,8 @@ static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int
     const Matrix mine{b.data + column * b.column, b.row, b.column};
     const float* right = mine.data;
     int64_t right_row = b.row;
-    if (b.column != 1 || width < PANEL) {
+    const int64_t full = width <= LANES ? LANES : width <= PANEL / 2 ? PANEL / 2 : PANEL;
+    if (b.column != 1 || width < full) {
         float* panel = copied.of(depth * PANEL);
         fill_panel(mine, depth, width, panel);
         right = panel;
@@ -172,7 +175,7 @@ static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int
     }
     float edge_bias[PANEL] = {}, edge[ROWS * PANEL];
     const float* added = bias ? bias + column : nullptr;
-    if (bias && width < PANEL) {
+    if (bias && width < full) {
         for (int64_t j = 0; j < width; ++j) edge_bias[j] = bias[column + j];
         added = edge_bias;
     }
@@ -180,11 +183,19 @@ static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int
         const int64_t count = last - i < ROWS ? last - i : ROWS;
         const Matrix left{a.data + i * a.row, a.row, a.column};
         float* target = out + i * columns + column;
-        if (width == PANEL) {
-            rows(left, right, right_row, added, target, columns, depth, count, relu);
-            continue;
-        }
-        rows(left, right, right_row, added, edge, PANEL, depth, count, relu);
+        float* to = width == full ? target : edge;
+        const int64_t to_row = width == full ? columns : PANEL;
+        if (full == LANES && count == ROWS)
+            tile<ROWS, 1>(left, right, right_row, added, to, to_row, depth, relu);
+        else if (full == LANES)
+            for (int64_t r = 0; r < count; ++r)
+                tile<1, 1>({left.data + r * a.row, a.row, a.column}, right, right_row, added, to + r * to_row, to_row,
+                           depth, relu);
+        else if (full < PANEL)
+            rows<VECTORS / 2>(left, right, right_row, added, to, to_row, depth, count, relu);
+        else
+            rows<VECTORS>(left, right, right_row, added, to, to_row, depth, count, relu);
+        if (width == full) continue;
         for (int64_t r = 0; r < count; ++r)
             for (int64_t j = 0; j < width; ++j) target[r * columns + j] = edge[r * PANEL + j];
     }
@@ -193,14 +204,24 @@ static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int
 }  // namespace products
 
 // out = a b + bias, with relu 0 where that is negative; out is stored by rows without gaps, a is height x depth and b
-// depth x columns
+// depth x columns; count such products, whose matrices start a_next and b_next elements behind each other
 static void sidefx_product(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
                            int64_t b_column, const float* bias, float* out, int64_t height, int64_t columns,
-                           int64_t depth, int64_t relu) {
+                           int64_t depth, int64_t relu, int64_t count, int64_t a_next, int64_t b_next) {
     using namespace products;
     const Matrix left{a, a_row, a_column}, right{b, b_row, b_column};
     const int64_t panels = (columns + PANEL - 1) / PANEL;
-    const int threads = 2 * height * columns * depth < ALONE ? 1 : omp_get_max_threads();
+    const int threads = 2 * count * height * columns * depth < ALONE ? 1 : omp_get_max_threads();
+    if (count > 1) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t task = 0; task < count * panels; ++task) {
+            const int64_t at = task / panels;
+            const Matrix mine{a + at * a_next, a_row, a_column}, other{b + at * b_next, b_row, b_column};
+            panel_of_rows(mine, other, bias, out + at * height * columns, columns, depth, 0, height,
+                          task % panels * PANEL, relu);
+        }
+        return;
+    }
     if (threads == 1) {
         for (int64_t p = 0; p < panels; ++p)
             panel_of_rows(left, right, bias, out, columns, depth, 0, height, p * PANEL, relu);
@@ -216,14 +237,15 @@ static void sidefx_product(const float* a, int64_t a_row, int64_t a_column, cons
 }
 #pragma GCC pop_options
 
-// product(a, a_row, a_column, b, b_row, b_column, bias, out, height, columns, depth, relu): addresses and sizes
+// product(a, a_row, a_column, b, b_row, b_column, bias, out, height, columns, depth, relu, count, a_next, b_next):
+// addresses and sizes
 static PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
-    if (count != 12) { PyErr_SetString(PyExc_TypeError, "product takes 12 numbers"); return nullptr; }
-    int64_t n[12];
-    for (int i = 0; i < 12; ++i) n[i] = PyLong_AsLongLong(given[i]);
+    if (count != 15) { PyErr_SetString(PyExc_TypeError, "product takes 15 numbers"); return nullptr; }
+    int64_t n[15];
+    for (int i = 0; i < 15; ++i) n[i] = PyLong_AsLongLong(given[i]);
     if (PyErr_Occurred()) return nullptr;
     sidefx_product((const float*)n[0], n[1], n[2], (const float*)n[3], n[4], n[5], (const float*)n[6], (float*)n[7],
-                   n[8], n[9], n[10], n[11]);
+                   n[8], n[9], n[10], n[11], n[12], n[13], n[14]);
     Py_RETURN_NONE;
 }
 

@@ -16,7 +16,9 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
-from sidefx_train.compile.backend import measuring, products
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend import entry, measuring, products
+from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.native import products_module
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++")
@@ -310,3 +312,7 @@ def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(
     assert json.loads(kept.read_text()) == {}, "a later process may have the machine to itself"
     asked.clear()
     assert measuring.timings(tasks) == found and not asked, "this process does not measure again"
+
+
+def test_a_caller_of_products_needs_no_header_of_torchs() -> None:
+    assert lean_caller(entry.PRODUCT.replace("@PRODUCT@", compat.PRODUCT_FUNCTION)) is not None

@@ -313,6 +313,7 @@ class CallingWorld:
             if type(owner) not in CONTAINERS or fn.__name__ not in _STORING_METHODS:
                 self._refuse_unshadowed(fn, args)
             record = self.heap.record_of(owner)
+            keys = 1 if attribute_of(fn, "__name__") in _KEYED_METHODS else len(args)
             if fn is operator.contains and isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
                 self.own_key(args[1])
             if isinstance(owner, (set, frozenset)) or any(fn is known for known in _HASHING) or _is_fromkeys(fn):
@@ -322,13 +323,13 @@ class CallingWorld:
                         self.heap.identities.note_hashed(key)
                 args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
             elif isinstance(owner, dict):
-                args = tuple(natives.concrete(value) for value in args)
+                args = (*map(natives.concrete, args[:keys]), *args[keys:])
             if isinstance(record, DictRecord) and fn.__name__ in _TAKING_METHODS:
                 natives.not_walked(self, owner)
             if type(owner) in CONTAINERS or record is not None:
                 self.touch(owner, deep=fn.__name__ in _DEEP_METHODS, asked=fn.__name__)
                 if record is not None and isinstance(owner, (dict, set)):
-                    for value in args:
+                    for value in args[:keys]:
                         self.own_key(value)
                 hashes = isinstance(owner, (dict, set)) and not all(type(value) in PLAIN_TYPES for value in args[:1])
                 if fn.__name__ in _STORING_METHODS and not hashes:
@@ -690,6 +691,8 @@ _TELLS_APART = frozenset(
     {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
 )
 """Names of functions and methods that ask whether two objects are one, or equal."""
+_KEYED_METHODS = frozenset({"__setitem__", "setdefault", "get", "pop"})
+"""Methods of dicts whose first argument is a key, and the other a value."""
 _READS_NOTHING = frozenset(
     {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
 )

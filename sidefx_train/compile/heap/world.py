@@ -59,6 +59,8 @@ if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_OF_ALL_NUMBERS = frozenset({"__class__", "__doc__", "imag", "denominator"})
+"""Attributes that are the same for all numbers of a kind."""
 _BUILTINS = vars(builtins)
 
 
@@ -490,6 +492,9 @@ class TraceWorld(CallingWorld):
         if type(obj) in NUMBERS:
             if name in ("real", "numerator") and type(obj) is not torch.SymBool:
                 return obj
+            kind = _SHOWN_TYPES[type(obj)]
+            if name in _OF_ALL_NUMBERS or not hasattr(kind, name):
+                return getattr(kind(), name)
             return getattr(self.guarded(natives.concrete, (obj,), {}), name)
         if issubclass(type(obj), OutsideIterator):
             obj.refuse()

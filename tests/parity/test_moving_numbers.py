@@ -1,0 +1,51 @@
+"""Numbers that change from call to call stay inputs of one graph, however a configuration object keeps them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sidefx_train
+
+
+class Both(dict):
+    """Keeps each entry as an item and as an attribute."""
+
+    def __setattr__(self, name, value):
+        if isinstance(value, (list, dict)) or hasattr(value, "items") or getattr(value, "shape", None):
+            raise TypeError(name)
+        super().__setattr__(name, value)
+        super().__setitem__(name, value)
+
+
+def as_both(both, x):
+    both.step = both.step + 1
+    return x * both.step, both["step"]
+
+
+def by_setdefault(both, x):
+    both.step = both.step + 1
+    once = {}
+    once.setdefault("a", both.step)
+    return x * once.pop("b", both.step) + once.get("c", both.step) + once["a"]
+
+
+def what_all_numbers_have(both, x):
+    both.step = both.step + 1
+    step = both.step
+    try:
+        step.missing  # noqa: B018
+    except AttributeError as error:
+        return x * step, str(error), step.__class__, step.imag, step.denominator, hasattr(step, "real")
+
+
+@pytest.mark.parametrize("step", [as_both, by_setdefault, what_all_numbers_have], ids=lambda step: step.__name__)
+def test_a_counter_is_no_reason_for_another_capture(step):
+    def history(run):
+        both = Both()
+        both.step = 0
+        return [(repr(run(both, torch.ones(1))), dict(both), vars(both)["step"]) for _ in range(6)]
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    assert history(compiled) == history(step)
+    assert compiled.report().graph_count <= 2, str(compiled.report())

@@ -53,9 +53,10 @@ def shows_another(cls: type) -> bool:
     known = _SHOWS_ANOTHER.get(cls)
     if known is None:
         shown = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
-        known = _SHOWS_ANOTHER[cls] = type(shown) not in (types.GetSetDescriptorType, types.NoneType)
+        known = _SHOWS_ANOTHER[cls] = type(shown) not in _OF_C
     return known
 
 
+_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType, types.NoneType)
 _SHOWS_ANOTHER: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 _PLAIN = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType})

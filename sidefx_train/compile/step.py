@@ -31,6 +31,7 @@ from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.functionalize.metadata import in_words
 from sidefx_train.compile.guards.guard import shown
 from sidefx_train.compile.heap.anew import replaced_alike
+from sidefx_train.compile.heap.later import message_of
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module, start_build
 from sidefx_train.compile.pipeline import Captured, CaptureFailed, Learned
@@ -584,7 +585,7 @@ class CompiledStep:
             result = self._fn(*args, **kwargs)
         except Exception as error:
             cause = stop.__cause__
-            if type(error) is type(cause) and str(error) == str(cause):
+            if type(error) is type(cause) and message_of(cause) in (str(error), ""):
                 self._report.record_fallback("SFX202", f"the step raised {_summary(error)}", stop.location)
             else:
                 self._report.record_break(stop.code, stop.reason, stop.location)
@@ -709,7 +710,7 @@ def _short(value: Any) -> str:
 
 
 def _summary(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}".strip(": ")
 
 

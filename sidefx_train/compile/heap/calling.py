@@ -36,7 +36,7 @@ from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.finalizers import deletes
 from sidefx_train.compile.heap.freezing import Freezer, late_text
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS
-from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later
+from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later, message_of
 from sidefx_train.compile.heap.library import is_library, is_standard
 from sidefx_train.compile.heap.reads import Reads
 from sidefx_train.compile.heap.records import (
@@ -527,7 +527,7 @@ class CallingWorld:
             if isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
                 reason = "hashes a number that may change from call to call"
                 raise Unsupported("SFX111", reason, self.locate()) from error
-            told = isinstance(error, TypeError) and _STAND_IN in str(error)  # made by a callback
+            told = isinstance(error, TypeError) and _STAND_IN in message_of(error)  # made by a callback
             if told or any(_known_late(value, error) for value in _inside((args, kwargs))):
                 reason = f"{policy.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 raise Unsupported("SFX106", reason, self.locate()) from error
@@ -671,7 +671,7 @@ def _known_late(value: Any, error: Exception) -> bool:
 
 def first_line(error: BaseException) -> str:
     """An error's first line that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 

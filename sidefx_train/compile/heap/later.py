@@ -105,6 +105,14 @@ class DeferredCall:
         return f"calls {name} after the graph"
 
 
+def message_of(error: BaseException) -> str:
+    """``str(error)``; empty where that is made of values which exist only after the step."""
+    try:
+        return str(error)
+    except Unsupported:
+        return ""
+
+
 class Shown:
     """Stands for an object of which only the text is shown.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.records import DEFINITIONS, base_container
 
@@ -45,7 +46,9 @@ class Reads:
 
     def attribute(self, obj: Any, name: str, value: Any) -> None:
         """``obj.name`` is looked up in the object itself, which may not have it."""
-        if issubclass(type(obj), types.ModuleType):
+        if issubclass(type(obj), type):
+            self.class_attribute(obj, name, value)
+        elif issubclass(type(obj), types.ModuleType):
             self.variable(obj, name, value)
         elif name not in _STRUCTURE and not _is_of_class(type(obj), name):
             self._note(obj, f".{name}", value)
@@ -59,7 +62,7 @@ class Reads:
 
     def class_attribute(self, cls: type, name: str, value: Any) -> None:
         """An attribute of a class that is no method or property."""
-        if not is_library(cls.__module__) and not hasattr(type(value), "__get__"):
+        if value is not ABSENT and not is_library(cls.__module__) and not hasattr(type(value), "__get__"):
             self._note(cls, f".{name}", value)
 
     def containers(self, values: Iterable[Any]) -> None:

@@ -16,6 +16,12 @@ _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 
 # name: (arguments, step, what happens afterwards)
 PROGRAMS = {
+    "a view from outside that gets another size, and requires gradients then": (  # it ended the process
+        f"x = {_WHOLE}.t()",
+        "torch.sin(torch.tensor(1.5), out=x); v = x.expand(2, *x.shape); x.requires_grad_(); "
+        "return v, torch._neg_view(x)",
+        "attempt('outs[1].sum().backward()', 'eval', outs, {})",
+    ),
     "a conjugate of an argument that is turned with autograd off, and written": (  # it ended the process
         f"x = {_WHOLE}.requires_grad_() * 1.5",
         "a = torch.view_as_complex(x.reshape(-1, 2)).conj(); b = x.contiguous(); v = x.transpose(0, -1); w = v[::2]; "

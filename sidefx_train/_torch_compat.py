@@ -44,6 +44,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SLoc, StatelessSymbolicContext
 from torch.utils._device import DeviceContext
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 # --- recording ---------------------------------------------------------------------------------------------------
 
@@ -222,6 +223,11 @@ def fake_twin(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> t
 def symbol_of(number: Any) -> Any:
     """The sympy expression of a symbolic number."""
     return number.node.expr
+
+
+def comes_from_float(number: torch.SymInt) -> bool:
+    """True for an integer that is computed from a symbolic float."""
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in number.node.expr.free_symbols)
 
 
 def is_unbacked(number: Any) -> bool:

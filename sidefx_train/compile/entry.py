@@ -62,7 +62,7 @@ class Entry:
         """Labels of the numbers, also in tuples, and of the lengths that are not what the capture saw."""
         changed = {f"{label}.__len__()" for label in self.grown_lists(args, kwargs)}
         for guard in self.guards:
-            if guard.kind == "equal" and type(guard.value) in (int, float, tuple):
+            if guard.kind == "equal" and type(guard.value) in (int, float, tuple, slice):
                 missed, found = failing(guard, args, kwargs)
                 if missed and type(found) is type(guard.value):
                     changed |= _changed(guard.source.label, guard.value, found)
@@ -112,15 +112,16 @@ def _bounded(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 
 
 def _changed(label: str, old: Any, new: Any) -> set[str]:
-    """Labels of a number that differs; of a tuple and the numbers in it that differ."""
-    if type(old) is not tuple:
+    """Labels of a number that differs; of a tuple or slice and the numbers in it that differ."""
+    if type(old) is slice:
+        named = {f"{label}.{name}": (getattr(old, name), getattr(new, name)) for name in ("start", "stop", "step")}
+    elif type(old) is not tuple:
         return {label}
-    if len(old) != len(new):
+    elif len(old) != len(new):
         return set()
-    numbers = [
-        i for i, (a, b) in enumerate(zip(old, new, strict=True)) if type(a) is type(b) and type(a) in (int, float)
-    ]
-    differing = {f"{label}[{i}]" for i in numbers if old[i] != new[i]}
+    else:
+        named = {f"{label}[{i}]": pair for i, pair in enumerate(zip(old, new, strict=True))}
+    differing = {name for name, (a, b) in named.items() if type(a) is type(b) and type(a) in (int, float) and a != b}
     return differing | {label} if differing else set()
 
 

@@ -9,6 +9,7 @@ from sidefx_train.hooks import functions as functions
 from sidefx_train.hooks import metrics as metrics
 from sidefx_train.hooks import modes as modes
 from sidefx_train.hooks import nan_checks as nan_checks
+from sidefx_train.hooks import number_tensors as number_tensors
 from sidefx_train.hooks import numbers as numbers
 from sidefx_train.hooks import parameters as parameters
 from sidefx_train.hooks import rng as rng

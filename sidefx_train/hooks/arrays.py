@@ -11,6 +11,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.arrays import ArrayRecord
+from sidefx_train.hooks.number_tensors import by_keywords
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld
@@ -64,13 +65,10 @@ def _from_numpy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @registry.intercept(torch.as_tensor)
 def _as_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    number = args[0] if args else kwargs.get("data")
-    if isinstance(number, (torch.SymInt, torch.SymFloat)) and set(kwargs) <= {"data", "dtype"}:
-        plain = torch.int64 if isinstance(number, torch.SymInt) else torch.get_default_dtype()
-        return world.guarded(torch.scalar_tensor, (number,), {"dtype": kwargs.get("dtype") or plain})
     record = _record(world, args, kwargs, "data")
     if record is None:
-        return _over_made(world, torch.as_tensor, args, kwargs, "data")
+        made = by_keywords(world, args, kwargs, "data")
+        return _over_made(world, torch.as_tensor, args, kwargs, "data") if made is ABSENT else made
     rest = {name: value for name, value in kwargs.items() if name != "data"}
     return world.guarded(torch.as_tensor, (_tensor_over(world, record), *args[1:]), rest)
 
@@ -79,7 +77,8 @@ def _as_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _asarray(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     record = _record(world, args, kwargs, "obj")
     if record is None:
-        return _over_made(world, torch.asarray, args, kwargs, "obj")
+        made = by_keywords(world, args, kwargs, "obj")
+        return _over_made(world, torch.asarray, args, kwargs, "obj") if made is ABSENT else made
     rest = {name: value for name, value in kwargs.items() if name != "obj"}
     return world.guarded(torch.asarray, (_tensor_over(world, record), *args[1:]), rest)
 
@@ -91,7 +90,9 @@ def _tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if array is not None:  # a constant of the graph must not change with it
         rest = {name: value for name, value in kwargs.items() if name != "data"}
         return world.guarded(torch.tensor, (array.copy(order="K"), *args[1:]), rest)
-    if record is None or len(args) > 1 or set(kwargs) - {"data", "dtype", "device", "requires_grad"}:
+    if record is None:
+        return by_keywords(world, args, kwargs, "data")
+    if len(args) > 1 or set(kwargs) - {"data", "dtype", "device", "requires_grad"}:
         return ABSENT
     target = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
     copy = _tensor_over(world, record).detach().clone().to(**{"device": torch.get_default_device(), **target})

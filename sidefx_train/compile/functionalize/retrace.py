@@ -171,16 +171,19 @@ class Retracer:
                 continue
             for arg in node.all_input_nodes:
                 if (arg in host and not isinstance(arg.meta.get("val"), (torch.SymInt, torch.SymBool, int))) or (
-                    arg in host and self._from_counter(arg)
+                    arg in host and self._is_fed(arg)
                 ):
                     fed[arg] = None
         return list(fed)
 
-    def _from_counter(self, node: fx.Node) -> bool:
-        """True for an integer that comes from a tensor's contents, not for the size of what such a number made."""
+    def _is_fed(self, node: fx.Node) -> bool:
+        """True for an integer that the graph is given ready-made: from a tensor's contents, or of a changing float.
+
+        Sizes of what such a number made are not.
+        """
         val = node.meta.get("val")
         known = node in self.plan.host.names or node in self.plan.late
-        return known and isinstance(val, torch.SymInt) and compat.is_unbacked(val)
+        return known and isinstance(val, torch.SymInt) and (compat.is_unbacked(val) or compat.comes_from_float(val))
 
     def _packed_fake(self) -> torch.Tensor | None:
         self.fed = self._fed()
@@ -290,7 +293,7 @@ class Retracer:
         """False for numbers that only the host needs."""
         if is_unknown_size(node):
             return True
-        if isinstance(node.meta.get("val"), torch.SymInt) and not self._from_counter(node):
+        if isinstance(node.meta.get("val"), torch.SymInt) and not self._is_fed(node):
             return node not in self.plan.host.names or self._reaches_tensor(node)
         return node in self.plan.late and self._reaches_tensor(node)
 

@@ -294,8 +294,7 @@ class CallingWorld:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
         torch_call = policy.is_torch_callable(fn)
         if torch_call:  # which takes symbols for numbers, but none for a flag
-            args = tuple(natives.concrete(value) if type(value) is torch.SymBool else value for value in args)
-            kwargs = {k: natives.concrete(v) if type(v) is torch.SymBool else v for k, v in kwargs.items()}
+            args, kwargs = natives.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:
             self._check_generator(fn)
         if not torch_call:

@@ -26,7 +26,15 @@ from sidefx_train.compile.capture.kinds import instance_dict
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import DeferredCall, Later, TensorMoment
-from sidefx_train.compile.heap.records import DEFINITIONS, PLAIN_TYPES, Record, TensorRecord, is_set, slot_names
+from sidefx_train.compile.heap.records import (
+    DEFINITIONS,
+    PLAIN_TYPES,
+    Record,
+    TensorRecord,
+    bounds_of,
+    is_set,
+    slot_names,
+)
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.counters import Writes
@@ -290,6 +298,8 @@ def fixed_parts(value: Any) -> Iterable[Any]:
     """What an object refers to for good: members of a tuple, a function's cells, a method's owner."""
     if isinstance(value, (tuple, frozenset)):
         return value
+    if type(value) is slice:
+        return bounds_of(value)
     if isinstance(value, types.FunctionType):
         return (*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
     if isinstance(value, types.MethodType):

@@ -12,7 +12,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.later import NUMBERS, CallResult, Later, Shown, TensorMoment
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, empty_like, make_tuple
+from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, bounds_of, empty_like, make_tuple
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld
@@ -60,6 +60,8 @@ class Freezer:
             return self._text(value)
         if isinstance(value, tuple):
             return self._remember(value, make_tuple(cls, map(self.value, value)))
+        if cls is slice:
+            return self._remember(value, slice(*map(self.value, bounds_of(value))))
         base: Any = base_container(cls)
         if base is None:
             return value
@@ -118,6 +120,8 @@ def _sample(value: Any, number: float) -> Any:
         return value.fn(*(_sample(item, number) for item in value.args), **named)
     if type(value) in (list, tuple):
         return type(value)(_sample(item, number) for item in value)
+    if type(value) is slice:
+        return slice(*(_sample(bound, number) for bound in bounds_of(value)))
     if type(value) is dict:
         return {name: _sample(item, number) for name, item in value.items()}
     return value

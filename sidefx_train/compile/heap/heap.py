@@ -54,6 +54,7 @@ from sidefx_train.compile.heap.records import (
     NamespaceRecord,
     Record,
     TensorRecord,
+    bounds_of,
     empty_like,
     is_plain,
     is_structure,
@@ -81,7 +82,7 @@ BY_IDENTITY: tuple[type, ...] = (
     enum.Enum,
     *(type(info) for info in (sys.version_info, sys.flags, sys.float_info, sys.int_info, sys.hash_info)),
 )
-BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, slice, np.generic)
+BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, np.generic)
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 _HEAP_TYPE = 1 << 9
@@ -261,6 +262,8 @@ class Heap:
             return self._tensor(real, source)
         if issubclass(cls, tuple):
             return self._tuple(real, source)
+        if cls is slice:
+            return self._slice(real, source)
         if cls in CONTAINERS or issubclass(cls, (dict, list, deque, set)):
             return self._container(real, source)
         if cls is types.MethodType:
@@ -415,6 +418,17 @@ class Heap:
         found = self._numbers_by_source.get(id(source))
         return self._symbolic_number(real, source) if found is None else found
 
+    def version_of(self, tensor: torch.Tensor) -> Any:
+        """``tensor._version``: that of an outside tensor, or of a view of one, goes on from what it is at entry."""
+        records = [record for record in self.by_shadow.values() if isinstance(record, TensorRecord)]
+        counted = [record for record in records if compat.one_counter(record.shadow, tensor)]
+        if not counted:
+            return tensor._version
+        record = counted[0]
+        return self.length(record.real._version, self.sources.slot(record.source, "_version")) + (
+            tensor._version - record.entry_version
+        )
+
     def item_of(self, record: TensorRecord) -> Any:
         """The number that a 0-dim CPU tensor holds at entry: symbolic, or guarded if it is a bool."""
         source = self.sources.call(self.sources.slot(record.source, "item"))
@@ -562,6 +576,15 @@ class Heap:
         items = [self.shadow(item, self.sources.item(source, index)) for index, item in enumerate(real)]
         shadow = make_tuple(type(real), items)
         return self.register(Record(self, real, shadow, source))
+
+    def _slice(self, real: slice, source: Source) -> slice:
+        if source.label not in self.symbolic and all(is_plain(bound) for bound in bounds_of(real)):
+            self.guard("equal", source, real)
+            return self.register(Record(self, real, real, source))
+        self.guard("type", source, slice)
+        names = ("start", "stop", "step")
+        bounds = [self.shadow(getattr(real, name), self.sources.slot(source, name), name) for name in names]
+        return self.register(Record(self, real, slice(*bounds), source))
 
     def _container(self, real: Any, source: Source) -> Any:
         cls = type(real)

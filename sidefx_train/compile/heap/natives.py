@@ -211,15 +211,20 @@ def one_object(left: Any, right: Any) -> Any:
 _PYTHON_NUMBERS = frozenset({int, float, bool, *NUMBERS})
 
 
-def concrete_within(value: Any) -> Any:
-    """A value with :func:`concrete` numbers, also in plain containers, of which new ones are made where needed."""
+def concrete_within(value: Any, kinds: tuple[type, ...] = NUMBERS) -> Any:
+    """A value with :func:`concrete` numbers, also in plain containers, of which new ones are made where needed.
+
+    Args:
+        value: any value.
+        kinds: which symbolic numbers.
+    """
     if type(value) in (list, tuple):
-        items = [concrete_within(item) for item in value]
+        items = [concrete_within(item, kinds) for item in value]
         return value if all(map(operator.is_, items, value)) else type(value)(items)
     if type(value) is dict:
-        entries = {key: concrete_within(item) for key, item in value.items()}
+        entries = {key: concrete_within(item, kinds) for key, item in value.items()}
         return value if all(map(operator.is_, entries.values(), value.values())) else entries
-    return concrete(value)
+    return concrete(value) if type(value) in kinds else value
 
 
 def settle(obj: Any) -> None:

@@ -525,6 +525,11 @@ def is_plain(value: Any) -> bool:
     return False
 
 
+def bounds_of(value: slice) -> tuple[Any, Any, Any]:
+    """Start, stop and step of a slice, each any object."""
+    return value.start, value.stop, value.step
+
+
 DEFINITIONS = (
     types.FunctionType,
     types.BuiltinFunctionType,

@@ -16,7 +16,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
-from sidefx_train.compile.capture import attributes, operators, policy
+from sidefx_train.compile.capture import attributes, indexing, operators, policy
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter import Interpreter
@@ -507,7 +507,7 @@ class TraceWorld(CallingWorld):
                 return self.tracer.data_of(obj)
             if name == "grad":
                 self.heap.read_grad(obj)
-            return ABSENT
+            return self.heap.version_of(obj) if name == "_version" and not obj.is_inference() else ABSENT
         if type(obj) in compat.OPERATORS:
             return getattr(obj, name)
         if issubclass(type(obj), torch.nn.Module):
@@ -593,6 +593,9 @@ class TraceWorld(CallingWorld):
             self._touch_operands(name, args)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
+                view = indexing.view_of(first, args[1], self._run)
+                if view is not ABSENT:
+                    return view if name == "getitem" else self._run(natives.OPERATORS[name], (view, ..., args[2]), {})
             by_value = derived.needs_value(args) or (
                 name in _COMPARES and any(type(value) is torch.SymBool for value in args)
             )

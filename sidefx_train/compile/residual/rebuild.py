@@ -33,6 +33,7 @@ from sidefx_train.compile.heap.records import (
     Record,
     TensorRecord,
     base_container,
+    bounds_of,
     instance_space,
     is_plain,
     is_set,
@@ -72,12 +73,9 @@ class Rebuilder(TensorRebuilder):
     def expression(self, value: Any) -> str:
         """Code for a value of the trace."""
         if type(value) in PLAIN_TYPES or isinstance(value, (*BY_IDENTITY, *BY_VALUE)):
-            parts = _parts(value)
-            if not any(isinstance(part, NUMBERS) for part in parts):
+            if not isinstance(value, torch.Size) or not any(isinstance(size, NUMBERS) for size in value):
                 return self.writer.constant(value)
-            if isinstance(value, slice):
-                return f"slice({', '.join(self.expression(part) for part in parts)})"
-            return f"{self.writer.constant(torch.Size)}(({', '.join(self.expression(part) for part in parts)},))"
+            return f"{self.writer.constant(torch.Size)}(({', '.join(map(self.expression, value))},))"
         if isinstance(value, torch.Tensor):
             self.asked[id(value)] += 1
         made = self._made.get(id(value))
@@ -187,6 +185,8 @@ class Rebuilder(TensorRebuilder):
                 return self._remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
             maker = self.writer.constant(make_tuple)
             return self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
+        if cls is slice:
+            return self._remember(value, f"slice({', '.join(map(self.expression, bounds_of(value)))})")
         if cls in (set, frozenset):
             return self._set(value)
         if type(value) is types.MethodType and type(value.__self__) is InterpretedGenerator:
@@ -486,13 +486,6 @@ def _given(fn: types.FunctionType, field: str) -> Any:
 
 
 _ALIASES = (types.GenericAlias, types.UnionType)
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    """The numbers that a value of C is made of, which may change from call to call."""
-    if isinstance(value, slice):
-        return value.start, value.stop, value.step
-    return tuple(value) if isinstance(value, torch.Size) else ()
 
 
 _DATES = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta)

@@ -1,0 +1,40 @@
+"""Runs a step that reads a changing number as eager Python does, and says how many graphs that took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import sidefx_train
+
+
+class Space:
+    """A plain object that a step may change."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+    def __repr__(self) -> str:
+        return repr(vars(self))
+
+
+def graphs_for(step: Callable[[Space, int], Any], make: Callable[[], Space], calls: int = 8) -> int:
+    """Compares ``step(space, k)``, ``k`` counting up, with eager after every call; how many graphs were made.
+
+    Raises:
+        AssertionError: a result, an error or what the space holds differs.
+    """
+    want, have = make(), make()
+    compiled = sidefx_train.compile(step, backend="aot_eager")
+    for k in range(calls):
+        shown = []
+        for run, space in ((step, want), (compiled, have)):
+            torch.manual_seed(k)
+            try:
+                shown.append((repr(run(space, k)), repr(space)))
+            except IndexError as error:
+                shown.append((repr(error), repr(space)))
+        assert shown[0] == shown[1], f"call {k}"
+    return compiled.report().graph_count

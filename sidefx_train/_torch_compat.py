@@ -1664,6 +1664,17 @@ def inductor_settings() -> str:
     return repr(sorted(config.save_config_portable().items(), key=lambda item: item[0]))
 
 
+def rounds(relation: Any) -> bool:
+    """True for a comparison of what is computed from symbolic floats."""
+    sides = [side for side in relation.args if not side.is_Atom and not side.is_integer]
+    return any(symbol_is_type(symbol, SymT.FLOAT) for side in sides for symbol in side.free_symbols)
+
+
+def terms_of(expression: Any) -> tuple[Any, ...]:
+    """What is added up in a sympy expression."""
+    return tuple(expression.args) if expression.is_Add else (expression,)
+
+
 def python_source(expression: Any) -> str:
     """A symbolic condition as a Python expression over the names of its symbols, ``math`` and ``torch``."""
     from torch.utils._sympy.printers import PythonPrinter

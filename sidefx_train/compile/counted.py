@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.guards.codegen import CONDITION_NAMES
 from sidefx_train.compile.guards.guard import Guard, NumberCondition
+from sidefx_train.compile.guards.numbers import CONDITION_NAMES
 from sidefx_train.compile.heap.effects import SideEffects
 from sidefx_train.compile.heap.later import Later
 

@@ -39,13 +39,12 @@ from sidefx_train.compile.functionalize.metadata import input_facts
 from sidefx_train.compile.graph_checks import check_graph
 from sidefx_train.compile.graphs import generators, one_generator
 from sidefx_train.compile.guards.codegen import (
-    number_conditions,
-    size_conditions,
     tensor_check,
     write_guards,
 )
 from sidefx_train.compile.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.guards.memory import HeldMemory, storage_of
+from sidefx_train.compile.guards.numbers import number_conditions, size_conditions
 from sidefx_train.compile.guards.program import follow, object_check, split
 from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import SideEffects, bases_wanted, collect
@@ -520,7 +519,8 @@ def _symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition
 
 def _all_guards(world: TraceWorld) -> list[Guard]:
     sources, conditions = _symbols(world)
-    recorded, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources)
+    values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers}
+    recorded, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources, values)
     conditions += recorded
     if others:
         world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")

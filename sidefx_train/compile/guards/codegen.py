@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts, same_value
 from sidefx_train.compile.guards.memory import storage_of
+from sidefx_train.compile.guards.numbers import CONDITION_NAMES
 from sidefx_train.compile.heap.records import is_plain, is_set
 from sidefx_train.compile.heap.source import Source, stored_keys, stored_length
 from sidefx_train.compile.residual.writer import Writer
@@ -205,10 +205,6 @@ def _number(writer: Writer, guard: Guard) -> str:
     return f"not ({code})"
 
 
-CONDITION_NAMES: dict[str, Any] = {"math": math, "torch": torch}
-"""What the source of a condition on numbers may name."""
-
-
 def cell_is_set(cell: Any) -> bool:
     """True if a closure cell has contents."""
     try:
@@ -265,54 +261,6 @@ _CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {
     "separate": _separate,
     "disjoint": _disjoint,
 }
-
-# --- symbolic conditions -----------------------------------------------------------------------------------------
-
-
-def number_conditions(expressions: list[Any], sources: dict[str, Source]) -> tuple[list[NumberCondition], list[Any]]:
-    """Turns recorded sympy conditions into Python source.
-
-    Args:
-        expressions: sympy conditions that held during the capture.
-        sources: where each symbol (by name) is found.
-
-    Returns:
-        The conditions over known sources, and those that mention anything else (values that exist only after the
-        graph ran; they were decided by the capture itself).
-    """
-    conditions: list[NumberCondition] = []
-    others: list[Any] = []
-    for expression in expressions:
-        symbols = sorted(str(symbol) for symbol in expression.free_symbols)
-        if not symbols:
-            continue
-        if any(symbol not in sources for symbol in symbols):
-            others.append(expression)
-            continue
-        code = compat.python_source(expression)
-        conditions.append(NumberCondition(code, tuple((symbol, sources[symbol]) for symbol in symbols)))
-    return conditions, others
-
-
-def size_conditions(sizes: list[tuple[Any, Source]], sources: dict[str, Source]) -> list[NumberCondition]:
-    """Conditions that tie symbolic sizes and strides of inputs to their symbols.
-
-    Args:
-        sizes: each with where it is found.
-        sources: where each symbol is found; gets the symbols of the sizes.
-    """
-    conditions: list[NumberCondition] = []
-    for size, source in sizes:
-        expression = compat.symbol_of_input(size)
-        name = str(expression)
-        if expression.is_Symbol and name not in sources:
-            sources[name] = source
-            conditions.append(NumberCondition(f"{name} > 1", ((name, source),)))  # torch takes 0 and 1 for special
-            continue
-        names = tuple((str(symbol), sources[str(symbol)]) for symbol in sorted(expression.free_symbols, key=str))
-        conditions.append(NumberCondition(f"found == {compat.python_source(expression)}", (("found", source), *names)))
-    return conditions
-
 
 # --- the slow way ------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Views that ``as_strided`` makes of other views, and such as strides do not describe, once their memory was written.
 
 They reach all memory, and their derivative only what they are made of. Autograd makes the history of a view anew once
-its base has been written: outside as a view of the base, which reaches all of that, of a stand-in as the view was made.
-What turned a conjugate or negative view in place is forgotten outside then.
+its base has been written: outside as a view of the base, which reaches all of that, of a stand-in as the view was made:
+what turned the view in place since is forgotten then, of a stand-in, and of a conjugate or negative view also outside.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import fx
 
     from sidefx_train.compile.capture.tracer import GraphTracer
+
+aten = torch.ops.aten
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
@@ -41,10 +43,10 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
         if not tensor._is_view() or not tracer.has_node(tensor):
             continue
         up = way_up(tracer.node_of(tensor))
-        turn = next((node for node in up if changes_layout(node)), None)
-        hides = turn is not None and any(map(_reads_otherwise, up)) and (writes or counted_since(turn))
-        if hides and tracer.stop is None:
-            reason = f"{func} takes, with gradients, a conjugate or negative view that was turned in place"
+        otherwise = any(map(_reads_otherwise, up))
+        turns = [node for node in up if changes_layout(node) and (otherwise or node.target not in _SQUEEZES)]
+        if turns and (writes or any(map(counted_since, turns))) and tracer.stop is None:
+            reason = f"{func} takes, with gradients, a view that was turned in place"
             # Not raised here: where autograd makes a history anew, an error ends the process. And behind a break it
             # would be a view with its turn.
             tracer.stop = Unsupported("SFX107", f"{reason}, in memory that is written: autograd forgets the turn")
@@ -56,6 +58,10 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
         if writes or counted_since(made):
             reason = f"{func} takes, with gradients, a view by as_strided of a view, in memory that is written"
             raise Unsupported("SFX107", f"{reason}: autograd makes its history anew")
+
+
+_SQUEEZES = frozenset({aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims})
+"""Turns after which a gradient has the place of each element still: the engine gives it the size of the view."""
 
 
 def _reads_otherwise(node: fx.Node) -> bool:

@@ -1,0 +1,118 @@
+"""Views that are turned in place and whose memory is then written: gradients have the place of each element.
+
+A stand-in forgets the turn when autograd makes its history anew, so a square view got its gradient transposed.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sidefx_train
+
+W = torch.arange(9.0).reshape(3, 3)
+
+
+def transposed_beside_a_write(x):
+    view = x.view(3, 3)
+    view.t_()
+    x.detach().add_(1)
+    return (view * W).sum()
+
+
+def transposed_and_written(x):
+    view = x.view(3, 3)
+    view.t_()
+    view.mul_(2)
+    return (view * W).sum()
+
+
+def base_written(x):
+    base = x * 1
+    view = base.view(3, 3)
+    view.transpose_(0, 1)
+    base.mul_(2)
+    return (view * W).sum()
+
+
+def base_read(x):
+    base = x * 1
+    view = base.view(3, 3)
+    view.t_()
+    view.mul_(2)
+    return (base * W).sum()
+
+
+def unsqueezed(x):
+    view = x.transpose(0, 1)
+    view.unsqueeze_(0)
+    x.detach().add_(1)
+    return (view * W).sum()
+
+
+def squeezed(x):
+    view = x.narrow(0, 0, 1)
+    view.squeeze_()
+    view.exp_()
+    return (view * W[1]).sum()
+
+
+def only_turned(x):
+    view = x.view(3, 3)
+    view.t_()
+    return (view * W).sum()
+
+
+def no_view(x):
+    made = x * 1
+    made.t_()
+    made.mul_(2)
+    return (made * W).sum()
+
+
+STEPS = [
+    transposed_beside_a_write,
+    transposed_and_written,
+    base_written,
+    base_read,
+    unsqueezed,
+    squeezed,
+    only_turned,
+    no_view,
+]
+
+
+def argument():
+    made = torch.arange(9.0).reshape(3, 3).cos().requires_grad_() * 1.5
+    made.retain_grad()
+    return made
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_the_gradient_behind_the_step(step):
+    def gradient(run):
+        x = argument()
+        run(x).backward()
+        return x.grad
+
+    compiled = sidefx_train.compile(step, backend="aot_eager")
+    for _ in range(2):
+        assert torch.equal(gradient(compiled), gradient(step))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_the_gradient_within_the_step(step):
+    def whole(x):
+        step(x).backward()
+        return x.grad.clone()
+
+    compiled = sidefx_train.compile(whole, backend="aot_eager")
+    for _ in range(2):
+        assert torch.equal(compiled(argument()), whole(argument()))
+
+
+@pytest.mark.parametrize("step", [only_turned, no_view], ids=lambda step: step.__name__)
+def test_turns_that_hide_nothing_are_captured(step):
+    compiled = sidefx_train.compile(step, backend="aot_eager")
+    compiled(argument())
+    assert compiled.report().graph_count == 1

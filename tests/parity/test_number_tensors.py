@@ -54,7 +54,7 @@ def of_tensors(space, k):
 def learned(space, k):
     weight = torch.tensor([k * 0.5], requires_grad=True)
     (weight * weight).sum().backward()
-    return weight.grad, weight.is_leaf, weight.detach().tolist() if k > 100 else None
+    return weight.grad, weight.is_leaf
 
 
 def filled(space, k):

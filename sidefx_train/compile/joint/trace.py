@@ -127,8 +127,6 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
         if not grads:
             world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
-        if any(place[0] == "view" and grad.shape != fakes[place].shape for place, grad in grads):
-            world.heap.refuse("SFX107", "a view leaves the step, turned in place before its memory was written")
         reach = _reach(
             [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in entrances}
         )

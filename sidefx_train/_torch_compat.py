@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+import sympy
 import torch
 from torch import fx
 from torch._guards import Source
@@ -1668,6 +1669,16 @@ def rounds(relation: Any) -> bool:
     """True for a comparison of what is computed from symbolic floats."""
     sides = [side for side in relation.args if not side.is_Atom and not side.is_integer]
     return any(symbol_is_type(symbol, SymT.FLOAT) for side in sides for symbol in side.free_symbols)
+
+
+def cut_off(expression: Any) -> list[Any]:
+    """What is computed from symbolic floats and made an integer within a sympy expression (``int``, ``round``)."""
+    made = (part for part in sympy.preorder_traversal(expression) if part.func.__name__ in _INTEGER_OF)
+    inner = (part.args[0] for part in made if not part.args[0].is_Atom)
+    return [part for part in inner if any(symbol_is_type(symbol, SymT.FLOAT) for symbol in part.free_symbols)]
+
+
+_INTEGER_OF = frozenset({"TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"})
 
 
 def terms_of(expression: Any) -> tuple[Any, ...]:

@@ -31,6 +31,19 @@ def test_a_branch_is_taken_by_the_sum_that_python_makes(step):
     assert compiled.report().fallback_count == 0
 
 
+def cut_off(rate, x):
+    return x * 2 if int((rate + 0.1 + 0.2) * 10) == 44 else x * 3
+
+
+def test_a_sum_that_is_cut_off_is_the_one_that_python_makes():
+    """``int((4.1 + 0.1 + 0.2) * 10)`` is 43, of 41 and 3 it would be 44."""
+    assert int((4.1 + 0.1 + 0.2) * 10) == 43
+    compiled = sidefx_train.compile(cut_off, backend="eager")
+    for rate in (4.0, 4.15, 4.12, 4.1, 4.16, 4.05, 4.1):
+        assert torch.equal(compiled(rate, torch.ones(1)), cut_off(rate, torch.ones(1))), rate
+    assert compiled.report().fallback_count == 0
+
+
 def as_a_constant(space, k):
     space.rate = space.rate * 0.99 + 0.1
     total = space.rate + 0.1 + 0.2 + 0.3 + 1e-5

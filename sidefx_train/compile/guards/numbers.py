@@ -48,9 +48,11 @@ def number_conditions(
             continue
         known = {symbol: values[symbol] for symbol in symbols if values and symbol in values}
         code = compat.python_source(expression)
-        if len(known) == len(symbols) and compat.rounds(expression):
-            code = _apart(expression)
-            if not code or not eval(code, {**CONDITION_NAMES, **known}):
+        if len(known) == len(symbols):
+            code = " and ".join(
+                [_apart(expression) if compat.rounds(expression) else code, *map(_whole, compat.cut_off(expression))]
+            )
+            if not eval(code, {**CONDITION_NAMES, **known}):
                 conditions += [_exactly(symbol, value, sources[symbol]) for symbol, value in known.items()]
                 continue
         conditions.append(NumberCondition(code, tuple((symbol, sources[symbol]) for symbol in symbols)))
@@ -62,16 +64,26 @@ def _exactly(symbol: str, value: Any, source: Source) -> NumberCondition:
 
 
 def _apart(expression: Any) -> str:
-    """An inequality that holds by more than the rounding; empty for what is no inequality."""
+    """An inequality that holds by more than the rounding; ``False`` for what is no inequality."""
     if expression.func.__name__ not in _MARGINS:
-        return ""
+        return "False"
     sign, operator = _MARGINS[expression.func.__name__]
     left, right = (compat.python_source(side) for side in expression.args)
-    terms = [compat.python_source(term) for side in expression.args for term in compat.terms_of(side)]
-    margin = f"{_ROUNDING} * ({' + '.join(f'abs({term})' for term in terms)})"
+    margin = _margin(*expression.args)
     if operator == "!=":
         return f"abs(({left}) - ({right})) > {margin}"
     return f"({left}) {operator} ({right}) {sign} {margin}"
+
+
+def _whole(expression: Any) -> str:
+    """True where an expression is further from whole and half numbers, where it is cut off, than the rounding."""
+    twice = f"2 * ({compat.python_source(expression)})"
+    return f"abs({twice} - math.floor({twice} + 0.5)) > {_margin(expression, expression)}"
+
+
+def _margin(*expressions: Any) -> str:
+    terms = [compat.python_source(term) for expression in expressions for term in compat.terms_of(expression)]
+    return f"{_ROUNDING} * ({' + '.join(f'abs({term})' for term in terms)})"
 
 
 _MARGINS = {

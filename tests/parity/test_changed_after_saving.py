@@ -146,3 +146,34 @@ def test_what_no_derivative_reads_may_be_changed(name):
         out.sum().backward()
         found.append(x.grad)
     assert torch.equal(*found), "not the gradient at what was given"
+
+
+def _written_first(x0, x1):
+    x0.mul_(2)
+    return x0 * x0
+
+
+def _a_view_written_first(x0, x1):
+    x1.mul_(2)
+    return x1 * x1
+
+
+def _saved_as_it_came_out(x0, x1):
+    return x0.exp_()
+
+
+@pytest.mark.parametrize("step", [_written_first, _a_view_written_first, _saved_as_it_came_out])
+def test_the_size_is_that_of_the_tensor_by_then(step):
+    """An argument that is saved is the caller's tensor: turned in place, it shows the size that it has by then."""
+    said = []
+    for called in (step, sidefx_train.compile(step, backend="aot_eager", fullgraph=True, on_failure="raise")):
+        x0 = torch.arange(12.0).reshape(3, 4).cos().requires_grad_() * 1.5
+        x1 = x0.reshape(-1)[1:6]
+        out = called(x0, x1)
+        x0.unsqueeze_(0)
+        x1.unsqueeze_(0)
+        x0.mul_(3)
+        with pytest.raises(RuntimeError, match="is at version") as raised:
+            (out * 1).sum().backward()
+        said.append(str(raised.value))
+    assert said[0] == said[1]

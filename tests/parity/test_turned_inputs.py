@@ -104,3 +104,20 @@ EAGERS_ERRORS = {
 @pytest.mark.parametrize("name", EAGERS_ERRORS)
 def test_what_eager_refuses(name, backend):
     check(source_of(EAGERS_ERRORS[name]), backend)
+
+
+def test_a_row_turned_into_a_column_keeps_the_strides_of_what_is_made_of_it():
+    """Of a size of 1 the stride is of no matter to the memory, and of matter to the layout of what is computed."""
+
+    def step(line, row):
+        wide = line.to(torch.float64).relu_()
+        row.t_()
+        return row.transpose(0, -1) * 2, wide
+
+    compiled = sidefx_train.compile(step, backend="aot_eager", fullgraph=True, on_failure="raise")
+    strides = []
+    for called in (step, compiled):
+        line = torch.arange(4.0).cos()
+        row = line.unsqueeze(0)
+        strides.append([made.stride() for made in called(line, row)] + [row.stride()])
+    assert strides[0] == strides[1]

@@ -52,7 +52,10 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         return {n: None for n, i in position.items() if begin < i <= end and n.op != "placeholder"}
 
     before = between(-1, position[recorded.stages[0].begin])
-    made: dict[fx.Node, Shown] = {tracer.node_of(view.value): ("view", i) for i, view in enumerate(recorded.views)}
+    made: dict[fx.Node, Shown] = {
+        tracer.node_of(view.value): ("view", i) if view.position is None else ("input", view.position)
+        for i, view in enumerate(recorded.views)
+    }
     cutter.shown = {**{node: ("made", i) for node, i in residual.shown.items()}, **made}
     cutter.detours = [place for place, _ in recorded.detours]
     stages = [

@@ -186,7 +186,8 @@ def saved_as_results(reads: list[tuple[fx.Node, list[fx.Node]]]) -> set[fx.Node]
         derived = node.meta.get(DERIVED)
         name = _NODE.match(derived[0]) if derived is not None else None
         if name is not None:
-            found |= {each for each in used if _operation(each) == _bare(name[1])}
+            made_here = (each for each in used if each.meta.get(FORWARD) == derived[1])  # type: ignore[index]
+            found |= {each for each in made_here if _operation(each) == _bare(name[1])}
     return found
 
 

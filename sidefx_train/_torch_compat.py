@@ -1268,6 +1268,12 @@ def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
         return fake.t()
 
 
+def fake_cast(fake: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A fake tensor in another type."""
+    with disable_proxy_modes_tracing(), torch.no_grad():
+        return fake.to(dtype)
+
+
 PRODUCT_FUNCTION = "aoti_torch_sidefx_product"
 """What C++ that Inductor writes calls for ``sidefx::product``; this and ``_relu`` for ``sidefx::product_relu``,
 ``s`` for ``sidefx::products``."""

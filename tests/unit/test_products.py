@@ -194,6 +194,61 @@ def test_the_fastest_is_used(times: dict[str, float], used: str, monkeypatch: py
     assert all(name in table for name in times) and ("not measured" in table) == (not times)
 
 
+@pytest.mark.parametrize(("times", "wide"), [({"torch": 1.0, "wide": 0.5}, True), ({"torch": 1.0, "wide": 0.97}, False)])
+def test_bfloat16_is_computed_on_float32_numbers_where_that_is_faster(
+    times: dict[str, float], wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is rounded once, as that of a library is."""
+    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, times))
+    torch.manual_seed(0)
+    a, b, bias = (torch.randn(size).bfloat16() for size in ((4, 6), (6, 5), (5,)))
+    x, y = torch.randn(2, 4, 6).bfloat16(), torch.randn(2, 6, 5).bfloat16()
+
+    def net(a, b, bias, x, y):
+        return torch.addmm(bias, a, b), torch.mm(a, b), torch.bmm(x, y)
+
+    module = make_fx(net, tracing_mode="fake")(a, b, bias, x, y)
+    note, _ = products.choose_products(module, 1)
+    module.graph.lint()
+    targets = {str(node.target) for node in module.graph.nodes}
+    assert ({"sidefx.product.default", "sidefx.products.default"} <= targets) == wide == ("3 of 3" in note)
+    assert ("aten.mm.default" in targets) != wide
+    for have, want in zip(module(a, b, bias, x, y), net(a, b, bias, x, y), strict=True):
+        assert have.dtype == want.dtype and have.shape == want.shape
+        torch.testing.assert_close(have, want)
+
+
+def test_a_step_under_autocast_with_bfloat16_on_float32_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, {"torch": 1.0, "wide": 0.5}))
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, model=model, optimizer=optimizer):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x).float().pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run = sidefx_train.compile(step, on_failure="raise", fullgraph=True) if compiled else step
+        x = torch.randn(8, 16)
+        losses = [run(x) for _ in range(3)]
+        runs.append([*losses, *model.parameters()])
+        if compiled:
+            assert any("on float32 numbers" in note for note in run.report().captures[0].notes)
+    for have, want in zip(*runs, strict=True):
+        torch.testing.assert_close(have, want, rtol=2e-2, atol=2e-3)
+
+
+def test_bfloat16_products_are_measured() -> None:
+    times = measuring.MEASURES["product"]([[8, 16], [16, 1]], [[16, 4], [1, 16]], 1, "bfloat16")
+    assert set(times) == {"torch", "wide"} and all(seconds > 0 for seconds in times.values())
+
+
 def test_measurements_are_kept_by_machine_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(measuring, "_memory", {})

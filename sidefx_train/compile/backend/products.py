@@ -1,9 +1,9 @@
 """What computes each matrix product, chosen by measuring it on this machine.
 
 ``torch.mm`` goes to MKL, which on some CPUs leaves half the machine unused; oneDNN computes the same product from the
-same plain operands, and the native module has a kernel without their preparations (``native/products.py``). Each shape
-and operand layout is timed once per number of threads, as they divide a product among threads differently; results are
-kept on disk.
+same plain operands, and the native module has a kernel without their preparations (``native/products.py``). In bfloat16
+a small product may be done sooner on float32 numbers, which the kernels around it convert. Each shape and operand
+layout is timed once per number of threads, as they divide a product among threads differently; results are kept on disk.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _numbers(a: torch.Tensor, b: torch.Tensor, bias: int, out: torch.Tensor, rel
 
 
 def products_out_of(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """The products of two batches of matrices, by the native module."""
+    """The product of two matrices, or those of two batches of them, by the native module."""
     native = products_module()
     assert native is not None, "graphs with this product are made where the native module is"
     native.product(*_numbers(a, b, 0, out, 0))
@@ -87,16 +87,23 @@ _library.impl("products.out", products_out_of, "CPU")
 torch.library.register_fake("sidefx::products", _products_fake, lib=_library)
 
 
-def _measure(left: Any, right: Any, threads: int) -> dict[str, float]:
+def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dict[str, float]:
     """Seconds of one product by each library; operands are given as (size, stride)."""
+    narrow = getattr(torch, dtype)
 
     def candidates() -> dict[str, Callable[[], Any]]:
         x, y = (_stored(*layout) for layout in (left, right))
         out = torch.empty(*x.shape[:-1], y.shape[-1])
-        ways: dict[str, Callable[[], Any]] = {"mkl": lambda: torch.matmul(x, y, out=out)}
+        native = products_module()
+        if narrow != torch.float32:
+            x16, y16, out16 = (value.to(narrow) for value in (x, y, out))
+            ways: dict[str, Callable[[], Any]] = {_USUAL[narrow]: lambda: torch.matmul(x16, y16, out=out16)}
+            if native is not None:  # what makes an operand converts it: of that, a loop's stores are left
+                ways["wide"] = lambda: out16.copy_(products_out_of(x, y, out=out))
+            return ways
+        ways = {_USUAL[narrow]: lambda: torch.matmul(x, y, out=out)}
         if torch.backends.mkldnn.is_available() and x.dim() == 2:
             ways["onednn"] = lambda: _linear(x, y.t(), None)
-        native = products_module()
         if native is not None:
             numbers = _numbers(x, y, 0, out, 0)
             ways["tiles"] = lambda: native.product(*numbers)
@@ -115,19 +122,19 @@ MEASURES["product"] = _measure
 
 
 def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
-    """(left, right, bias) of a float32 CPU product of static shape."""
+    """(left, right, bias) of a CPU product of static shape, all in float32 or all in bfloat16."""
     if node.target in (aten.mm.default, aten.bmm.default):
         bias, (a, b) = None, node.args
     elif node.target is aten.addmm.default and not node.kwargs and len(node.args) == 3:
         bias, a, b = node.args  # type: ignore[assignment]
-        start, width = bias.meta["val"], b.meta["val"].shape[1]  # type: ignore[union-attr]
-        if start.shape != (width,) or start.dtype != torch.float32 or not start.is_contiguous():
+        start, value = bias.meta["val"], b.meta["val"]  # type: ignore[union-attr]
+        if start.shape != (value.shape[1],) or start.dtype != value.dtype or not start.is_contiguous():
             return None  # the kernels read one number after the other
     else:
         return None
     for n in (a, b):
         val = n.meta["val"]  # type: ignore[union-attr]
-        if val.dtype != torch.float32 or val.device.type != "cpu" or 0 in val.shape:
+        if val.dtype not in _USUAL or val.device.type != "cpu" or 0 in val.shape:
             return None
         if not all(isinstance(s, int) for s in (*val.shape, *val.stride())):
             return None
@@ -147,17 +154,22 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
         left, right = a.meta["val"], b.meta["val"]
         key = f"{threads}: {tuple(left.shape)} {left.stride()} {tuple(right.shape)} {right.stride()}"
         layouts = [[list(value.shape), list(value.stride())] for value in (left, right)]
-        asked[node], tasks[key] = key, ("product", [*layouts, threads])
+        narrow = [] if left.dtype == torch.float32 else [str(left.dtype).removeprefix("torch.")]
+        asked[node] = " ".join([key, *narrow])
+        tasks[asked[node]] = ("product", [*layouts, threads, *narrow])
     known = timings(tasks)
     chosen: Counter[str] = Counter()
-    for node, _ in found:
-        way = fastest(known.get(asked[node], {}), "mkl")
+    for node, (a, _, _) in found:
+        usual = _USUAL[a.meta["val"].dtype]
+        way = fastest(known.get(asked[node], {}), usual)
         operands = _candidate(node)  # as they are now: one may be a product that has been replaced
-        if way == "mkl" or operands is None:
+        if way == usual or operands is None:
             continue
         chosen[way] += 1
         if way == "onednn":
             _use_onednn(module.graph, node, *operands)
+        elif way == "wide":
+            _use_float32(module.graph, node, operands)
         else:
             _use_tiles(module.graph, node, operands)
     module.recompile()
@@ -165,7 +177,10 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
     return "; ".join(told), "\n".join(times_as_text(key, known.get(key, {})) for key in tasks)
 
 
-_NAMES = {"onednn": "oneDNN", "tiles": "tiles in registers"}
+_USUAL = {torch.float32: "mkl", torch.bfloat16: "torch"}
+"""What computes a product of such numbers where nothing is chosen; in bfloat16 torch asks oneDNN."""
+
+_NAMES = {"onednn": "oneDNN", "tiles": "tiles in registers", "wide": "tiles in registers, on float32 numbers"}
 
 
 def _use_onednn(graph: fx.Graph, node: fx.Node, a: fx.Node, b: fx.Node, bias: fx.Node | None) -> None:
@@ -173,6 +188,27 @@ def _use_onednn(graph: fx.Graph, node: fx.Node, a: fx.Node, b: fx.Node, bias: fx
         weight = graph.call_function(aten.permute.default, (b, [1, 0]))
         weight.meta["val"] = compat.fake_transposed(b.meta["val"])
     _replace(graph, node, torch.ops.sidefx.linear.default, (a, weight, bias))
+
+
+def _use_float32(graph: fx.Graph, node: fx.Node, operands: tuple[Any, ...]) -> None:
+    narrow, result = operands[0].meta["val"].dtype, node.meta["val"]
+
+    def cast(value: fx.Node, dtype: torch.dtype) -> fx.Node:
+        made = graph.call_function(torch.ops.prims.convert_element_type.default, (value, dtype))
+        made.meta["val"] = compat.fake_cast(value.meta["val"], dtype)
+        return made
+
+    with graph.inserting_before(node):
+        wide = tuple(None if operand is None else cast(operand, torch.float32) for operand in operands)
+        if node.target is aten.bmm.default:
+            product = graph.call_function(torch.ops.sidefx.products.default, wide[:2])
+        else:
+            product = graph.call_function(torch.ops.sidefx.product.default, wide)
+        product.meta["val"] = compat.fake_cast(result, torch.float32)
+        rounded = cast(product, narrow)
+    rounded.meta = {**node.meta, "val": rounded.meta["val"]}
+    node.replace_all_uses_with(rounded)
+    graph.erase_node(node)
 
 
 def _use_tiles(graph: fx.Graph, node: fx.Node, operands: tuple[Any, ...]) -> None:

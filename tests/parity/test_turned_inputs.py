@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import sidefx_train
 from tests.fuzz.alias_run import check
 from tests.parity.test_alias_cases import source_of
 

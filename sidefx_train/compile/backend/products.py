@@ -2,8 +2,8 @@
 
 ``torch.mm`` goes to MKL, which on some CPUs leaves half the machine unused; oneDNN computes the same product from the
 same plain operands, and the native module has a kernel without their preparations (``native/products.py``). In bfloat16
-a small product may be done sooner on float32 numbers, which the kernels around it convert. Each shape and operand
-layout is timed once per number of threads, as they divide a product among threads differently; results are kept on disk.
+a small product may be done sooner on float32 numbers, which the kernels around it convert. Each shape and layout of
+operands is timed once per number of threads, which share a product out differently; results are kept on disk.
 """
 
 from __future__ import annotations

@@ -115,6 +115,9 @@ def track(value: Any, proxy: fx.Proxy, tracer: PythonKeyTracer) -> None:
     track_tensor_tree(value, proxy, constant=None, tracer=tracer)
 
 
+DEVICE_OF = torch.ops.prim.device.default
+"""The operator by which C++ asks for a tensor's device."""
+
 HigherOrderOperator = torch._ops.HigherOrderOperator
 run_compiled = _operator_utils._maybe_compile_and_run_fn
 

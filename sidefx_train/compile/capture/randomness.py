@@ -97,6 +97,8 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
             self.cursors.pop(kind, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is compat.DEVICE_OF:  # C++ asks often: autograd for every gradient
+            return args[0].device
         if isinstance(func, compat.HigherOrderOperator):
             return compat.record_higher_order(self, func, args, kwargs or {})
         if not torch.is_grad_enabled():

@@ -79,12 +79,11 @@ class GraphTracer:
                 self._twins.append(compat.fake_twin(self.fake_mode, *twin))  # nothing else need hold that of a base
             fake = compat.fake_of(self.fake_mode, real, dynamic, source)
             fake.grad = None
-            example = compat.fake_snapshot(fake)
         proxy = self._placeholder(self._fresh(source))
         compat.track(fake, proxy, self.tracer)
         self._note_counter(real, proxy.node)
         self.placeholders.append(proxy.node)
-        self.inputs.append(GraphInput(proxy.node.name, kind, example, source))
+        self.inputs.append(GraphInput(proxy.node.name, kind, proxy.node.meta["val"], source))
         self.real_inputs.append(real)
         return fake
 

@@ -1271,15 +1271,9 @@ def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
         return fake.t()
 
 
-def fake_cast(fake: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A fake tensor in another type."""
-    with disable_proxy_modes_tracing(), torch.no_grad():
-        return fake.to(dtype)
-
-
 PRODUCT_FUNCTION = "aoti_torch_sidefx_product"
 """What C++ that Inductor writes calls for ``sidefx::product``; this and ``_relu`` for ``sidefx::product_relu``,
-``s`` for ``sidefx::products``."""
+``s`` for ``sidefx::products``; behind them ``_narrow`` for bfloat16."""
 
 
 def register_product_lowerings() -> None:
@@ -1295,11 +1289,12 @@ def register_product_lowerings() -> None:
         inputs = [ir.ExternKernel.realize_input(t) for t in (a, b, bias) if t is not None]
         size = [*inputs[0].get_size()[:-1], inputs[1].get_size()[-1]]
         layout = ir.FixedLayout(a.get_device(), a.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size))
+        narrow = "_narrow" if a.get_dtype() == torch.bfloat16 else ""
         kernel = ir.ExternKernelOut(
             layout=layout,
             inputs=inputs,
             python_kernel_name=f"torch.ops.sidefx.{name}.out",
-            cpp_kernel_name=PRODUCT_FUNCTION + name.removeprefix("product"),
+            cpp_kernel_name=PRODUCT_FUNCTION + name.removeprefix("product") + narrow,
             op_overload=getattr(torch.ops.sidefx, name).out,
         )
         return ir.TensorBox.create(kernel)

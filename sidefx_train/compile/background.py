@@ -26,8 +26,8 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import pipeline
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend import build, can_be_handed_over, hand_over, take
+from sidefx_train.compile.captured import Captured
 from sidefx_train.compile.native import start_build
-from sidefx_train.compile.pipeline import Captured
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 

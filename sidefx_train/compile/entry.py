@@ -14,7 +14,7 @@ from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.residual.build import link
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.pipeline import Captured
+    from sidefx_train.compile.captured import Captured
 
 _MOST_LENGTHS = 12
 """How many lengths of a bounded deque are captured."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,143 +30,41 @@ from sidefx_train.compile.capture.interpreter import Suspended
 from sidefx_train.compile.capture.location import definition_of
 from sidefx_train.compile.capture.policy import describe
 from sidefx_train.compile.capture.tracer import GraphTracer
+from sidefx_train.compile.captured import Captured, CaptureFailed, Learned
 from sidefx_train.compile.continuations.code import given_names, is_continuation
 from sidefx_train.compile.continuations.drive import Frames, Parts, driven
 from sidefx_train.compile.continuations.suspension import StopPoint, Suspension, stop_points, suspend
 from sidefx_train.compile.counted import counters, first_to_end
-from sidefx_train.compile.entry import Entry, first_failure
-from sidefx_train.compile.functionalize.metadata import input_facts
+from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.graph_checks import check_graph
 from sidefx_train.compile.graphs import generators, one_generator
 from sidefx_train.compile.guards.codegen import (
     tensor_check,
     write_guards,
 )
-from sidefx_train.compile.guards.guard import Guard, NumberCondition
-from sidefx_train.compile.guards.memory import HeldMemory, storage_of
-from sidefx_train.compile.guards.numbers import number_conditions, size_conditions
-from sidefx_train.compile.guards.program import follow, object_check, split
+from sidefx_train.compile.guards.collect import all_guards, separate_objects, stop_guard, symbols
+from sidefx_train.compile.guards.guard import Guard
+from sidefx_train.compile.guards.memory import storage_of
+from sidefx_train.compile.guards.numbers import number_conditions
+from sidefx_train.compile.guards.program import object_check, split
 from sidefx_train.compile.heap.calling import first_line
-from sidefx_train.compile.heap.effects import SideEffects, bases_wanted, collect
+from sidefx_train.compile.heap.effects import bases_wanted, collect
 from sidefx_train.compile.heap.iterators import given_state
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, TensorRecord
-from sidefx_train.compile.heap.sets import SetRecord
-from sidefx_train.compile.heap.source import Source
-from sidefx_train.compile.heap.spaces import SpaceRecord
+from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.heap.stack import BEYOND
 from sidefx_train.compile.heap.world import TraceWorld
 from sidefx_train.compile.joint.cut import cut
-from sidefx_train.compile.joint.graph import JointGraph
 from sidefx_train.compile.joint.partition import recompute
 from sidefx_train.compile.joint.runtime import join
 from sidefx_train.compile.joint.trace import record_backward
 from sidefx_train.compile.residual.build import MISS, Residual, link, plan
 from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.config import CompileConfig
-from sidefx_train.errors import BackendError, Location, Unsupported
+from sidefx_train.errors import BackendError, Unsupported
 
 _MAX_RESTARTS = 5
 _MAX_DEPTHS = 3
 """Frames, from the innermost outwards, in which a stopped capture is tried to be suspended."""
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What earlier calls taught about a step's outside values.
-
-    Attributes:
-        symbolic: labels of numbers that change from call to call.
-        moving: labels of objects that are replaced from call to call.
-        dynamic: (label, dimension) of tensors whose size changes.
-        all_dynamic: every size of the arguments is to be taken for changing.
-        walked: labels of iterators that are at another place from call to call.
-        grown: labels of lists that have grown, once for each time.
-        growing: labels of lists that go on growing: they are not read as a whole any more.
-        texts: labels of texts that have changed, once for each time.
-        passing: labels of texts that go on changing: they are only handed on.
-        reads_texts: the step decides on one of them, so that they are exact after all.
-        based: labels of views whose bases get a new value, from which they have their history.
-        whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
-        divided: those of them with whose results the step computes: their calls are captured in parts.
-    """
-
-    symbolic: frozenset[str] = frozenset()
-    moving: frozenset[str] = frozenset()
-    whole: frozenset[str] = frozenset()
-    divided: frozenset[str] = frozenset()
-    dynamic: frozenset[tuple[str, int]] = frozenset()
-    all_dynamic: bool = False
-    walked: frozenset[str] = frozenset()
-    grown: tuple[str, ...] = ()
-    growing: frozenset[str] = frozenset()
-    texts: tuple[str, ...] = ()
-    passing: frozenset[str] = frozenset()
-    reads_texts: bool = False
-    based: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A step as the capture left it: a graph, generated source around it, and what it relies on.
-
-    No value of the trace is among it: some stand for themselves, and an entry is not to keep the first call's objects.
-
-    Attributes:
-        ends: the first condition that the step itself ends, so that the next call will be captured again; in words.
-    """
-
-    name: str
-    traced: TracedGraph
-    residual: Residual
-    guards: tuple[Guard, ...]
-    effects: tuple[str, ...]
-    state_check: Any
-    commits: tuple[tuple[Callable[[], None], Callable[[], None]], ...]
-    learned: Learned
-    seconds: float
-    suspension: Suspension | None = None
-    joint: JointGraph | None = None
-    symbolic_sizes: bool = False
-    iterators: tuple[Source, ...] = ()
-    symbols: dict[str, Source] = field(default_factory=dict)
-    ends: str = ""
-
-
-class CaptureFailed(Exception):
-    """A capture that stopped.
-
-    Attributes:
-        code: error code.
-        reason: what stopped it.
-        location: the user's line.
-        holds: ``holds(args, kwargs)``: true if the state at entry is such that it would stop again.
-        points: instructions in front of which the step can be suspended instead, innermost first.
-        raised: an exception came out of the step while it was captured; eagerly it may raise just so.
-        uncut: why the step could not be captured in parts around the instruction either, if that was tried.
-    """
-
-    def __init__(
-        self,
-        code: str,
-        reason: str,
-        location: Location | None,
-        holds: Callable[..., bool] | None,
-        raised: bool = False,
-        points: tuple[StopPoint, ...] = (),
-    ) -> None:
-        super().__init__(reason)
-        self.points = points
-        self.uncut = ""
-        self.raised = raised
-        self.code = code
-        self.reason = reason
-        self.location = location
-        self.holds = holds
-
-    @property
-    def why_eager(self) -> str:
-        """Why the step runs as it is, not even in parts."""
-        return f"{self.reason}; behind that it could not go on: {self.uncut}" if self.uncut else self.reason
 
 
 def capture(
@@ -271,9 +169,9 @@ def _capture_once(
 
             def planned() -> Residual:
                 suspended = suspension is not None
-                return plan(world, name, _all_guards(world), effects, returned, len(args), tuple(kwargs), suspended)
+                return plan(world, name, all_guards(world), effects, returned, len(args), tuple(kwargs), suspended)
 
-            for guard in _separate_objects(world, effects):
+            for guard in separate_objects(world, effects):
                 world.heap.guards.setdefault((guard.kind, id(guard.source), guard.value), guard)
             residual, joint = planned(), None
             if residual.metadata.tangents:
@@ -281,7 +179,7 @@ def _capture_once(
                 residual = planned()  # Python that the backward ran may have read more
                 _count_writes(world)
                 joint = cut(world, residual, recorded)
-            guards = _all_guards(world)
+            guards = all_guards(world)
             ends = first_to_end(world, guards, effects)
             if joint is None:
                 _count_writes(world)
@@ -302,7 +200,7 @@ def _capture_once(
         if stop.code == "SFX115":  # what is to die must not be kept alive by what was learned of it
             world.heap.forget()
         else:
-            holds = _stop_guard(world, args, kwargs)
+            holds = stop_guard(world, args, kwargs)
         raise CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points) from stop
     except Exception as error:
         if world.last_error is None or world.last_error[0] is not error:
@@ -332,7 +230,7 @@ def _capture_once(
         joint,
         bool(world.heap.sizes),
         tuple(world.heap.iterators),
-        _symbols(world)[0],
+        symbols(world)[0],
         ends,
     )
 
@@ -507,181 +405,3 @@ def _behind(late: list[Guard], replay: Callable[..., Any]) -> Callable[..., Any]
     lines.append("    return replay(args, kwargs)")
     names = {**writer.names, "MISS": MISS, "replay": replay}
     return compile_function("behind", "\n".join(lines) + "\n", names, "<sidefx_train late guards>")  # type: ignore[no-any-return]
-
-
-def _symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]]:
-    """Where each symbol of the capture is found, and what ties the sizes of inputs to them."""
-    sources: dict[str, Source] = {
-        str(compat.symbol_of_input(number)): source for number, source, _ in world.heap.numbers
-    }
-    return sources, size_conditions(world.heap.sizes, sources)
-
-
-def _all_guards(world: TraceWorld) -> list[Guard]:
-    sources, conditions = _symbols(world)
-    values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers}
-    recorded, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources, values)
-    conditions += recorded
-    if others:
-        world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
-    guards = list(world.heap.guards.values())
-    guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
-    guards += [*world.heap.identities.separated(), *_separate_tensors(world), *world.heap.definitions.guards()]
-    return _located(guards, world.defined_at)
-
-
-def _located(guards: list[Guard], defined_at: Location | None) -> list[Guard]:
-    """Guards that no single line is the cause of are given the first that read the value or what holds it."""
-    read_at: dict[int, Location | None] = {}
-    for guard in guards:
-        if guard.location is not None:
-            read_at.setdefault(id(guard.source), guard.location)
-
-    def place(source: Source | None) -> Location | None:
-        while source is not None and id(source) not in read_at:
-            source = source.parent
-        return read_at[id(source)] if source is not None else defined_at
-
-    return [guard if guard.location else replace(guard, location=place(guard.source)) for guard in guards]
-
-
-def _held_memory(world: TraceWorld, tensors: list[torch.Tensor], written: list[torch.Tensor]) -> HeldMemory:
-    """One object for the same tensors: the residual tests for the addresses that the guards keep up to date."""
-    key = (tuple(map(id, tensors)), tuple(map(id, written)))
-    return world.heap.memories.setdefault(key, HeldMemory(tensors, written))
-
-
-def _separate_tensors(world: TraceWorld) -> list[Guard]:
-    """Tensors fetched at every call must not come to share memory with one that the step writes, nor written ones
-    with any that the entry holds."""
-    fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
-    changing = {facts.position for facts in input_facts(world) if facts.mutates_data or facts.mutates_metadata}
-    reals = {id(world.tracer.real_inputs[position]) for position in changing}
-    written = [record for record in fetched if id(record.real) in reals]
-    guards: list[Guard] = []
-    for record in written:
-        for other in fetched:
-            if other is record or (other in written and id(other) < id(record)):
-                continue
-            if storage_of(record.real) != storage_of(other.real):
-                guards.append(Guard("distinct", record.source, other.source))
-            else:
-                guards.append(_placed(record, other))
-    held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
-    changed = [record.real for record in held if id(record.real) in reals]
-    memory = _held_memory(world, [record.real for record in held], changed)
-    if len(held) > 1 and changed:
-        guards.append(Guard("memory", Source("const", None, memory, "held tensors"), memory))
-    for record in fetched:
-        known = memory
-        if storage_of(record.real) in memory.every:  # apart from the others
-            others = [other.real for other in held if storage_of(other.real) != storage_of(record.real)]
-            known = _held_memory(world, others, changed)
-            if others:
-                guards.append(Guard("memory", Source("const", None, known, "other held tensors"), known))
-        apart = known.every if record in written else known.changed
-        if apart:
-            guards.append(Guard("apart", record.source, apart))
-        for other in held:
-            if storage_of(other.real) == storage_of(record.real) and (record in written or id(other.real) in reals):
-                guards.append(_placed(record, other))
-    return [*guards, *_counters_shared(fetched, held), *_offsets(world, fetched)]
-
-
-def _counters_shared(fetched: list[TensorRecord], held: list[TensorRecord]) -> list[Guard]:
-    """Tensors in one memory must go on sharing version counters, or not: a backward raises by them."""
-    found: list[Guard] = []
-    known: dict[int, list[TensorRecord]] = {}
-    for record in held:
-        known.setdefault(storage_of(record.real), []).append(record)
-    for record in fetched:
-        others = known.setdefault(storage_of(record.real), [])
-        if not record.real.is_inference():
-            for other in others:
-                shared = compat.one_counter(record.real, other.real)
-                found.append(Guard("counted", record.source, (other.source, shared)))
-        others.append(record)
-    return found
-
-
-def _placed(record: TensorRecord, other: TensorRecord) -> Guard:
-    return Guard("placed", record.source, (other.source, other.real.data_ptr() - record.real.data_ptr()))
-
-
-def _offsets(world: TraceWorld, fetched: list[TensorRecord]) -> list[Guard]:
-    """``as_strided`` is recorded with a place in memory: there must be nothing else there."""
-    if not any("as_strided" in str(node.target) for node in world.tracer.graph.nodes):
-        return []
-    sources = world.heap.sources
-    return [
-        Guard("equal", sources.call(sources.slot(record.source, "storage_offset")), record.real.storage_offset())
-        for record in fetched
-    ]
-
-
-def _separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
-    """Objects found by path must not come to be one where the step changes one of them."""
-    reached = [
-        record
-        for record in world.heap.by_real.values()
-        if isinstance(record, (ListRecord, DictRecord, SetRecord, InstanceRecord)) and record.base.kind != "const"
-    ]
-    targets = {id(effect.target) for effect in effects.changes}
-    found: list[Guard] = []
-    for cls in {type(record.real) for record in reached if id(record.base) in targets}:
-        alike = tuple(record.base for record in reached if type(record.real) is cls)
-        if len(alike) > 1:
-            found.append(Guard("separate", alike[0], alike))
-    found += _separate_spaces(world, targets)
-    return [*found, *_apart_from_spaces(world, [r for r in reached if type(r.real) is dict], targets)]
-
-
-def _separate_spaces(world: TraceWorld, targets: set[int]) -> list[Guard]:
-    """Instances of a class must not come to have one ``__dict__`` where the step changes it."""
-    spaces: dict[type, list[SpaceRecord]] = {}
-    for record in world.heap.by_real.values():
-        if isinstance(record, SpaceRecord):
-            spaces.setdefault(type(record.owner.real), []).append(record)
-    alike = [
-        tuple(record.source for record in records)
-        for records in spaces.values()
-        if len(records) > 1 and any(id(record.owner.base) in targets for record in records)
-    ]
-    return [Guard("separate", sources[0], sources) for sources in alike]
-
-
-def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]) -> list[Guard]:
-    """A dict must not come to be the ``__dict__`` of an instance where the step changes one of the two."""
-    if not dicts:
-        return []
-    written = any(id(record.base) in targets for record in dicts)
-    spaces = [
-        record.source
-        for record in world.heap.by_real.values()
-        if isinstance(record, SpaceRecord) and (written or id(record.owner.base) in targets)
-    ]
-    bases = tuple(record.base for record in dicts)
-    return [Guard("disjoint", spaces[0], (tuple(spaces), bases))] if spaces else []
-
-
-def _stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
-    """Generated code that is true while a capture would stop at the same place."""
-    guards = [*world.heap.guards.values(), *world.heap.identities.separated(), *world.heap.definitions.guards()]
-    if first_failure(tuple(guards), args, kwargs) is not None:
-        return None
-    writer = Writer()
-    held, guards = split(guards)
-    tests = [f"if len(args) != {len(args)} or tuple(kwargs) != {tuple(kwargs)!r}: return False"]
-    tests += ["if not check_objects(): return False", *write_guards(writer, guards, miss="return False")]
-    lines = ["def holds(args, kwargs):", "    try:", *(f"        {line}" for line in tests)]
-    lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return False"]
-    lines.append("    return True")
-    check = tensor_check(guards, lambda source: source.fetch(args, kwargs))
-    names = {**writer.names, "check_tensors": check, "check_objects": object_check(held)}
-    holds = compile_function("holds", "\n".join(lines) + "\n", names, "<sidefx_train stop guard>")
-    follow(names)
-    return holds  # type: ignore[no-any-return]
-
-
-def nodes_of(traced: TracedGraph) -> int:
-    return sum(node.op == "call_function" for node in traced.module.graph.nodes)

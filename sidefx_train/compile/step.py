@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import statistics
-import sys
 import time
 import traceback
 import types
@@ -25,17 +24,16 @@ from sidefx_train.compile.backend.garbage import fewer_collections
 from sidefx_train.compile.background import Job
 from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.capture.exceptions import of_the_program
+from sidefx_train.compile.captured import Captured, CaptureFailed, Learned
 from sidefx_train.compile.continuations.drive import Parts
 from sidefx_train.compile.continuations.dying import noticed_death
 from sidefx_train.compile.entry import Entry
-from sidefx_train.compile.functionalize.metadata import in_words
-from sidefx_train.compile.guards.guard import shown
-from sidefx_train.compile.heap.anew import replaced_alike
 from sidefx_train.compile.heap.later import message_of
-from sidefx_train.compile.heap.library import is_library
+from sidefx_train.compile.misses import Missed, learned_of
 from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module, start_build
-from sidefx_train.compile.pipeline import Captured, CaptureFailed, Learned
+from sidefx_train.compile.recording import record_capture
 from sidefx_train.compile.residual.build import MISS
+from sidefx_train.compile.wording import callers_level, describable, name_of, short, summary, user_location
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import (
     FOLLOWING,
@@ -47,21 +45,13 @@ from sidefx_train.errors import (
     UnfinishedError,
     VerificationError,
 )
-from sidefx_train.report import GuardRecord, StepReport
+from sidefx_train.report import StepReport
 
 _MAX_EARLY = 3
 """Captures beside the training that come before the step has made its state, until it is made for it."""
 
 _MAX_FAILED_JOBS = 2
 """Workers that fail, until steps run eagerly for good."""
-
-_ONCE = "runs once, operation by operation: the step ends what it relies on ({})"
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-_GROWTHS = 4
-"""How many lengths of a list that the step reads as a whole are captured."""
 
 
 class CompiledStep:
@@ -82,7 +72,7 @@ class CompiledStep:
             raise TypeError(f"sidefx_train.compile needs a callable, got {type(fn).__name__}")
         self.config = config
         self._fn = fn
-        self._name = _name_of(fn)
+        self._name = name_of(fn)
         self._replays: list[Callable[..., Any]] = []
         self._entries: list[Entry] = []
         self._newest: Entry | None = None
@@ -99,7 +89,7 @@ class CompiledStep:
         self._report = StepReport(name=self._name, backend=config.backend_name)
         self._is_part = part_of is not None
         self._parts = part_of if part_of is not None else Parts(self._make_part)
-        functools.update_wrapper(self, fn if isinstance(fn, types.FunctionType) else _describable(fn), updated=())
+        functools.update_wrapper(self, fn if isinstance(fn, types.FunctionType) else describable(fn), updated=())
         self.__wrapped__ = fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +155,7 @@ class CompiledStep:
 
     def _forget_jobs(self) -> None:
         self._job: Job | None = None
-        self._job_trigger: tuple[str, str, str, Location | None] | None = None
+        self._job_trigger: Missed | None = None
         self._has_run = False
         self._early_captures = 0
         self._failed_jobs = 0
@@ -234,7 +224,7 @@ class CompiledStep:
                     self._retire(entry)
         if result is MISS:
             found = entry.why(args, kwargs)
-            what = f"{found[0].describe()}, found {_short(found[1])}" if found else "the global state differs"
+            what = f"{found[0].describe()}, found {short(found[1])}" if found else "the global state differs"
             self._drop(entry)
             unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
             return self._eager(unstable, args, kwargs)
@@ -347,7 +337,7 @@ class CompiledStep:
         except Exception as error:
             if os.environ.get("SIDEFX_DEBUG"):
                 traceback.print_exc()
-            raise CaptureFailed("SFX204", _summary(error), _user_location(error), None, raised=True) from error
+            raise CaptureFailed("SFX204", summary(error), user_location(error), None, raised=True) from error
 
     # --- capture beside the training -----------------------------------------------------------------------------
 
@@ -404,9 +394,7 @@ class CompiledStep:
         result = MISS if entry is None else self._first_replay(entry, args, kwargs)
         return self._meanwhile(args, kwargs) if result is MISS else result
 
-    def _begin_job(
-        self, missed: tuple[str, str, str, Location | None] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Entry | None:
+    def _begin_job(self, missed: Missed | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
         """Traces and starts a worker; returns an entry if the compiled graph is known already."""
 
         def attempt(learned: Learned) -> Captured:
@@ -483,75 +471,34 @@ class CompiledStep:
         part._report = self._report.add_part(name)
         return part
 
-    def _record(self, entry: Entry, missed: tuple[str, str, str, Location | None] | None) -> None:
-        captured, executable = entry.captured, entry.executable
+    def _record(self, entry: Entry, missed: Missed | None) -> None:
+        captured = entry.captured
         if captured.suspension is not None:
             point = captured.suspension.point
             self._report.record_break(point.code, point.reason, point.location)
             stop = CaptureFailed(point.code, point.reason, point.location, None)
             if point.code not in FOLLOWING:
                 self._warn(stop, (point.code, str(point.location)), "is captured in parts")
-        nodes = pipeline.nodes_of(captured.traced)
-        kinds: dict[str, int] = {}
-        for item in captured.traced.inputs:
-            kinds[item.kind] = kinds.get(item.kind, 0) + 1
-        sources = {"facts": in_words(captured.residual.metadata), "residual": captured.residual.source}
-        if "graph" not in executable.sources:
-            sources["graph"] = captured.traced.module.print_readable(print_output=False)
-        self._report.record_capture(
-            trigger="first call" if missed is None else _trigger(*missed[:3]),
-            nodes={"capture": nodes},
-            graphs=1 if nodes or not (self._is_part or captured.suspension) else 0,
-            seconds={"capture": captured.seconds, **executable.seconds},
-            inputs=kinds,
-            effects=list(captured.effects),
-            guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
-            sources={**sources, **executable.sources},
-            notes=[_ONCE.format(captured.ends), *executable.notes] if entry.once else executable.notes,
-        )
+        record_capture(self._report, entry, missed, self._is_part)
 
-    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, str, Location | None] | None:
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Missed | None:
         """Why the newest entry missed; numbers and objects that change are treated as such from now on."""
         newest = self._newest or next(iter(self._entries), None)
         if newest is None:
             return None
-        found = newest.why(args, kwargs)
-        if found is None:
-            return "global state", "as captured", "changed (grad mode, autocast, threads, arguments...)", None
-        guard, value = found
-        label = guard.source.label
-        moved = newest.moved_iterators(args, kwargs)
-        if moved:
-            self._learned = replace(self._learned, walked=self._learned.walked | moved)
-        if guard.kind in ("taken", "body"):
-            return f"{label}.{value}", str(guard.value), "another", guard.location
-        # All that have changed, not the first alone: each would cost a capture of its own.
-        learned = self._learned
-        grown = (*learned.grown, *newest.grown_lists(args, kwargs))
-        texts = (*learned.texts, *newest.changed_texts(args, kwargs))
-        self._learned = replace(
-            learned,
-            symbolic=learned.symbolic | newest.changed_numbers(args, kwargs),
-            grown=grown,
-            texts=texts,
-            passing=frozenset(label for label in texts if texts.count(label) > 1 and not learned.reads_texts),
-            growing=frozenset(label for label in grown if grown.count(label) > _GROWTHS),
-        )
-        if guard.kind == "tensor" and self.config.dynamic is not False and not self._exact:
-            changed = newest.changed_sizes(args, kwargs)
-            self._learned = replace(self._learned, dynamic=self._learned.dynamic | changed)
-        elif guard.kind == "is" and _replaced(guard.value, value, in_part=self._is_part):
-            self._learned = replace(self._learned, moving=self._learned.moving | {label})
-        old = guard.describe() if guard.kind in ("number", "absent", "no_item") else _short(guard.value)
-        return label, old, _short(value), guard.location
+        sizes = self.config.dynamic is not False and not self._exact
+        self._learned, missed = learned_of(newest, self._learned, args, kwargs, sizes, self._is_part)
+        return missed
 
-    def _over_limit(
-        self, missed: tuple[str, str, str, Location | None] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        what = f"{missed[0]} (was {missed[1]}, is {missed[2]})" if missed else "the reason the step cannot be captured"
-        named = missed[0] if missed else ""
+    def _over_limit(self, missed: Missed | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        what = (
+            f"{missed.label} (was {missed.old}, is {missed.new})"
+            if missed
+            else "the reason the step cannot be captured"
+        )
+        named = missed.label if missed else ""
         reason = self._limits.setdefault(named, f"{len(self._entries)} captures, and still changing: {what}")
-        location = missed[3] if missed else None
+        location = missed.location if missed else None
         if self.config.on_failure == "raise":
             raise RecaptureLimitError("SFX203", reason, location)
         stop = CaptureFailed("SFX203", reason, location, None)
@@ -586,7 +533,7 @@ class CompiledStep:
         except Exception as error:
             cause = stop.__cause__
             if type(error) is type(cause) and message_of(cause) in (str(error), ""):
-                self._report.record_fallback("SFX202", f"the step raised {_summary(error)}", stop.location)
+                self._report.record_fallback("SFX202", f"the step raised {summary(error)}", stop.location)
             else:
                 self._report.record_break(stop.code, stop.reason, stop.location)
                 self._report.record_fallback(stop.code, stop.reason, stop.location)
@@ -604,7 +551,7 @@ class CompiledStep:
         self._warned.add(key)
         where = f"{stop.location}: " if stop.location else ""
         text = f"{self._name} {what}: [{stop.code}] {where}{stop.why_eager}"
-        warnings.warn(text, SideFXWarning, stacklevel=_callers_level())
+        warnings.warn(text, SideFXWarning, stacklevel=callers_level())
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The captured graph raised and changed nothing: the step itself says what eager says."""
@@ -618,7 +565,7 @@ class CompiledStep:
                 undo()
             if entry.captured.commits:  # it holds optimizer state that is no longer there
                 self._drop(entry)
-        stop = CaptureFailed("SFX202", _summary(error), None, None)
+        stop = CaptureFailed("SFX202", summary(error), None, None)
         stop.__cause__ = error
         if not self._first_run:
             self._report.calls += 1
@@ -657,28 +604,6 @@ class RestOfStep(CompiledStep):
         return self._eager(stop, args, kwargs)
 
 
-def _trigger(label: str, old: str, new: str) -> str:
-    """Why a step is captured again; ``old`` may be a whole condition, which names the value itself."""
-    return f"no longer so: {old}; now {new}" if old.startswith(label) else f"{label} changed from {old} to {new}"
-
-
-def _replaced(old: Any, new: Any, in_part: bool) -> bool:
-    """True for objects whose place is looked up at every call once they have been seen to be replaced."""
-    if isinstance(old, torch.Tensor):
-        return isinstance(new, torch.Tensor)
-    if in_part and isinstance(old, torch.nn.Module) and type(new) is type(old):  # a loop over layers
-        return True
-    return replaced_alike(old, new)
-
-
-def _callers_level() -> int:
-    """``stacklevel`` of the user's call for a warning issued by the calling function."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<sidefx_train")):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 def _seconds_per_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     rounds = []
     for _ in range(15):
@@ -687,34 +612,3 @@ def _seconds_per_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
             fn(args, kwargs)
         rounds.append((time.perf_counter() - began) / 200)
     return statistics.median(rounds)
-
-
-def _name_of(fn: Any) -> str:
-    if isinstance(fn, functools.partial):
-        return _name_of(fn.func)
-    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
-
-
-def _describable(fn: Any) -> Any:
-    return fn if hasattr(fn, "__name__") else type(fn)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, str):
-        text = value
-    elif type(value) in (tuple, list, dict, set, frozenset) or not is_library(type(value).__module__):
-        text = shown(value)  # a user's own __str__ may have effects
-    else:
-        text = str(value) if not callable(value) else _name_of(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
-def _summary(error: BaseException) -> str:
-    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".strip(": ")
-
-
-def _user_location(error: BaseException) -> Location | None:
-    """The innermost line of the traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return Location(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None

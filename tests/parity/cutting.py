@@ -10,6 +10,7 @@ import pytest
 
 from sidefx_train.compile import pipeline
 from sidefx_train.compile.capture.interpreter import Interpreter
+from sidefx_train.compile.captured import CaptureFailed
 from sidefx_train.compile.continuations.suspension import StopPoint, stop_points
 from sidefx_train.errors import Unsupported
 
@@ -42,7 +43,7 @@ def stopped_at(count: int) -> Iterator[Cuts]:
         if point is not None or pipeline.is_continuation(fn):
             try:
                 made = capture_once(fn, args, kwargs, name, learned, point, in_order)
-            except pipeline.CaptureFailed:
+            except CaptureFailed:
                 cuts.refused += point is not None
                 raise
             cuts.made += point is not None
@@ -50,7 +51,7 @@ def stopped_at(count: int) -> Iterator[Cuts]:
         stopping = True
         try:
             made = capture_once(fn, args, kwargs, name, learned, StopPoint(count, 0, "SFX103", _REASON, None), in_order)
-        except pipeline.CaptureFailed as stop:
+        except CaptureFailed as stop:
             if stop.reason == _REASON:
                 stop.points = stop_points(stop.__cause__, stop.code, stop.reason, stop.location)
             else:

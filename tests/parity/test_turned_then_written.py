@@ -63,6 +63,34 @@ def only_turned(x):
     return (view * W).sum()
 
 
+def turned_unseen(x):
+    view = x.view(3, 3)
+    with torch.no_grad():
+        view.t_()
+    return (view * W).sum()
+
+
+def turned_unseen_in_a_row(x):
+    view = (x * 1)[..., :2]
+    with torch.no_grad():
+        view.t_()
+    return (view.reshape(-1) * torch.arange(6.0)).sum()
+
+
+def turned_in_inference_mode(x):
+    view = x.view(3, 3)
+    with torch.inference_mode():
+        view.transpose_(0, 1)
+    return (view[0] * W[1]).sum()
+
+
+def squeezed_unseen(x):
+    view = x.narrow(0, 0, 1)
+    with torch.no_grad():
+        view.squeeze_(0)
+    return (view * W[1]).sum()
+
+
 def no_view(x):
     made = x * 1
     made.t_()
@@ -78,6 +106,10 @@ STEPS = [
     unsqueezed,
     squeezed,
     only_turned,
+    turned_unseen,
+    turned_unseen_in_a_row,
+    turned_in_inference_mode,
+    squeezed_unseen,
     no_view,
 ]
 
@@ -116,3 +148,22 @@ def test_turns_that_hide_nothing_are_captured(step):
     compiled = sidefx_train.compile(step, backend="aot_eager")
     compiled(argument())
     assert compiled.report().graph_count == 1
+
+
+def test_a_view_given_other_memory_behind_a_break():
+    """Autograd makes the history of a view anew, in the layout that the view has when it is asked."""
+
+    def step(x):
+        made = x.detach() * 2
+        view = made.expand(2, 3, 3)
+        torch.sin(view, out=made)
+        torch._foreach_add_([made], [x])
+        view.data = x
+        return x.sin(), view
+
+    gradients = []
+    for run in (step, sidefx_train.compile(step, backend="aot_eager")):
+        x = torch.arange(9.0).reshape(3, 3).cos().requires_grad_()
+        sum(out.sum() for out in run(x)).backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)

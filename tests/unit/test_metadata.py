@@ -7,11 +7,12 @@ import torch
 
 import sidefx_train
 from sidefx_train.compile import pipeline
+from sidefx_train.compile.captured import Learned
 from sidefx_train.compile.functionalize.metadata import in_words
 
 
 def facts_of(step, *args):
-    captured = pipeline.capture(step, args, {}, "step", pipeline.Learned(), in_parts=False)
+    captured = pipeline.capture(step, args, {}, "step", Learned(), in_parts=False)
     return captured.residual.metadata
 
 
@@ -163,7 +164,7 @@ def test_facts_of_inputs(step, given, expected):
 
 def test_symbolic_sizes_are_named():
     x = torch.ones(4, 3)
-    learned = pipeline.Learned(dynamic=frozenset({("x", 0)}))
+    learned = Learned(dynamic=frozenset({("x", 0)}))
     captured = pipeline.capture(lambda x: x * 2, (x,), {}, "step", learned, in_parts=False)
     (made,) = captured.residual.metadata.outputs
     assert made.dynamic_dims == {0}

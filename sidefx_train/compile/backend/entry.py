@@ -8,7 +8,7 @@ ENTRY = r"""
 
 struct AtenTensorOpaque;
 typedef AtenTensorOpaque* AtenTensorHandle;
-typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
+typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_t, int64_t, const void*, void*,
                               int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 
 struct SidefxFailure {  // as caller.py has it
@@ -80,14 +80,14 @@ extern const int64_t sidefx_outputs = @OUTPUTS@;
 """Behind a caller: how many tensors it returns."""
 
 PRODUCT = """
-typedef void (*SidefxProduct)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*,
+typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_t, int64_t, const void*, void*,
                               int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 extern "C" {
 SidefxProduct sidefx_product = nullptr;  // of the native module
 }
 
 static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
-                                          AtenTensorHandle* bias, int64_t relu, int at = 0) {
+                                          AtenTensorHandle* bias, int64_t how, int at = 0) {
     void *to, *left, *right, *added = nullptr;
     int64_t *left_size, *left_stride, *right_size, *right_stride;
     aoti_torch_get_data_ptr(out, &to);
@@ -99,22 +99,26 @@ static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle
     aoti_torch_get_sizes(b, &right_size);
     aoti_torch_get_strides(b, &right_stride);
     const int64_t count = at ? left_size[0] : 1;  // the matrices of a batch come first
-    sidefx_product((const float*)left, left_stride[at], left_stride[at + 1], (const float*)right, right_stride[at],
-                   right_stride[at + 1], (const float*)added, (float*)to, left_size[at], right_size[at + 1],
-                   left_size[at + 1], relu, count, at ? left_stride[0] : 0, at ? right_stride[0] : 0);
+    sidefx_product(left, left_stride[at], left_stride[at + 1], right, right_stride[at], right_stride[at + 1], added, to,
+                   left_size[at], right_size[at + 1], left_size[at + 1], how, count, at ? left_stride[0] : 0,
+                   at ? right_stride[0] : 0);
     return AOTI_TORCH_SUCCESS;
 }
-static AOTITorchError @PRODUCT@(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
-                                AtenTensorHandle* bias = nullptr) {
-    return sidefx_call_product(out, a, b, bias, 0);
-}
-static AOTITorchError @PRODUCT@_relu(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
-                                     AtenTensorHandle* bias = nullptr) {
-    return sidefx_call_product(out, a, b, bias, 1);
-}
-static AOTITorchError @PRODUCT@s(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b) {
-    return sidefx_call_product(out, a, b, nullptr, 0, 1);
-}
+#define SIDEFX_PRODUCT(NAME, HOW)                                                                       \
+    static AOTITorchError NAME(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,            \
+                               AtenTensorHandle* bias = nullptr) {                                      \
+        return sidefx_call_product(out, a, b, bias, HOW);                                               \
+    }
+#define SIDEFX_PRODUCTS(NAME, HOW)                                                                      \
+    static AOTITorchError NAME(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b) {          \
+        return sidefx_call_product(out, a, b, nullptr, HOW, 1);                                         \
+    }
+SIDEFX_PRODUCT(@PRODUCT@, 0)
+SIDEFX_PRODUCT(@PRODUCT@_relu, 1)
+SIDEFX_PRODUCTS(@PRODUCT@s, 0)
+SIDEFX_PRODUCT(@PRODUCT@_narrow, 2)
+SIDEFX_PRODUCT(@PRODUCT@_relu_narrow, 3)
+SIDEFX_PRODUCTS(@PRODUCT@s_narrow, 2)
 """
 """In front of a caller that calls the native module's product."""
 

@@ -27,7 +27,7 @@ Times = dict[str, float]
 MEASURES: dict[str, Callable[..., Times]] = {}
 """Functions that return seconds by candidate."""
 
-_VERSION = 3  # of the candidates
+_VERSION = 4  # of the candidates
 _TURNS = 6  # of each candidate that may be the fastest
 _CLEARLY = 1.5  # times slower than the fastest: no further turns after two
 _WORTH = (

@@ -1,9 +1,9 @@
 """What computes each matrix product, chosen by measuring it on this machine.
 
 ``torch.mm`` goes to MKL, which on some CPUs leaves half the machine unused; oneDNN computes the same product from the
-same plain operands, and the native module has a kernel without their preparations (``native/products.py``). In bfloat16
-a small product may be done sooner on float32 numbers, which the kernels around it convert. Each shape and layout of
-operands is timed once per number of threads, which share a product out differently; results are kept on disk.
+same plain operands, and the native module has a kernel without their preparations (``native/products.py``), also for
+bfloat16. Each type, shape and layout of operands is timed once per number of threads, which share a product out
+differently; results are kept on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend.measuring import MEASURES, Task, fastest, measured, times_as_text, timings
-from sidefx_train.compile.native import products_module
+from sidefx_train.compile.native import NARROW, products_module
 
 aten = torch.ops.aten
 
@@ -62,12 +62,12 @@ def _define_product(name: str, relu: int) -> None:
 def _numbers(a: torch.Tensor, b: torch.Tensor, bias: int, out: torch.Tensor, relu: int) -> list[int]:
     """What the native module's product takes, for matrices or batches of them."""
     batch = [a.shape[0], a.stride(0), b.stride(0)] if a.dim() == 3 else [1, 0, 0]
-    sizes = [*out.shape[-2:], a.shape[-1]]
-    return [a.data_ptr(), *a.stride()[-2:], b.data_ptr(), *b.stride()[-2:], bias, out.data_ptr(), *sizes, relu, *batch]
+    sizes, how = [*out.shape[-2:], a.shape[-1]], relu | NARROW * (a.dtype == torch.bfloat16)
+    return [a.data_ptr(), *a.stride()[-2:], b.data_ptr(), *b.stride()[-2:], bias, out.data_ptr(), *sizes, how, *batch]
 
 
 def products_out_of(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """The product of two matrices, or those of two batches of them, by the native module."""
+    """The products of two batches of matrices, by the native module."""
     native = products_module()
     assert native is not None, "graphs with this product are made where the native module is"
     native.product(*_numbers(a, b, 0, out, 0))
@@ -89,21 +89,14 @@ torch.library.register_fake("sidefx::products", _products_fake, lib=_library)
 
 def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dict[str, float]:
     """Seconds of one product by each library; operands are given as (size, stride)."""
-    narrow = getattr(torch, dtype)
 
     def candidates() -> dict[str, Callable[[], Any]]:
-        x, y = (_stored(*layout) for layout in (left, right))
-        out = torch.empty(*x.shape[:-1], y.shape[-1])
-        native = products_module()
-        if narrow != torch.float32:
-            x16, y16, out16 = (value.to(narrow) for value in (x, y, out))
-            ways: dict[str, Callable[[], Any]] = {_USUAL[narrow]: lambda: torch.matmul(x16, y16, out=out16)}
-            if native is not None:  # what makes an operand converts it: of that, a loop's stores are left
-                ways["wide"] = lambda: out16.copy_(products_out_of(x, y, out=out))
-            return ways
-        ways = {_USUAL[narrow]: lambda: torch.matmul(x, y, out=out)}
+        x, y = (_stored(*layout, dtype=getattr(torch, dtype)) for layout in (left, right))
+        out = x.new_empty(*x.shape[:-1], y.shape[-1])
+        ways: dict[str, Callable[[], Any]] = {_USUAL[x.dtype]: lambda: torch.matmul(x, y, out=out)}
         if torch.backends.mkldnn.is_available() and x.dim() == 2:
             ways["onednn"] = lambda: _linear(x, y.t(), None)
+        native = products_module()
         if native is not None:
             numbers = _numbers(x, y, 0, out, 0)
             ways["tiles"] = lambda: native.product(*numbers)
@@ -112,10 +105,10 @@ def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dic
     return measured(candidates, 2.0 * math.prod(left[0]) * right[0][-1], threads)
 
 
-def _stored(size: list[int], stride: list[int]) -> torch.Tensor:
+def _stored(size: list[int], stride: list[int], *, dtype: torch.dtype) -> torch.Tensor:
     """Random numbers in a layout, which may have elements in common."""
     extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    return torch.empty(extent).uniform_(-1, 1).as_strided(size, stride)
+    return torch.empty(extent, dtype=dtype).uniform_(-1, 1).as_strided(size, stride)
 
 
 MEASURES["product"] = _measure
@@ -168,8 +161,6 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
         chosen[way] += 1
         if way == "onednn":
             _use_onednn(module.graph, node, *operands)
-        elif way == "wide":
-            _use_float32(module.graph, node, operands)
         else:
             _use_tiles(module.graph, node, operands)
     module.recompile()
@@ -180,7 +171,7 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
 _USUAL = {torch.float32: "mkl", torch.bfloat16: "torch"}
 """What computes a product of such numbers where nothing is chosen; in bfloat16 torch asks oneDNN."""
 
-_NAMES = {"onednn": "oneDNN", "tiles": "tiles in registers", "wide": "tiles in registers, on float32 numbers"}
+_NAMES = {"onednn": "oneDNN", "tiles": "tiles in registers"}
 
 
 def _use_onednn(graph: fx.Graph, node: fx.Node, a: fx.Node, b: fx.Node, bias: fx.Node | None) -> None:
@@ -188,27 +179,6 @@ def _use_onednn(graph: fx.Graph, node: fx.Node, a: fx.Node, b: fx.Node, bias: fx
         weight = graph.call_function(aten.permute.default, (b, [1, 0]))
         weight.meta["val"] = compat.fake_transposed(b.meta["val"])
     _replace(graph, node, torch.ops.sidefx.linear.default, (a, weight, bias))
-
-
-def _use_float32(graph: fx.Graph, node: fx.Node, operands: tuple[Any, ...]) -> None:
-    narrow, result = operands[0].meta["val"].dtype, node.meta["val"]
-
-    def cast(value: fx.Node, dtype: torch.dtype) -> fx.Node:
-        made = graph.call_function(torch.ops.prims.convert_element_type.default, (value, dtype))
-        made.meta["val"] = compat.fake_cast(value.meta["val"], dtype)
-        return made
-
-    with graph.inserting_before(node):
-        wide = tuple(None if operand is None else cast(operand, torch.float32) for operand in operands)
-        if node.target is aten.bmm.default:
-            product = graph.call_function(torch.ops.sidefx.products.default, wide[:2])
-        else:
-            product = graph.call_function(torch.ops.sidefx.product.default, wide)
-        product.meta["val"] = compat.fake_cast(result, torch.float32)
-        rounded = cast(product, narrow)
-    rounded.meta = {**node.meta, "val": rounded.meta["val"]}
-    node.replace_all_uses_with(rounded)
-    graph.erase_node(node)
 
 
 def _use_tiles(graph: fx.Graph, node: fx.Node, operands: tuple[Any, ...]) -> None:

@@ -1,8 +1,9 @@
 """Views that ``as_strided`` makes of other views, and such as strides do not describe, once their memory was written.
 
 They reach all memory, and their derivative only what they are made of. Autograd makes the history of a view anew once
-its base has been written: outside as a view of the base, which reaches all of that, of a stand-in as the view was made:
-what turned the view in place since is forgotten then, of a stand-in, and of a conjugate or negative view also outside.
+its base has been written, or the view was turned in place where no gradients are recorded: outside as a view of the
+base, which reaches all of that, of a stand-in as the view was made. What turned the view in place since is forgotten
+then, of a stand-in, and of a conjugate or negative view also outside.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train.compile.ancestry import changes_layout, counted_since, first_of, is_replayed, parent_of, way_up
+from sidefx_train.compile.artifacts import NO_GRAD
 from sidefx_train.compile.functionalize.bases import STRIDED
 from sidefx_train.errors import Unsupported
 
@@ -45,11 +47,13 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
         up = way_up(tracer.node_of(tensor))
         otherwise = any(map(_reads_otherwise, up))
         turns = [node for node in up if changes_layout(node) and (otherwise or node.target not in _SQUEEZES)]
-        if turns and (writes or any(map(counted_since, turns))) and tracer.stop is None:
+        anew = writes or any(counted_since(node) or NO_GRAD in node.meta for node in turns)
+        if turns and anew and tracer.stop is None:
             reason = f"{func} takes, with gradients, a view that was turned in place"
             # Not raised here: where autograd makes a history anew, an error ends the process. And behind a break it
             # would be a view with its turn.
-            tracer.stop = Unsupported("SFX107", f"{reason}, in memory that is written: autograd forgets the turn")
+            how = "in memory that is written or without gradients"
+            tracer.stop = Unsupported("SFX107", f"{reason}, {how}: autograd forgets the turn")
             tracer.stop.whole = True
         strided = next((node for node in up if node.target in STRIDED), None)
         if strided is None or _is_of_base(strided, tensor, tracer):

@@ -170,7 +170,7 @@ class GivenMemory:
         record = self.heap.record_of(tensor)
         view = record.real if isinstance(record, TensorRecord) else tensor
         if view._is_view():
-            self._refuse(f"{what} of a view", record)
+            self._refuse(f"{what} of a view", None)  # autograd makes its history anew in the layout it has when asked
         if tensor.device != value.device or value.layout is not torch.strided:
             self._refuse(f"{what}, with memory of another kind", record)
         if any(each.is_conj() or each.is_neg() or each.is_inference() for each in (tensor, value)):

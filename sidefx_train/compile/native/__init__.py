@@ -9,8 +9,10 @@ from sidefx_train.compile.native.build import (
     products_module,
     start_build,
 )
+from sidefx_train.compile.native.products import NARROW
 
 __all__ = [
+    "NARROW",
     "cpu_description",
     "guards_module",
     "guards_ready",

@@ -1,9 +1,12 @@
-"""C++ of the native module: products of small float32 matrices.
+"""C++ of the native module: products of small matrices, in float32 or, with sums in float32, in bfloat16.
 
 One tile of the result stays in registers while a row of the left matrix meets a panel of the right one; what is not
 stored the way a tile reads it is copied into a panel first. Libraries divide a product into blocks for caches and
 threads, which costs more than small products themselves.
 """
+
+NARROW = 2
+"""Added to what the product is told of how: the numbers are bfloat16."""
 
 SOURCE = r"""
 #pragma GCC push_options
@@ -235,22 +238,90 @@ static void sidefx_product(const float* a, int64_t a_row, int64_t a_column, cons
         if (first < end) panel_of_rows(left, right, bias, out, columns, depth, first, end, task / parts * PANEL, relu);
     }
 }
+
+namespace products {
+
+constexpr int64_t KEPT = 1 << 20;  // numbers for which a thread keeps the room
+
+static inline float wide(uint16_t number) { return __builtin_bit_cast(float, (uint32_t)number << 16); }
+
+static inline uint16_t narrow(float number) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, number);
+    return number != number ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// A matrix in float32, with side by side what was side by side.
+static Matrix widened(const uint16_t* from, int64_t row, int64_t column, int64_t height, int64_t width, float* to) {
+    if (column == 1) {
+        for (int64_t i = 0; i < height; ++i)
+            for (int64_t j = 0; j < width; ++j) to[i * width + j] = wide(from[i * row + j]);
+        return {to, width, 1};
+    }
+    if (row == 1) {
+        for (int64_t j = 0; j < width; ++j)
+            for (int64_t i = 0; i < height; ++i) to[j * height + i] = wide(from[j * column + i]);
+        return {to, 1, height};
+    }
+    for (int64_t i = 0; i < height; ++i)
+        for (int64_t j = 0; j < width; ++j) to[i * width + j] = wide(from[i * row + j * column]);
+    return {to, width, 1};
+}
+
+}  // namespace products
+
+// The same in bfloat16, by way of float32: what comes out is rounded once.
+static void sidefx_product_narrow(const uint16_t* a, int64_t a_row, int64_t a_column, const uint16_t* b, int64_t b_row,
+                                  int64_t b_column, const uint16_t* bias, uint16_t* out, int64_t height,
+                                  int64_t columns, int64_t depth, int64_t relu, int64_t count, int64_t a_next,
+                                  int64_t b_next) {
+    using namespace products;
+    thread_local Room kept;
+    Room own;
+    const int64_t left_size = height * depth, right_size = depth * columns, made_size = height * columns;
+    const int64_t wanted = count * (left_size + right_size + made_size) + columns;
+    float* left = (wanted > KEPT ? own : kept).of(wanted);
+    float *right = left + count * left_size, *made = right + count * right_size, *added = made + count * made_size;
+    Matrix first{}, second{};
+#pragma omp parallel for schedule(static) if (count > 1 && wanted > 65536)
+    for (int64_t at = 0; at < count; ++at) {
+        const Matrix one = widened(a + at * a_next, a_row, a_column, height, depth, left + at * left_size);
+        const Matrix two = widened(b + at * b_next, b_row, b_column, depth, columns, right + at * right_size);
+        if (at == 0) first = one, second = two;
+    }
+    for (int64_t j = 0; bias && j < columns; ++j) added[j] = wide(bias[j]);
+    sidefx_product(left, first.row, first.column, right, second.row, second.column, bias ? added : nullptr, made,
+                   height, columns, depth, relu, count, left_size, right_size);
+    for (int64_t i = 0; i < count * made_size; ++i) out[i] = narrow(made[i]);
+}
 #pragma GCC pop_options
 
-// product(a, a_row, a_column, b, b_row, b_column, bias, out, height, columns, depth, relu, count, a_next, b_next):
+// what generated code calls: how is 1 for a relu, plus 2 for bfloat16
+static void sidefx_product_of(const void* a, int64_t a_row, int64_t a_column, const void* b, int64_t b_row,
+                              int64_t b_column, const void* bias, void* out, int64_t height, int64_t columns,
+                              int64_t depth, int64_t how, int64_t count, int64_t a_next, int64_t b_next) {
+    if (how & 2)
+        sidefx_product_narrow((const uint16_t*)a, a_row, a_column, (const uint16_t*)b, b_row, b_column,
+                              (const uint16_t*)bias, (uint16_t*)out, height, columns, depth, how & 1, count, a_next,
+                              b_next);
+    else
+        sidefx_product((const float*)a, a_row, a_column, (const float*)b, b_row, b_column, (const float*)bias,
+                       (float*)out, height, columns, depth, how, count, a_next, b_next);
+}
+
+// product(a, a_row, a_column, b, b_row, b_column, bias, out, height, columns, depth, how, count, a_next, b_next):
 // addresses and sizes
 static PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (count != 15) { PyErr_SetString(PyExc_TypeError, "product takes 15 numbers"); return nullptr; }
     int64_t n[15];
     for (int i = 0; i < 15; ++i) n[i] = PyLong_AsLongLong(given[i]);
     if (PyErr_Occurred()) return nullptr;
-    sidefx_product((const float*)n[0], n[1], n[2], (const float*)n[3], n[4], n[5], (const float*)n[6], (float*)n[7],
-                   n[8], n[9], n[10], n[11], n[12], n[13], n[14]);
+    sidefx_product_of((const void*)n[0], n[1], n[2], (const void*)n[3], n[4], n[5], (const void*)n[6], (void*)n[7],
+                      n[8], n[9], n[10], n[11], n[12], n[13], n[14]);
     Py_RETURN_NONE;
 }
 
-// product_function(): sidefx_product itself, for generated code
+// product_function(): sidefx_product_of itself, for generated code
 static PyObject* product_function(PyObject*, PyObject*) {
-    return PyCapsule_New((void*)&sidefx_product, "sidefx_product", nullptr);
+    return PyCapsule_New((void*)&sidefx_product_of, "sidefx_product", nullptr);
 }
 """

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, TensorRecord
+from sidefx_train.compile.heap.contents import DictRecord
+from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld

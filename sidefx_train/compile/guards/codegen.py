@@ -14,7 +14,7 @@ from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts, same_value
 from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.guards.numbers import CONDITION_NAMES
-from sidefx_train.compile.heap.records import is_plain, is_set
+from sidefx_train.compile.heap.plain import is_plain, is_set
 from sidefx_train.compile.heap.source import Source, stored_keys, stored_length
 from sidefx_train.compile.residual.writer import Writer
 

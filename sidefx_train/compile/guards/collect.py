@@ -16,8 +16,9 @@ from sidefx_train.compile.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.guards.numbers import number_conditions, size_conditions
 from sidefx_train.compile.guards.program import follow, object_check, split
+from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.effects import SideEffects
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, TensorRecord
+from sidefx_train.compile.heap.records import InstanceRecord, Record, TensorRecord
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.spaces import SpaceRecord

@@ -19,7 +19,7 @@ from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.guards.codegen import tensor_check, write_guards
 from sidefx_train.compile.guards.definitions import Body, Taken
 from sidefx_train.compile.guards.guard import Guard, told_apart
-from sidefx_train.compile.heap.records import is_plain
+from sidefx_train.compile.heap.plain import is_plain
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.native import guards_module, guards_ready
 from sidefx_train.compile.native.guards import LOADS, TESTS

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sidefx_train.compile.heap.records import DEFINITIONS, Attributes, InstanceRecord, Record
+from sidefx_train.compile.heap.plain import DEFINITIONS
+from sidefx_train.compile.heap.records import Attributes, InstanceRecord, Record
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap

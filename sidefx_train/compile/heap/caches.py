@@ -22,7 +22,7 @@ from sidefx_train.compile.guards.codegen import cell_is_set
 from sidefx_train.compile.heap import effects
 from sidefx_train.compile.heap.definitions import chains_of
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import is_definition, is_plain
+from sidefx_train.compile.heap.plain import is_definition, is_plain
 
 if TYPE_CHECKING:
     from sidefx_train.compile.guards.guard import Guard

@@ -31,6 +31,7 @@ from sidefx_train.compile.heap import caches, natives, notices, opaque, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
+from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.finalizers import deletes
@@ -38,15 +39,9 @@ from sidefx_train.compile.heap.freezing import Freezer, late_text
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later, message_of
 from sidefx_train.compile.heap.library import is_library, is_standard
+from sidefx_train.compile.heap.plain import CONTAINERS, PLAIN_TYPES
 from sidefx_train.compile.heap.reads import Reads
-from sidefx_train.compile.heap.records import (
-    CONTAINERS,
-    PLAIN_TYPES,
-    DictRecord,
-    InstanceRecord,
-    ListRecord,
-    TensorRecord,
-)
+from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.heap.reentry import Reentry, only_looks
 from sidefx_train.compile.heap.sets import HANDED_ON, UNSEEN, SetRecord, by_address
 from sidefx_train.compile.heap.spaces import SpaceRecord

@@ -26,15 +26,8 @@ from sidefx_train.compile.capture.kinds import instance_dict
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import DeferredCall, Later, TensorMoment
-from sidefx_train.compile.heap.records import (
-    DEFINITIONS,
-    PLAIN_TYPES,
-    Record,
-    TensorRecord,
-    bounds_of,
-    is_set,
-    slot_names,
-)
+from sidefx_train.compile.heap.plain import DEFINITIONS, PLAIN_TYPES, bounds_of, is_set, slot_names
+from sidefx_train.compile.heap.records import Record, TensorRecord
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.counters import Writes

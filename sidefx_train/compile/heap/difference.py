@@ -12,7 +12,7 @@ from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.checkpoint import Checkpoint, fixed_parts
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
-from sidefx_train.compile.heap.records import PLAIN_TYPES
+from sidefx_train.compile.heap.plain import PLAIN_TYPES
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.effects import Effect, SideEffects

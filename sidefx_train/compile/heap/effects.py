@@ -18,21 +18,14 @@ from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import weak
 from sidefx_train.compile.heap.checkpoint import Checkpoint
+from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.difference import Comparison
 from sidefx_train.compile.heap.finalizers import check_dropped
 from sidefx_train.compile.heap.iterators import IteratorRecord
 from sidefx_train.compile.heap.later import DeferredCall, TraceKey
+from sidefx_train.compile.heap.plain import is_set, slot_names, stored_entries
 from sidefx_train.compile.heap.raised import ExceptionRecord
-from sidefx_train.compile.heap.records import (
-    UNREAD,
-    DictRecord,
-    InstanceRecord,
-    ListRecord,
-    TensorRecord,
-    is_set,
-    slot_names,
-    stored_entries,
-)
+from sidefx_train.compile.heap.records import UNREAD, InstanceRecord, TensorRecord
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source
 

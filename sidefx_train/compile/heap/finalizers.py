@@ -16,8 +16,10 @@ import torch
 
 from sidefx_train.compile.capture.cleanup import HOLDERS, cleans_up
 from sidefx_train.compile.heap import weak
+from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, ListRecord, Record, is_plain
+from sidefx_train.compile.heap.plain import is_plain
+from sidefx_train.compile.heap.records import InstanceRecord, Record
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.walkers import held_by
 

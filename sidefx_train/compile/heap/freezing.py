@@ -12,7 +12,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.later import NUMBERS, CallResult, Later, Shown, TensorMoment
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import PLAIN_TYPES, base_container, bounds_of, empty_like, make_tuple
+from sidefx_train.compile.heap.plain import PLAIN_TYPES, base_container, bounds_of, empty_like, make_tuple
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld

@@ -35,34 +35,27 @@ from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
 from sidefx_train.compile.guards.memory import HeldMemory, storage_of
 from sidefx_train.compile.heap import anew, iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, MadeArrays, array_shadow
+from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS, Definitions
 from sidefx_train.compile.heap.finalizers import deletes, retire
 from sidefx_train.compile.heap.identities import Identities
 from sidefx_train.compile.heap.later import Later
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.memory import GivenMemory
-from sidefx_train.compile.heap.records import (
+from sidefx_train.compile.heap.plain import (
     CONTAINERS,
     DEFINITIONS,
-    OVERWRITTEN,
-    UNREAD,
-    Attributes,
-    CellRecord,
-    DictRecord,
-    InstanceRecord,
-    ListRecord,
-    NamespaceRecord,
-    Record,
-    TensorRecord,
     bounds_of,
     empty_like,
     is_plain,
     is_structure,
     make_tuple,
 )
+from sidefx_train.compile.heap.records import OVERWRITTEN, UNREAD, Attributes, InstanceRecord, Record, TensorRecord
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source, SourceTable
 from sidefx_train.compile.heap.spaces import SpaceRecord, check_hidden_space, note_space
+from sidefx_train.compile.heap.variables import CellRecord, NamespaceRecord
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import derived
 from sidefx_train.compile.heap.arrays import ArrayRecord
+from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.counters import number_in
 from sidefx_train.compile.heap.domains import function_raises, no_integer
 from sidefx_train.compile.heap.later import NUMBERS
-from sidefx_train.compile.heap.records import DictRecord, ListRecord, is_plain, slot_names
+from sidefx_train.compile.heap.plain import is_plain, slot_names
 from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.errors import Unsupported
 

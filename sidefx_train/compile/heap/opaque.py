@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import anew
 from sidefx_train.compile.heap.later import CallResult, DeferredCall
-from sidefx_train.compile.heap.records import PLAIN_TYPES, Record
+from sidefx_train.compile.heap.plain import PLAIN_TYPES
+from sidefx_train.compile.heap.records import Record
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import DEFINITIONS, base_container
+from sidefx_train.compile.heap.plain import DEFINITIONS, base_container
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.world import TraceWorld

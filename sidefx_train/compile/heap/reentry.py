@@ -25,7 +25,7 @@ from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE
 from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import PLAIN_TYPES
+from sidefx_train.compile.heap.plain import PLAIN_TYPES
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.calling import CallingWorld

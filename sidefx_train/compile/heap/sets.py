@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from sidefx_train.compile.heap.records import Record, is_plain
+from sidefx_train.compile.heap.plain import is_plain
+from sidefx_train.compile.heap.records import Record
 from sidefx_train.compile.heap.source import Source
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.world import space_of_thread
-from sidefx_train.compile.heap.records import DictRecord, InstanceRecord, Record
+from sidefx_train.compile.heap.contents import DictRecord
+from sidefx_train.compile.heap.records import InstanceRecord, Record
 
 if TYPE_CHECKING:
     from sidefx_train.compile.heap.heap import Heap

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.cleanup import COMPOSED
 from sidefx_train.compile.heap.later import NUMBERS, Later
-from sidefx_train.compile.heap.records import is_set, slot_names
+from sidefx_train.compile.heap.plain import is_set, slot_names
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance

@@ -27,6 +27,7 @@ from sidefx_train.compile.heap import classes, derived, finalizers, natives, not
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.caches import Caches
 from sidefx_train.compile.heap.calling import HASHED, CallingWorld
+from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.counters import Writes
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.domains import needs_values, operator_raises
@@ -42,14 +43,8 @@ from sidefx_train.compile.heap.later import (
     percent,
 )
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.records import (
-    DictRecord,
-    InstanceRecord,
-    ListRecord,
-    TensorRecord,
-    is_definition,
-    is_plain,
-)
+from sidefx_train.compile.heap.plain import is_definition, is_plain
+from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.heap.reentry import Reentry
 from sidefx_train.compile.heap.spaces import check_hidden_space, space_of, thread_space
 from sidefx_train.compile.heap.walkers import hides_later

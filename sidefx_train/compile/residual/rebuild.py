@@ -27,11 +27,8 @@ from sidefx_train.compile.guards.guard import same_value
 from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.iterators import HANDED_ON, REBUILT, VIEWS, left_over, spoiled_walk, walk, walked_over
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
-from sidefx_train.compile.heap.raised import CHAIN, fields_of
-from sidefx_train.compile.heap.records import (
+from sidefx_train.compile.heap.plain import (
     PLAIN_TYPES,
-    Record,
-    TensorRecord,
     base_container,
     bounds_of,
     instance_space,
@@ -40,6 +37,8 @@ from sidefx_train.compile.heap.records import (
     make_tuple,
     slot_names,
 )
+from sidefx_train.compile.heap.raised import CHAIN, fields_of
+from sidefx_train.compile.heap.records import Record, TensorRecord
 from sidefx_train.compile.heap.sets import insertion, wide_set
 from sidefx_train.compile.heap.source import stored_keys
 from sidefx_train.compile.heap.spaces import check_hidden_space

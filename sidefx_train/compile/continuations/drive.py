@@ -9,7 +9,9 @@ from typing import Any
 
 from sidefx_train.compile.capture.exceptions import of_the_program
 from sidefx_train.compile.capture.program import program_of
-from sidefx_train.compile.continuations.code import Landing, Layout, continuation, function
+from sidefx_train.compile.continuations.body import Layout
+from sidefx_train.compile.continuations.bridge import Landing
+from sidefx_train.compile.continuations.code import continuation, function
 from sidefx_train.compile.continuations.suspension import State, Suspension
 
 

@@ -13,7 +13,9 @@ from sidefx_train.compile.capture.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.opcodes import calling
 from sidefx_train.compile.capture.program import program_of
-from sidefx_train.compile.continuations.code import Bridge, Layout, Slot, bridge, layout_at, original
+from sidefx_train.compile.continuations.body import Layout, Slot
+from sidefx_train.compile.continuations.bridge import Bridge, bridge
+from sidefx_train.compile.continuations.code import layout_at, original
 from sidefx_train.compile.continuations.liveness import live_slots, own_effect
 from sidefx_train.errors import Location, Unsupported
 

@@ -7,7 +7,7 @@ symbolic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,12 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.ancestry import changes_layout
 from sidefx_train.compile.artifacts import SyntheticBase, TracedGraph, is_scalar
-from sidefx_train.compile.functionalize import layouts, rnn
+from sidefx_train.compile.functionalize import layouts
 from sidefx_train.compile.functionalize.aliases import Aliases, extent
 from sidefx_train.compile.functionalize.bases import STRIDED, members, place_in, view_of
 from sidefx_train.compile.functionalize.fused import fused_update, whole_update
 from sidefx_train.compile.functionalize.hazards import IndexUse
+from sidefx_train.compile.functionalize.rewrites import CHANNELS_LAST, REWRITES
 from sidefx_train.compile.functionalize.scalar_ops import (
     TensorScalar,
     call_foreach,
@@ -348,7 +349,7 @@ class Retracer:
         if is_fused_update(node):
             update = fused_update if self.options.tensor_scalars else whole_update
             return update(node.target, args, kwargs)
-        rule = _REWRITES.get(target) or (_CHANNELS_LAST.get(target) if self.options.channels_last else None)
+        rule = REWRITES.get(target) or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
         if rule is not None:
             return rule(*args, **kwargs)
         if target in layouts.DRAWS:
@@ -491,53 +492,3 @@ def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:
     if not all(isinstance(n, int) for n in (*size, *stride, offset)):
         raise BackendError("SFX201", f"the step changes the layout of {source}, whose size is symbolic")
     return layout
-
-
-def _native_batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
-) -> Any:
-    """``native_batch_norm`` updates its statistics although its schema does not say so."""
-    if not training:
-        return aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, momentum, eps)
-    if mean is None:
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
-    out, saved_mean, saved_rstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
-        x, weight, bias, mean, var, True, momentum, eps
-    )
-    mean.copy_(new_mean)
-    var.copy_(new_var)
-    return out, saved_mean, saved_rstd
-
-
-def _batch_norm_into(*args: Any, out: Any, save_mean: Any, save_invstd: Any) -> Any:
-    """Batch norm with ``out=``."""
-    made = _native_batch_norm(*args)
-    for target, value in zip((out, save_mean, save_invstd), made, strict=True):
-        target.copy_(value)
-    return out, save_mean, save_invstd
-
-
-def _resize_(target: Any, size: Any, memory_format: Any = None) -> Any:
-    """To the size it has already; other calls are refused."""
-    return target
-
-
-def _polygamma_(target: Any, n: int) -> Any:
-    """Functionalization does not know the in-place operator."""
-    return target.copy_(aten.polygamma.default(n, target))
-
-
-_CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
-    aten.convolution.default: layouts.convolution,
-    aten.convolution_backward.default: layouts.convolution_backward,
-}
-_REWRITES: dict[Any, Callable[..., Any]] = {
-    aten.native_batch_norm.default: _native_batch_norm,
-    aten.native_batch_norm.out: _batch_norm_into,
-    aten._native_batch_norm_legit.out: _batch_norm_into,
-    aten.resize_.default: _resize_,
-    aten.resize_as_.default: _resize_,
-    aten.polygamma_.default: _polygamma_,
-    aten.mkldnn_rnn_layer.default: rnn.forward,
-    aten.mkldnn_rnn_layer_backward.default: rnn.backward,
-}

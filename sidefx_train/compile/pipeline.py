@@ -47,9 +47,9 @@ from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.guards.numbers import number_conditions
 from sidefx_train.compile.guards.program import object_check, split
-from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import bases_wanted, collect
 from sidefx_train.compile.heap.iterators import given_state
+from sidefx_train.compile.heap.native_facts import first_line
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.heap.stack import BEYOND
 from sidefx_train.compile.heap.world import TraceWorld

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import _thread
-import builtins
 import contextvars
 import functools
-import io
 import operator
-import os
 import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,12 +30,42 @@ from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.counters import Writes, number_in
-from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.finalizers import deletes
 from sidefx_train.compile.heap.freezing import Freezer, late_text
 from sidefx_train.compile.heap.heap import PLAIN_TENSORS
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later, message_of
 from sidefx_train.compile.heap.library import is_library, is_standard
+from sidefx_train.compile.heap.native_facts import (
+    BARE,
+    BUFFERS,
+    DEEP_METHODS,
+    DISABLERS,
+    HASHABLE,
+    HASHED,
+    HASHING,
+    KEYED_METHODS,
+    MAKES_SUBCLASS,
+    NO_OWNER,
+    PASSES_ITEMS,
+    READS_NOTHING,
+    READS_TYPE,
+    READS_VALUE,
+    REGISTERS_HOOK,
+    STAND_IN,
+    STORING_METHODS,
+    TAKING_METHODS,
+    TELLS_APART,
+    TORCH_DIR,
+    asks_missing,
+    compares_in_python,
+    first_line,
+    inside,
+    is_fromkeys,
+    joins,
+    known_late,
+    told_by_a_fake,
+    wants_values,
+)
 from sidefx_train.compile.heap.plain import CONTAINERS, PLAIN_TYPES
 from sidefx_train.compile.heap.reads import Reads
 from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord
@@ -56,8 +83,6 @@ if TYPE_CHECKING:
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
-
-_BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 
 class CallingWorld:
@@ -176,7 +201,7 @@ class CallingWorld:
         cls = type(fn)
         if cls in compat.OPERATORS:  # their Python only finds the kernel
             return self.native_call(fn, args, kwargs)
-        if isinstance(fn, type) or (cls in _HASHABLE and isinstance(attribute_of(fn, "__self__"), _NO_OWNER)):
+        if isinstance(fn, type) or (cls in HASHABLE and isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:
                 answer = handler(self, args, kwargs)
@@ -203,7 +228,7 @@ class CallingWorld:
                 if answer is not ABSENT:
                     return answer
             file = fn.__code__.co_filename
-            if file.endswith(_DISABLERS) and file.startswith(_TORCH_DIR):
+            if file.endswith(DISABLERS) and file.startswith(TORCH_DIR):
                 inner = getattr(fn, "_torchdynamo_orig_callable", None) or attribute_of(fn, "__wrapped__")
                 if inner is not None:
                     return self.interp.call(inner, args, kwargs)
@@ -211,7 +236,7 @@ class CallingWorld:
             return self.interp.call(weak.through(self, fn), args, kwargs)
         if fn is int or fn is float or fn is bool:
             return natives.convert_number(self, fn, args)
-        if _joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
+        if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
         if isinstance(attribute_of(fn, "__self__"), str) and contains_later([*args, *kwargs.values()]):
             return late_text(self, fn, args, kwargs)
@@ -277,13 +302,13 @@ class CallingWorld:
             self.interp.call(self.interp.getattr(file, "flush"), (), {})
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if attribute_of(fn, "__name__", "") in _REGISTERS_HOOK:
+        if attribute_of(fn, "__name__", "") in REGISTERS_HOOK:
             if self.branching:
                 self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
             owner = attribute_of(fn, "__self__", args[0] if args else None)
             self._watch_from_outside(fn.__name__, owner)
             self.hooked.add(owner if not isinstance(owner, torch.Tensor) else owner.grad_fn)
-        if isinstance(fn, type) or attribute_of(fn, "__name__", "") in _MAKES_SUBCLASS:
+        if isinstance(fn, type) or attribute_of(fn, "__name__", "") in MAKES_SUBCLASS:
             for made in (fn, *args):
                 if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
@@ -304,13 +329,13 @@ class CallingWorld:
                 return caches.make(self, args, kwargs)
             if type(owner) is functools._lru_cache_wrapper:
                 caches.check_method(self, owner, fn.__name__)
-            if type(owner) not in CONTAINERS or fn.__name__ not in _STORING_METHODS:
+            if type(owner) not in CONTAINERS or fn.__name__ not in STORING_METHODS:
                 self._refuse_unshadowed(fn, args)
             record = self.heap.record_of(owner)
-            keys = 1 if attribute_of(fn, "__name__") in _KEYED_METHODS else len(args)
+            keys = 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
             if fn is operator.contains and isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
                 self.own_key(args[1])
-            if isinstance(owner, (set, frozenset)) or any(fn is known for known in _HASHING) or _is_fromkeys(fn):
+            if isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
                 for value in args:
                     self.touch(value, deep=False, asked=fn.__name__)
                     for key in held_by(value) or (value,):
@@ -318,22 +343,22 @@ class CallingWorld:
                 args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
             elif isinstance(owner, dict):
                 args = (*map(natives.concrete, args[:keys]), *args[keys:])
-            if isinstance(record, DictRecord) and fn.__name__ in _TAKING_METHODS:
+            if isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
                 natives.not_walked(self, owner)
             if type(owner) in CONTAINERS or record is not None:
-                self.touch(owner, deep=fn.__name__ in _DEEP_METHODS, asked=fn.__name__)
+                self.touch(owner, deep=fn.__name__ in DEEP_METHODS, asked=fn.__name__)
                 if record is not None and isinstance(owner, (dict, set)):
                     for value in args[:keys]:
                         self.own_key(value)
                 hashes = isinstance(owner, (dict, set)) and not all(type(value) in PLAIN_TYPES for value in args[:1])
-                if fn.__name__ in _STORING_METHODS and not hashes:
+                if fn.__name__ in STORING_METHODS and not hashes:
                     return self.guarded(fn, args, kwargs)
             self._fill_owner(fn, args)
-            if isinstance(owner, _BUFFERS) and record is None:
+            if isinstance(owner, BUFFERS) and record is None:
                 return self.guarded(fn, args, kwargs)
-            if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in _BARE) and callable(fn):
+            if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in BARE) and callable(fn):
                 self._refuse_call(fn)
-        elif attribute_of(fn, "__name__", "") in _READS_VALUE:
+        elif attribute_of(fn, "__name__", "") in READS_VALUE:
             owner = attribute_of(fn, "__self__")
             owner = owner if isinstance(owner, torch.Tensor) else args[0] if args else None
             known = constant_value(self.tracer, owner) if isinstance(owner, torch.Tensor) else None
@@ -349,18 +374,18 @@ class CallingWorld:
         kind = fn if isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
             self.heap.refuse("SFX104", f"makes a {policy.describe(kind)}, whose __del__ runs when it dies")
-        if id(fn) in _BARE:
+        if id(fn) in BARE:
             return self.guarded(fn, args, kwargs)
-        if not any(fn is known for known in _READS_TYPE):
+        if not any(fn is known for known in READS_TYPE):
             name = attribute_of(fn, "__name__", "")
             if fn is operator.contains and type(args[0]) in HASHED:
                 self.heap.identities.note_hashed(args[1])
                 self.touch(args[0], deep=False, asked=name)
                 self.touch(args[1], asked=name)
             else:
-                if name in _TELLS_APART:
+                if name in TELLS_APART:
                     self._tell_apart([attribute_of(fn, "__self__"), *args])
-                deep = not any(fn is known for known in _PASSES_ITEMS) and name != "extend"
+                deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
                 for value in (*args, *kwargs.values()):
                     self.touch(value, deep, asked=name)
         if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
@@ -370,7 +395,7 @@ class CallingWorld:
             for value in args:
                 if isinstance(value, Later):
                     self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
-        if not torch_call and (fn is repr or fn is str or not keeps_callables(fn) or _asks_missing(fn, args)):
+        if not torch_call and (fn is repr or fn is str or not keeps_callables(fn) or asks_missing(fn, args)):
             objects = self.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
             if objects:
                 with self.reentry.around(objects):
@@ -383,7 +408,7 @@ class CallingWorld:
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
         if torch_call and not args and not kwargs:
             self._read_setting(fn)
-        elif not torch_call and type(fn) in _HASHABLE:
+        elif not torch_call and type(fn) in HASHABLE:
             self.heap.definitions.asked(fn, args, made, self.new_classes.keys())
         return made
 
@@ -482,7 +507,7 @@ class CallingWorld:
         if owner is None and isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
             owner = args[0]
         record = self.heap.record_of(owner)
-        if isinstance(record, InstanceRecord) and fn.__name__ not in _READS_NOTHING:
+        if isinstance(record, InstanceRecord) and fn.__name__ not in READS_NOTHING:
             record.fill()
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
@@ -495,14 +520,14 @@ class CallingWorld:
 
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code, which sees the values of numbers that change where it takes Python's own only."""
-        if _wants_values(fn):
+        if wants_values(fn):
             return self.guarded(fn, *natives.concrete_within((args, kwargs)))
         try:
             return self.guarded(fn, args, kwargs)
         except TypeError as error:
             trace = error.__traceback__
             deeper = trace is not None and trace.tb_next is not None and trace.tb_next.tb_next is not None
-            given = list(_inside((args, kwargs)))
+            given = list(inside((args, kwargs)))
             if deeper or any(map(callable, given)) or not any(isinstance(value, natives.NUMBERS) for value in given):
                 raise
         self.last_error = None
@@ -521,11 +546,11 @@ class CallingWorld:
             if isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
                 reason = "hashes a number that may change from call to call"
                 raise Unsupported("SFX111", reason, self.locate()) from error
-            told = isinstance(error, TypeError) and _STAND_IN in message_of(error)  # made by a callback
-            if told or any(_known_late(value, error) for value in _inside((args, kwargs))):
+            told = isinstance(error, TypeError) and STAND_IN in message_of(error)  # made by a callback
+            if told or any(known_late(value, error) for value in inside((args, kwargs))):
                 reason = f"{policy.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 raise Unsupported("SFX106", reason, self.locate()) from error
-            if _told_by_a_fake(error) and self._is_handled():
+            if told_by_a_fake(error) and self._is_handled():
                 reason = f"{policy.describe(fn)} raises what eager says in other words: {first_line(error)}"
                 raise Unsupported("SFX102", reason, self.locate()) from error
             self.last_error = (error, fn, self.locate())
@@ -598,102 +623,3 @@ class CallingWorld:
     def freeze(self, value: Any) -> Any:
         """A value that text is made of, as it is at this moment."""
         return Freezer(self, shown=True).value(value)
-
-
-def _told_by_a_fake(error: Exception) -> bool:
-    """True if an error comes from torch's Python rules for fake tensors, not from the checks that eager makes."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    file = "" if trace is None else trace.tb_frame.f_code.co_filename
-    return file.startswith(tuple(os.path.join(_TORCH_DIR, part) for part in _RULES))
-
-
-_RULES = ("_refs", "_prims", "_decomp", "_meta_registrations", "_subclasses")
-"""Where in torch these rules are."""
-
-
-def compares_in_python(cls: type) -> bool:
-    """True if hashing or comparing an instance runs Python code that reads its attributes."""
-    if cls.__flags__ & IMMUTABLE_CLASS or issubclass(cls, torch.nn.Module):
-        return False
-    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__hash__", "__eq__", "__lt__"))
-
-
-def _wants_values(fn: Any) -> bool:
-    """True for C code that takes a number of another class for an object."""
-    module = attribute_of(fn, "__module__") or getattr(attribute_of(fn, "__objclass__"), "__module__", None)
-    return type(fn).__module__ == "_json" or (isinstance(module, str) and module.split(".")[0] == "numpy")
-
-
-def _joins(fn: Any) -> bool:
-    """True for ``str.join`` of a text."""
-    return type(fn) is types.BuiltinMethodType and fn.__name__ == "join" and type(fn.__self__) is str
-
-
-def _asks_missing(fn: Any, args: tuple[Any, ...]) -> bool:
-    """True for ``dict.__getitem__`` of a dict whose class says in Python what it gives for a missing key."""
-    owner = attribute_of(fn, "__self__", args[0] if args else None)
-    missing = getattr(type(owner), "__missing__", None) if issubclass(type(owner), dict) else None
-    return attribute_of(fn, "__name__", "") == "__getitem__" and isinstance(missing, types.FunctionType)
-
-
-def _is_fromkeys(fn: Any) -> bool:
-    return type(fn) is types.BuiltinFunctionType and fn.__name__ == "fromkeys"
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    """What is in nested arguments."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _inside(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _inside(item)
-    else:
-        yield value
-
-
-def _known_late(value: Any, error: Exception) -> bool:
-    """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
-    if isinstance(value, Later):
-        return True
-    if isinstance(value, natives.NUMBERS):
-        return compat.is_unbacked(value)
-    return isinstance(error, TypeError) and type(value) is compat.FakeTensor and value.dim() == 0
-
-
-def first_line(error: BaseException) -> str:
-    """An error's first line that says something."""
-    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
-_STAND_IN = f"{Later.__name__} found"
-_HASHING = (hash, set, frozenset)
-_BUFFERS = (io.StringIO, io.BytesIO)
-_STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
-_TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
-_READS_TYPE = (builtins.isinstance, issubclass, type, id, callable)
-"""C functions that look at the class or the identity of what they are given."""
-HASHED = (set, frozenset, dict)
-"""What finds a value by its hash: its keys have been brought in when they were put there."""
-_PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
-"""C functions that hand on the items of a container without looking at them."""
-_DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
-_TELLS_APART = frozenset(
-    {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
-)
-"""Names of functions and methods that ask whether two objects are one, or equal."""
-_KEYED_METHODS = frozenset({"__setitem__", "setdefault", "get", "pop"})
-"""Methods of dicts whose first argument is a key, and the other a value."""
-_READS_NOTHING = frozenset(
-    {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
-)
-_READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
-_REGISTERS_HOOK = frozenset({"register_hook", "register_prehook", "register_post_accumulate_grad_hook", "retain_grad"})
-_MAKES_SUBCLASS = frozenset({"_make_subclass", "_make_wrapper_subclass", "as_subclass"})
-_HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_NO_OWNER = (type(None), types.ModuleType, type)
-_DISABLERS = ("_compile.py", "eval_frame.py")
-_TORCH_DIR = torch.__path__[0]

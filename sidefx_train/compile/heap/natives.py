@@ -25,6 +25,7 @@ from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.heap.attribute_world import AttributeWorld
     from sidefx_train.compile.heap.calling import CallingWorld
     from sidefx_train.compile.heap.world import TraceWorld
 
@@ -45,12 +46,12 @@ _MEMBERS = ("_parameters", "_buffers", "_modules")
 _PLAIN_HOOKS = {name: vars(torch.nn.Module)[name] for name in ("__getattr__", "__setattr__", "__delattr__")}
 
 
-def _plain_lookup(world: TraceWorld, cls: type, name: str) -> bool:
+def _plain_lookup(world: AttributeWorld, cls: type, name: str) -> bool:
     """True if the class leaves ``name`` (an attribute hook) as ``nn.Module`` defines it."""
     return world.class_attr(cls, name) is _PLAIN_HOOKS[name]
 
 
-def module_getattr(world: TraceWorld, obj: Any, name: str) -> Any:
+def module_getattr(world: AttributeWorld, obj: Any, name: str) -> Any:
     """Parameters, buffers and submodules, which ``nn.Module`` keeps in dicts of its own."""
     cls = type(obj)
     if name == "__dict__" or world.class_attr(cls, name) is not ABSENT:
@@ -75,7 +76,7 @@ def module_getattr(world: TraceWorld, obj: Any, name: str) -> Any:
     return ABSENT
 
 
-def module_setattr(world: TraceWorld, obj: Any, name: str, value: Any) -> bool:
+def module_setattr(world: AttributeWorld, obj: Any, name: str, value: Any) -> bool:
     """The default ``nn.Module.__setattr__`` for everything but new parameters and submodules."""
     if not _plain_lookup(world, type(obj), "__setattr__") or world.class_attr(type(obj), name) is not ABSENT:
         return False
@@ -95,7 +96,7 @@ def module_setattr(world: TraceWorld, obj: Any, name: str, value: Any) -> bool:
     return True
 
 
-def module_delattr(world: TraceWorld, obj: Any, name: str) -> bool:
+def module_delattr(world: AttributeWorld, obj: Any, name: str) -> bool:
     """Deletion of a plain attribute; members go through ``nn.Module.__delattr__``."""
     if not _plain_lookup(world, type(obj), "__delattr__") or world.instance_attr(obj, name) is ABSENT:
         return False

@@ -24,8 +24,8 @@ from sidefx_train.compile.functionalize.metadata import (
     dynamic_dims,
     input_facts,
 )
-from sidefx_train.compile.heap.calling import first_line
 from sidefx_train.compile.heap.effects import Effect
+from sidefx_train.compile.heap.native_facts import first_line
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.residual.autograd import freed, passing, whole_view
 from sidefx_train.compile.residual.memory import as_inference, grow

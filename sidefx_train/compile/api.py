@@ -9,7 +9,7 @@ import torch
 
 import sidefx_train.hooks
 import sidefx_train.optim  # noqa: F401 - both plug themselves into the compiler
-from sidefx_train.compile.heap.heap import MARK
+from sidefx_train.compile.heap.tensors import MARK
 from sidefx_train.compile.step import CompiledStep
 from sidefx_train.config import Backend, CompileConfig
 from sidefx_train.report import StepReport

@@ -32,7 +32,6 @@ from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.finalizers import deletes
 from sidefx_train.compile.heap.freezing import Freezer, late_text
-from sidefx_train.compile.heap.heap import PLAIN_TENSORS
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later, message_of
 from sidefx_train.compile.heap.library import is_library, is_standard
 from sidefx_train.compile.heap.native_facts import (
@@ -72,6 +71,7 @@ from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.heap.reentry import Reentry, only_looks
 from sidefx_train.compile.heap.sets import HANDED_ON, UNSEEN, SetRecord, by_address
 from sidefx_train.compile.heap.spaces import SpaceRecord
+from sidefx_train.compile.heap.tensors import PLAIN_TENSORS
 from sidefx_train.compile.heap.walkers import READ_BY_C, attributes_of, held_by
 from sidefx_train.errors import Location, Unsupported
 

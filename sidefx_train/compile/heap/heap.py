@@ -7,18 +7,14 @@ with shadow contents for everything else.
 
 from __future__ import annotations
 
-import datetime
 import enum
 import functools
-import gc
 import math
-import re
 import sys
 import types
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -26,17 +22,14 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
-from sidefx_train.compile.artifacts import InputKind
-from sidefx_train.compile.capture.kinds import shows_another
-from sidefx_train.compile.capture.policy import runs_pure_code
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.guards.guard import Guard, GuardKind, TensorFacts
-from sidefx_train.compile.guards.memory import HeldMemory, storage_of
+from sidefx_train.compile.guards.guard import Guard, GuardKind
+from sidefx_train.compile.guards.memory import HeldMemory
 from sidefx_train.compile.heap import anew, iterators, raised, weak
 from sidefx_train.compile.heap.arrays import ArrayRecord, MadeArrays, array_shadow
-from sidefx_train.compile.heap.contents import DictRecord, ListRecord
-from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS, Definitions
+from sidefx_train.compile.heap.contents import DictRecord
+from sidefx_train.compile.heap.definitions import Definitions
 from sidefx_train.compile.heap.finalizers import deletes, retire
 from sidefx_train.compile.heap.identities import Identities
 from sidefx_train.compile.heap.later import Later
@@ -45,16 +38,25 @@ from sidefx_train.compile.heap.memory import GivenMemory
 from sidefx_train.compile.heap.plain import (
     CONTAINERS,
     DEFINITIONS,
-    bounds_of,
-    empty_like,
     is_plain,
-    is_structure,
-    make_tuple,
 )
-from sidefx_train.compile.heap.records import OVERWRITTEN, UNREAD, Attributes, InstanceRecord, Record, TensorRecord
-from sidefx_train.compile.heap.sets import SetRecord
+from sidefx_train.compile.heap.records import OVERWRITTEN, UNREAD, InstanceRecord, Record, TensorRecord
+from sidefx_train.compile.heap.shadows import (
+    builtin_method_shadow,
+    container_shadow,
+    instance_shadow,
+    member_shadow,
+    method_shadow,
+    opaque_shadow,
+    partial_shadow,
+    proxy_shadow,
+    slice_shadow,
+    tuple_shadow,
+    weak_shadow,
+)
 from sidefx_train.compile.heap.source import Source, SourceTable
-from sidefx_train.compile.heap.spaces import SpaceRecord, check_hidden_space, note_space
+from sidefx_train.compile.heap.spaces import SpaceRecord
+from sidefx_train.compile.heap.tensors import tensor_shadow
 from sidefx_train.compile.heap.variables import CellRecord, NamespaceRecord
 from sidefx_train.errors import Location, Unsupported
 
@@ -76,27 +78,7 @@ BY_IDENTITY: tuple[type, ...] = (
     *(type(info) for info in (sys.version_info, sys.flags, sys.float_info, sys.int_info, sys.hash_info)),
 )
 BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, np.generic)
-PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
-_HEAP_TYPE = 1 << 9
-
-IMMUTABLE_C: tuple[type, ...] = (
-    int,  # and what derives from it
-    float,
-    complex,
-    str,
-    bytes,
-    re.Pattern,
-    re.Match,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    types.UnionType,
-    types.GenericAlias,
-    np.dtype,
-    np.ufunc,
-)
-"""C classes whose instances never change in what C code reads of them."""
 
 PASSED_THROUGH: tuple[type, ...] = (
     *DEFINITIONS,
@@ -112,10 +94,6 @@ PASSED_THROUGH: tuple[type, ...] = (
     functools.partial,
     *compat.OPERATORS,
 )
-
-
-_NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
-"""Containers that can be looked into without running code or making anything."""
 
 
 class Heap:
@@ -166,7 +144,7 @@ class Heap:
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.by_real: dict[int, Record] = {}
         self.by_shadow: dict[int, Record] = {}
-        self._in_memory: dict[int, list[TensorRecord]] = {}
+        self.in_memory: dict[int, list[TensorRecord]] = {}
         self.cells: dict[int, CellRecord] = {}
         self.namespaces: dict[int, NamespaceRecord] = {}
         self.new_spaces: dict[int, tuple[dict[str, Any], Any]] = {}
@@ -190,7 +168,7 @@ class Heap:
         self.all_dynamic = False
         self.sizes: list[tuple[Any, Source]] = []
         self._symbolic_roots: set[int] = set()
-        self._static_roots: set[int] = set()
+        self.static_roots: set[int] = set()
         self._trusted: dict[int, bool] = {}
         self._numbers_by_source: dict[int, Any] = {}
         self.definitions = Definitions(self)
@@ -241,8 +219,8 @@ class Heap:
             return record.shadow
         if issubclass(cls, BY_IDENTITY):
             self.guard("is", source, real)
-            return self._member(real, source) if issubclass(cls, enum.Enum) else real
-        if cls is np.float64 and self._below(source, self._symbolic_roots):
+            return member_shadow(self, real, source) if issubclass(cls, enum.Enum) else real
+        if cls is np.float64 and self.below(source, self._symbolic_roots):
             return self._number(real, source, name)
         if cls is np.ndarray and not real.dtype.hasobject:
             return self.register(array_shadow(self, real, source))
@@ -252,15 +230,15 @@ class Heap:
             self.guard("equal", source, real)
             return real
         if issubclass(cls, torch.Tensor):
-            return self._tensor(real, source)
+            return tensor_shadow(self, real, source)
         if issubclass(cls, tuple):
-            return self._tuple(real, source)
+            return tuple_shadow(self, real, source)
         if cls is slice:
-            return self._slice(real, source)
+            return slice_shadow(self, real, source)
         if cls in CONTAINERS or issubclass(cls, (dict, list, deque, set)):
-            return self._container(real, source)
+            return container_shadow(self, real, source)
         if cls is types.MethodType:
-            return self._method(real, source)
+            return method_shadow(self, real, source)
         if cls is types.CellType:
             return self._cell(real, source)
         passing = source.from_arguments or source.label in self.moving
@@ -273,20 +251,20 @@ class Heap:
             made = iterators.shadow_iterator(self, real, source)
             return self.register(iterators.IteratorRecord(self, real, made, source))
         if cls in (types.BuiltinMethodType, types.MethodWrapperType) and _has_owner(real):
-            return self._builtin_method(real, source)
+            return builtin_method_shadow(self, real, source)
         if type(real) is functools.partial:
-            return self._partial(real, source)
+            return partial_shadow(self, real, source)
         if issubclass(cls, weakref.ReferenceType):
-            return self._weak(real, source)
+            return weak_shadow(self, real, source)
         if issubclass(cls, BaseException):
-            return raised.exception_record(self, real, source, self._bind(real, source)).shadow
+            return raised.exception_record(self, real, source, self.bind(real, source)).shadow
         if cls is types.MappingProxyType:
-            return self._proxy(real, source)
+            return proxy_shadow(self, real, source)
         if cls is types.FunctionType and anew.is_made_anew(self, real, source):
             return anew.function(self, real, source).shadow
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
-            return self._opaque(real, source)
-        return self._instance(real, source)
+            return opaque_shadow(self, real, source)
+        return instance_shadow(self, real, source)
 
     def shadows(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The stand-ins of the step's positional arguments."""
@@ -364,7 +342,7 @@ class Heap:
         else:
             self.guard("same", source, record.source)
 
-    def _bind(self, real: Any, source: Source) -> Source:
+    def bind(self, real: Any, source: Source) -> Source:
         """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
         if source.kind == "const":
             return source
@@ -382,10 +360,10 @@ class Heap:
         return base
 
     def _inherit(self, source: Source, base: Source) -> None:
-        if self._below(source, self._symbolic_roots):
+        if self.below(source, self._symbolic_roots):
             self._symbolic_roots.add(id(base))
-        if self._below(source, self._static_roots):
-            self._static_roots.add(id(base))
+        if self.below(source, self.static_roots):
+            self.static_roots.add(id(base))
 
     def _number(self, real: int | float, source: Source, name: str) -> Any:
         found = self._numbers_by_source.get(id(source))
@@ -393,7 +371,7 @@ class Heap:
             return found
         symbolic = source.label in self.symbolic or (bool(name) and name in self.written_names())
         if not symbolic and isinstance(real, float):
-            symbolic = self._below(source, self._symbolic_roots) or (self.in_part and source.from_arguments)
+            symbolic = self.below(source, self._symbolic_roots) or (self.in_part and source.from_arguments)
         if not symbolic or not math.isfinite(real):  # algebra knows no NaN
             self.guard("equal", source, real)
             return real
@@ -435,98 +413,6 @@ class Heap:
             return real
         return self._symbolic_number(real, source)
 
-    def _tensor(self, real: torch.Tensor, source: Source) -> Any:
-        if type(real) not in PLAIN_TENSORS:
-            self.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
-        if real._is_zerotensor():
-            self.refuse("SFX109", f"{source.label} is a tensor of zeros without memory")
-        if real.is_quantized:
-            self.refuse("SFX109", f"{source.label} is quantized ({real.dtype})")
-        if real.layout is not torch.strided:
-            self.refuse("SFX109", f"{source.label} has layout {real.layout}")
-        try:
-            with compat.real_world():  # autograd may make its node anew
-                real.grad_fn  # noqa: B018
-        except RuntimeError as error:  # autograd forbids some views of several to be looked at
-            self.refuse("SFX109", f"{source.label} has no stand-in: {error}")
-        if real._base is not None and storage_of(real._base) != storage_of(real):
-            self.refuse("SFX109", f"{source.label} is a view that was given other memory (.data)")
-        for other in self.memory.replaced():
-            if other.real is real._base or (storage_of(other.real) == storage_of(real) and other.grown):
-                reason = f"{source.label} is read in the memory of {other.source.label}, which was given other memory"
-                self.refuse("SFX109", reason)
-        resized = not isinstance(real, torch.nn.Parameter) and any(label == source.label for label, _ in self.dynamic)
-        static = (
-            real.grad_fn is None
-            and source.label not in self.moving
-            and not resized
-            and not source.from_arguments
-            and (self._below(source, self._static_roots) or isinstance(real, torch.nn.Parameter))
-        )
-        place = self.sources.const(real, source.label) if static else source
-        if static:
-            self.guard("is", source, real)
-        dynamic = frozenset() if static else self._dynamic(real, source)
-        if real.requires_grad and not static and real.is_leaf:
-            self.guard("is", self.sources.slot(place, "grad_fn"), None)
-        kind: InputKind = "static" if static else "tensor"
-        twin = self._twin(real if real._base is None else real._base) if not dynamic else None
-        try:
-            fake = self.tracer.add_tensor(real, kind, source.label, dynamic, twin)
-        except (RuntimeError, AssertionError) as error:  # a view of another type than its base, or of a leaf that
-            # began to require gradients after its first stand-in was made: torch can make no fake of it
-            self.refuse("SFX109", f"{source.label} has no stand-in: {error}")
-        self.guard("tensor", place, self._facts(real, fake, place))
-        record = TensorRecord(self, real, fake, place, kind)
-        self.register(record)
-        self._in_memory.setdefault(storage_of(real), []).append(record)
-        if not real.is_leaf:
-            self.guard("equal", self.sources.slot(place, "retains_grad"), real.retains_grad)
-            if real.retains_grad:
-                fake.retain_grad()
-        if real.is_leaf or real.retains_grad:
-            record.grad = UNREAD
-        if real.is_leaf and real.requires_grad:
-            self._tensor_hooks(real, fake, record.source)
-            record.hooks = compat.hook_numbers(fake)
-        if source.label in self.based and real._base is not None:
-            self.shadow(real._base, self.sources.slot(place, "_base"))
-        return fake
-
-    def _twin(self, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """A detached tensor and the stand-in of another whose version counter it shares, if there is one."""
-        if id(real) in self.by_real or type(real) is not torch.Tensor or not real.is_leaf or real._is_view():
-            return None
-        for other in self._in_memory.get(storage_of(real), ()):
-            if other.real._base is real:  # which has a stand-in, made with that of its view
-                return None
-            plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))
-            fixed = all(isinstance(size, int) for size in other.shadow.shape)
-            if plain and fixed and compat.one_counter(other.real, real):
-                return real, other.memory
-        return None
-
-    def _dynamic(self, real: torch.Tensor, source: Source) -> frozenset[int]:
-        """Dimensions whose size is symbolic; sizes 0 and 1 never are."""
-        dims = {dim for label, dim in self.dynamic if label == source.label} | marked_dims(real)
-        if self.all_dynamic and source.from_arguments:
-            dims |= set(range(real.dim()))
-        return frozenset(dim for dim in dims if dim < real.dim() and real.shape[dim] > 1)
-
-    def _facts(self, real: torch.Tensor, fake: torch.Tensor, source: Source) -> TensorFacts:
-        """What is guarded of a tensor; symbolic sizes and strides are guarded by conditions."""
-        facts = TensorFacts.of(real)
-        shape, stride = list(facts.shape), list(facts.stride)
-        for kind, values, symbols in (("shape", shape, fake.shape), ("stride", stride, fake.stride())):
-            for dim, symbol in enumerate(symbols):
-                if isinstance(symbol, torch.SymInt):
-                    whole = self.sources.slot(source, kind)
-                    if kind == "stride":
-                        whole = self.sources.call(whole)
-                    self.sizes.append((symbol, self.sources.item(whole, dim)))
-                    values[dim] = None
-        return replace(facts, shape=tuple(shape), stride=tuple(stride))
-
     def read_grad(self, fake: Any) -> None:
         """Brings the gradient of a leaf in, guarded, before anything looks at it or adds to it."""
         record = self.record_of(fake)
@@ -543,168 +429,6 @@ class Heap:
         record = self.record_of(fake)
         if isinstance(record, TensorRecord) and record.grad is UNREAD:
             record.grad = OVERWRITTEN
-
-    def _tensor_hooks(self, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
-        """Carries the hooks that a leaf has at entry to its shadow."""
-        for name, register in (
-            ("_backward_hooks", fake.register_hook),
-            ("_post_accumulate_grad_hooks", fake.register_post_accumulate_grad_hook),
-        ):
-            hooks = self.shadow(getattr(real, name), self.sources.slot(source, name))
-            record = self.dict_record(hooks) if hooks is not None else None
-            if record is not None:
-                record.fill()
-                for hook in hooks.values():
-                    register(self.reenter(hook))
-
-    def _tuple(self, real: Any, source: Source) -> Any:
-        changes = source.label in self.symbolic or any(type(item) is float for item in real)
-        if is_plain(real) and not changes:
-            self.guard("equal", source, real)
-            return real
-        if is_structure(type(real)) and type(real).n_fields != type(real).n_sequence_fields:
-            self.refuse("SFX104", f"{source.label} is a {type(real).__qualname__}, which has fields beside its items")
-        self.guard("type", source, type(real))
-        self.guard("length", source, len(real))
-        items = [self.shadow(item, self.sources.item(source, index)) for index, item in enumerate(real)]
-        shadow = make_tuple(type(real), items)
-        return self.register(Record(self, real, shadow, source))
-
-    def _slice(self, real: slice, source: Source) -> slice:
-        if source.label not in self.symbolic and all(is_plain(bound) for bound in bounds_of(real)):
-            self.guard("equal", source, real)
-            return self.register(Record(self, real, real, source))
-        self.guard("type", source, slice)
-        names = ("start", "stop", "step")
-        bounds = [self.shadow(getattr(real, name), self.sources.slot(source, name), name) for name in names]
-        return self.register(Record(self, real, slice(*bounds), source))
-
-    def _container(self, real: Any, source: Source) -> Any:
-        cls = type(real)
-        self.guard("type", source, cls)
-        source.hooked = cls not in _NO_DEFAULTS
-        if issubclass(cls, deque):
-            self.guard("equal", self.sources.slot(source, "maxlen"), real.maxlen)
-        if issubclass(cls, defaultdict):
-            self.guard("is", self.sources.slot(source, "default_factory"), real.default_factory)
-        try:
-            shadow = empty_like(real)
-        except TypeError:
-            self.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
-        kind = DictRecord if isinstance(real, dict) else SetRecord if isinstance(real, set) else ListRecord
-        record: DictRecord | SetRecord | ListRecord = kind(self, real, shadow, source, source)
-        self.register(record)
-        if not record.plain:
-            record.fill()
-            if shows_another(cls):
-                check_hidden_space(self, real)
-            elif hasattr(real, "__dict__"):
-                record.instance = InstanceRecord(self, real, shadow, source, source)
-                note_space(self, record.instance)
-        return shadow
-
-    def _builtin_method(self, real: types.BuiltinMethodType, source: Source) -> Any:
-        """A bound method of an object of C, bound to the shadow of that.
-
-        Among arguments it is made anew for every call, so there it is known by owner and name.
-        """
-        if not source.from_arguments:
-            self.guard("is", source, real)
-            source = self.sources.const(real, source.label)
-        else:
-            self.guard("type", source, type(real))
-            self.guard("equal", self.sources.slot(source, "__name__"), real.__name__)
-        owner = self.shadow(real.__self__, self.sources.slot(source, "__self__"))
-        shadow = real if owner is real.__self__ else getattr(owner, real.__name__)
-        return self.register(Record(self, real, shadow, source, source))
-
-    def _method(self, real: types.MethodType, source: Source) -> Any:
-        self.guard("type", source, types.MethodType)
-        self.guard("is", self.sources.slot(source, "__func__"), real.__func__)
-        owner = self.shadow(real.__self__, self.sources.slot(source, "__self__"))
-        return self.register(Record(self, real, types.MethodType(real.__func__, owner), source))
-
-    def _pinned(self, real: Any, source: Source) -> Source:
-        """Guards the identity of what stands for itself, or its class where it is made anew; the path to its parts."""
-        if anew.is_made_anew(self, real, source):
-            self.guard("type", source, type(real))
-            return source
-        self.guard("is", source, real)
-        return self.sources.const(real, source.label)
-
-    def _partial(self, real: Any, source: Source) -> Any:
-        base = self._pinned(real, source)
-        func = self.shadow(real.func, self.sources.slot(base, "func"))
-        spots, names = self.sources.slot(base, "args"), self.sources.slot(base, "keywords")
-        if base is source:
-            self.guard("length", spots, len(real.args))
-            self.guard("keys", names, tuple(real.keywords))
-        args = [self.shadow(value, self.sources.item(spots, i)) for i, value in enumerate(real.args)]
-        keywords = {k: self.shadow(v, self.sources.item(names, k), k) for k, v in real.keywords.items()}
-        return self.register(Record(self, real, functools.partial(func, *args, **keywords), base, base))
-
-    def _opaque(self, real: Any, source: Source) -> Any:
-        self.guard("is", source, real)
-        base = self.sources.const(real, source.label)
-        record = Record(self, real, real, base, base)
-        record.unshadowed = isinstance(real, functools.partial)  # of a class of its own, which may say otherwise
-        if type(real) is types.FunctionType:
-            record.instance = InstanceRecord(self, real, Attributes(), base, base)
-        return self.register(record)
-
-    def _member(self, real: enum.Enum, source: Source) -> enum.Enum:
-        """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
-        base = self.sources.const(real, source.label)
-        record = Record(self, real, real, base, base)
-        record.instance = InstanceRecord(self, real, Attributes(), base, base)
-        self.register(record)
-        return real
-
-    def _proxy(self, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
-        """A view of a dict, which shows the shadow of that."""
-        self.guard("is", source, real)
-        base = self.sources.const(real, source.label)
-        (mapping,) = gc.get_referents(real)
-        if not isinstance(mapping, dict) or "__module__" in mapping:
-            self.refuse("SFX104", f"{source.label} shows a mapping that is not a dict, or the namespace of a class")
-        shown = self.shadow(mapping, self.sources.const(mapping, f"the dict of {base.label}"))
-        self.by_real[id(mapping)].fill()
-        shadow = types.MappingProxyType(shown)
-        return self.register(Record(self, real, shadow, base, base))
-
-    def _weak(self, real: Any, source: Source) -> Any:
-        base = self._pinned(real, source)
-        return self.register(Record(self, real, weak.shadow_of(self, real, base), base, base))
-
-    def _instance(self, real: Any, source: Source) -> Any:
-        cls = type(real)
-        if shows_another(cls):
-            check_hidden_space(self, real)
-        try:
-            shadow = ABSENT if _is_of_c(cls) else cls() if cls is types.SimpleNamespace else object.__new__(cls)
-        except TypeError:
-            shadow = ABSENT
-        if shadow is ABSENT:
-            readable = isinstance(real, IMMUTABLE_C)  # by C code, past all guards
-            made_anew = anew.is_made_anew(self, real, source)
-            if made_anew and anew.is_value(real):
-                self.guard("equal", source, real)
-                self.register(Record(self, real, real, source, source))
-            elif made_anew and not readable and (cls in anew.HANDLES or not runs_pure_code(cls)):
-                self.guard("type", source, cls)
-                self.register(Record(self, real, real, source, source))
-            else:
-                self._opaque(real, source)
-            self.by_real[id(real)].unshadowed = not readable
-            return real
-        base = self._bind(real, source)
-        if type(cls.__getattribute__) is types.FunctionType:
-            source.hooked = base.hooked = True
-        record = InstanceRecord(self, real, shadow, source if base is source else base, base)
-        self.register(record)  # first: what the attributes hold may lead back to it
-        if record.has_dict:
-            note_space(self, record)
-        return shadow
 
     def retire(self) -> None:
         """Ends the shadows' lives quietly: a ``__del__`` is for the real object to run.
@@ -736,10 +460,10 @@ class Heap:
                     self._symbolic_roots.add(id(source))
             for cls, attribute in registry.STATIC_ATTRIBUTES:
                 if attribute == name and isinstance(record.real, cls):
-                    self._static_roots.add(id(source))
+                    self.static_roots.add(id(source))
         return value
 
-    def _below(self, source: Source | None, roots: set[int]) -> bool:
+    def below(self, source: Source | None, roots: set[int]) -> bool:
         while source is not None:
             if id(source) in roots:
                 return True
@@ -762,12 +486,6 @@ class Heap:
         return record if isinstance(record, DictRecord) else None
 
 
-def _is_of_c(cls: type) -> bool:
-    """True for a class of C that could be made empty, in a state that its methods do not expect (files, since 3.12)."""
-    made_by_c = _HEAP_TYPE | IMMUTABLE_CLASS
-    return any(base.__flags__ & made_by_c == made_by_c for base in cls.__mro__)
-
-
 def _not_callable_yet(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("the heap has no interpreter to call back into")
 
@@ -781,12 +499,3 @@ def _identity(record: CellRecord) -> Any:
 
 def _has_owner(method: types.BuiltinMethodType) -> bool:
     return method.__self__ is not None and not isinstance(method.__self__, (types.ModuleType, type))
-
-
-def marked_dims(tensor: torch.Tensor) -> set[int]:
-    """Dimensions given to :func:`sidefx_train.mark_dynamic`."""
-    return set(getattr(tensor, MARK, ()))
-
-
-MARK = "_sidefx_dynamic"
-"""Attribute of a tensor that holds its dynamic dimensions."""

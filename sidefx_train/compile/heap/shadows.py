@@ -1,0 +1,237 @@
+"""Stand-ins of containers, callables and objects, and what is guarded of them."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import functools
+import gc
+import re
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sidefx_train.compile.capture.kinds import shows_another
+from sidefx_train.compile.capture.policy import runs_pure_code
+from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.heap import anew, weak
+from sidefx_train.compile.heap.contents import DictRecord, ListRecord
+from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
+from sidefx_train.compile.heap.plain import (
+    bounds_of,
+    empty_like,
+    is_plain,
+    is_structure,
+    make_tuple,
+)
+from sidefx_train.compile.heap.records import Attributes, InstanceRecord, Record
+from sidefx_train.compile.heap.sets import SetRecord
+from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.heap.spaces import check_hidden_space, note_space
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.heap.heap import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.capture.kinds import isinstance
+
+_HEAP_TYPE = 1 << 9
+
+IMMUTABLE_C: tuple[type, ...] = (
+    int,  # and what derives from it
+    float,
+    complex,
+    str,
+    bytes,
+    re.Pattern,
+    re.Match,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    types.UnionType,
+    types.GenericAlias,
+    np.dtype,
+    np.ufunc,
+)
+"""C classes whose instances never change in what C code reads of them."""
+
+
+_NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
+"""Containers that can be looked into without running code or making anything."""
+
+
+def tuple_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """A tuple of stand-ins, or the tuple itself if it holds plain values that do not change."""
+    changes = source.label in heap.symbolic or any(type(item) is float for item in real)
+    if is_plain(real) and not changes:
+        heap.guard("equal", source, real)
+        return real
+    if is_structure(type(real)) and type(real).n_fields != type(real).n_sequence_fields:
+        heap.refuse("SFX104", f"{source.label} is a {type(real).__qualname__}, which has fields beside its items")
+    heap.guard("type", source, type(real))
+    heap.guard("length", source, len(real))
+    items = [heap.shadow(item, heap.sources.item(source, index)) for index, item in enumerate(real)]
+    shadow = make_tuple(type(real), items)
+    return heap.register(Record(heap, real, shadow, source))
+
+
+def slice_shadow(heap: Heap, real: slice, source: Source) -> slice:
+    """A slice of stand-ins, or the slice itself, likewise."""
+    if source.label not in heap.symbolic and all(is_plain(bound) for bound in bounds_of(real)):
+        heap.guard("equal", source, real)
+        return heap.register(Record(heap, real, real, source))
+    heap.guard("type", source, slice)
+    names = ("start", "stop", "step")
+    bounds = [heap.shadow(getattr(real, name), heap.sources.slot(source, name), name) for name in names]
+    return heap.register(Record(heap, real, slice(*bounds), source))
+
+
+def container_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """An empty container of the same class, into which items are brought as the step reads them."""
+    cls = type(real)
+    heap.guard("type", source, cls)
+    source.hooked = cls not in _NO_DEFAULTS
+    if issubclass(cls, deque):
+        heap.guard("equal", heap.sources.slot(source, "maxlen"), real.maxlen)
+    if issubclass(cls, defaultdict):
+        heap.guard("is", heap.sources.slot(source, "default_factory"), real.default_factory)
+    try:
+        shadow = empty_like(real)
+    except TypeError:
+        heap.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
+    kind = DictRecord if isinstance(real, dict) else SetRecord if isinstance(real, set) else ListRecord
+    record: DictRecord | SetRecord | ListRecord = kind(heap, real, shadow, source, source)
+    heap.register(record)
+    if not record.plain:
+        record.fill()
+        if shows_another(cls):
+            check_hidden_space(heap, real)
+        elif hasattr(real, "__dict__"):
+            record.instance = InstanceRecord(heap, real, shadow, source, source)
+            note_space(heap, record.instance)
+    return shadow
+
+
+def builtin_method_shadow(heap: Heap, real: types.BuiltinMethodType, source: Source) -> Any:
+    """A bound method of an object of C, bound to the shadow of that.
+
+    Among arguments it is made anew for every call, so there it is known by owner and name.
+    """
+    if not source.from_arguments:
+        heap.guard("is", source, real)
+        source = heap.sources.const(real, source.label)
+    else:
+        heap.guard("type", source, type(real))
+        heap.guard("equal", heap.sources.slot(source, "__name__"), real.__name__)
+    owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
+    shadow = real if owner is real.__self__ else getattr(owner, real.__name__)
+    return heap.register(Record(heap, real, shadow, source, source))
+
+
+def method_shadow(heap: Heap, real: types.MethodType, source: Source) -> Any:
+    """A bound method, bound to the stand-in of its object."""
+    heap.guard("type", source, types.MethodType)
+    heap.guard("is", heap.sources.slot(source, "__func__"), real.__func__)
+    owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
+    return heap.register(Record(heap, real, types.MethodType(real.__func__, owner), source))
+
+
+def _pinned(heap: Heap, real: Any, source: Source) -> Source:
+    """Guards the identity of what stands for itself, or its class where it is made anew; the path to its parts."""
+    if anew.is_made_anew(heap, real, source):
+        heap.guard("type", source, type(real))
+        return source
+    heap.guard("is", source, real)
+    return heap.sources.const(real, source.label)
+
+
+def partial_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """A partial of stand-ins."""
+    base = _pinned(heap, real, source)
+    func = heap.shadow(real.func, heap.sources.slot(base, "func"))
+    spots, names = heap.sources.slot(base, "args"), heap.sources.slot(base, "keywords")
+    if base is source:
+        heap.guard("length", spots, len(real.args))
+        heap.guard("keys", names, tuple(real.keywords))
+    args = [heap.shadow(value, heap.sources.item(spots, i)) for i, value in enumerate(real.args)]
+    keywords = {k: heap.shadow(v, heap.sources.item(names, k), k) for k, v in real.keywords.items()}
+    return heap.register(Record(heap, real, functools.partial(func, *args, **keywords), base, base))
+
+
+def opaque_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """What stands for itself: the step only hands it on, calls it, or asks for its attributes."""
+    heap.guard("is", source, real)
+    base = heap.sources.const(real, source.label)
+    record = Record(heap, real, real, base, base)
+    record.unshadowed = isinstance(real, functools.partial)  # of a class of its own, which may say otherwise
+    if type(real) is types.FunctionType:
+        record.instance = InstanceRecord(heap, real, Attributes(), base, base)
+    return heap.register(record)
+
+
+def member_shadow(heap: Heap, real: enum.Enum, source: Source) -> enum.Enum:
+    """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
+    base = heap.sources.const(real, source.label)
+    record = Record(heap, real, real, base, base)
+    record.instance = InstanceRecord(heap, real, Attributes(), base, base)
+    heap.register(record)
+    return real
+
+
+def proxy_shadow(heap: Heap, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
+    """A view of a dict, which shows the shadow of that."""
+    heap.guard("is", source, real)
+    base = heap.sources.const(real, source.label)
+    (mapping,) = gc.get_referents(real)
+    if not isinstance(mapping, dict) or "__module__" in mapping:
+        heap.refuse("SFX104", f"{source.label} shows a mapping that is not a dict, or the namespace of a class")
+    shown = heap.shadow(mapping, heap.sources.const(mapping, f"the dict of {base.label}"))
+    heap.by_real[id(mapping)].fill()
+    shadow = types.MappingProxyType(shown)
+    return heap.register(Record(heap, real, shadow, base, base))
+
+
+def weak_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """A weak reference to the stand-in of what it refers to."""
+    base = _pinned(heap, real, source)
+    return heap.register(Record(heap, real, weak.shadow_of(heap, real, base), base, base))
+
+
+def instance_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """An instance of the same class whose attributes are brought in as the step reads them."""
+    cls = type(real)
+    if shows_another(cls):
+        check_hidden_space(heap, real)
+    try:
+        shadow = ABSENT if _is_of_c(cls) else cls() if cls is types.SimpleNamespace else object.__new__(cls)
+    except TypeError:
+        shadow = ABSENT
+    if shadow is ABSENT:
+        readable = isinstance(real, IMMUTABLE_C)  # by C code, past all guards
+        made_anew = anew.is_made_anew(heap, real, source)
+        if made_anew and anew.is_value(real):
+            heap.guard("equal", source, real)
+            heap.register(Record(heap, real, real, source, source))
+        elif made_anew and not readable and (cls in anew.HANDLES or not runs_pure_code(cls)):
+            heap.guard("type", source, cls)
+            heap.register(Record(heap, real, real, source, source))
+        else:
+            opaque_shadow(heap, real, source)
+        heap.by_real[id(real)].unshadowed = not readable
+        return real
+    base = heap.bind(real, source)
+    if type(cls.__getattribute__) is types.FunctionType:
+        source.hooked = base.hooked = True
+    record = InstanceRecord(heap, real, shadow, source if base is source else base, base)
+    heap.register(record)  # first: what the attributes hold may lead back to it
+    if record.has_dict:
+        note_space(heap, record)
+    return shadow
+
+
+def _is_of_c(cls: type) -> bool:
+    """True for a class of C that could be made empty, in a state that its methods do not expect (files, since 3.12)."""
+    made_by_c = _HEAP_TYPE | IMMUTABLE_CLASS
+    return any(base.__flags__ & made_by_c == made_by_c for base in cls.__mro__)

@@ -132,3 +132,9 @@ def test_a_fresh_process_measures_for_one_that_cannot(chosen):
         "a": {"fused", "products", "tiles"},
         "p": {"mkl", "onednn", "tiles"},
     }
+
+
+def test_of_a_large_attention_a_part_is_measured():
+    assert attention._part([8, 16, 1024, 64], 2) == [1, 2, 1024, 64]
+    assert attention._part([4, 4, 32, 16], 2) == [4, 4, 32, 16]
+    assert attention._part([1, 2, 8192, 64], 2) == [1, 2, 1024, 64]

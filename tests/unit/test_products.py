@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import shutil
 from collections import Counter
@@ -242,6 +243,31 @@ def test_a_step_under_autocast_rounds_where_eager_does(monkeypatch: pytest.Monke
         assert have.dtype == want.dtype == torch.bfloat16
         torch.testing.assert_close(have, want, rtol=0.004, atol=0)  # one rounding: the order of sums is another
     assert "3 of 3 matrix products by tiles" in "; ".join(compiled.report().captures[0].notes)
+
+
+@pytest.mark.parametrize("batch", [(), (512,)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_large_products_a_part_is_measured(
+    batch: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for products of which one takes a second."""
+    asked: list[float] = []
+
+    def measured(make: Callable[[], dict[str, Callable[[], None]]], flops: float, threads: int) -> dict[str, float]:
+        for way in make().values():
+            way()
+        asked.append(flops)
+        return {}
+
+    def layouts(height: int, depth: int, width: int) -> list[list[list[int]]]:
+        sides = (torch.empty(*batch, *side, device="meta") for side in ((height, depth), (depth, width)))
+        return [[list(side.shape), list(side.stride())] for side in sides]
+
+    monkeypatch.setattr(products, "measured", measured)
+    products._measure(*layouts(1024, 2048, 4096), 2, dtype)
+    products._measure(*layouts(64, 32, 48), 2, dtype)
+    assert measuring.LARGEST / 4 < asked[0] <= measuring.LARGEST
+    assert asked[1] == 2 * math.prod(batch) * 64 * 32 * 48
 
 
 def test_measurements_are_kept_by_machine_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train.compile.backend.measuring import MEASURES, Task, fastest, measured, times_as_text, timings
+from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, times_as_text, timings
 from sidefx_train.compile.backend.products import products_out_of
 from sidefx_train.compile.native import products_module
 
@@ -130,7 +130,8 @@ def _most(shape: Any) -> int:
 
 def _key(node: fx.Node, threads: int) -> str:
     shape, causal, _, dtype = _task(node, threads)[1]
-    return f"{threads}: attention {tuple(shape)} causal {causal}" + f" {dtype}" * (dtype != "float32")
+    part = " (a part of it)" * (_part(shape, threads) != list(shape))
+    return f"{threads}: attention {tuple(shape)} causal {causal}" + f" {dtype}" * (dtype != "float32") + part
 
 
 def _causal(node: fx.Node, position: int) -> Any:
@@ -138,8 +139,13 @@ def _causal(node: fx.Node, position: int) -> Any:
 
 
 def _measure(shape: list[int], causal: bool, threads: int, dtype: str = "float32") -> dict[str, float]:
-    """Seconds of forward and backward of each form, run by torch's operators and the native module's products."""
+    """Seconds of forward and backward of each form, run by torch's operators and the native module's products.
+
+    Of many heads, some are measured, and of long sequences a part.
+    """
     rows, heads, length, width = shape
+    may_be_apart = rows * heads * length * length <= _most(shape)
+    rows, heads, length, width = _part(shape, threads)
 
     def candidates() -> dict[str, Callable[[], None]]:
         given = [torch.rand(rows, length, heads, width).to(getattr(torch, dtype)).transpose(1, 2) for _ in range(4)]
@@ -169,13 +175,36 @@ def _measure(shape: list[int], causal: bool, threads: int, dtype: str = "float32
         ways: dict[str, Callable[[], Any]] = {"fused": lambda: fused(*given)}
         if dtype != "float32":
             ways["wide"] = wide
-        if rows * heads * length * length <= _most(shape):
+        if may_be_apart:
             ways["products"] = lambda: apart(torch.bmm)
             if products_module() is not None:
                 ways["tiles"] = lambda: apart(tiles)
         return ways
 
-    return measured(candidates, 12.0 * rows * heads * length * length * width, threads)
+    return measured(candidates, _operations([rows, heads, length, width]), threads)
+
+
+def _part(shape: Any, threads: int) -> list[int]:
+    """As much of an attention as is worth measuring: heads enough for the threads to share, and long sequences."""
+    rows, heads, length, width = shape
+    while _operations([rows, heads, length, width]) > LARGEST:
+        if rows * heads >= 2 * threads:
+            rows, heads = (rows // 2, heads) if rows > 1 else (rows, heads // 2)
+        elif length > _LONG:
+            length //= 2
+        else:
+            break
+    return [rows, heads, length, width]
+
+
+_LONG = 1024
+"""Sequences up to here are measured as they are."""
+
+
+def _operations(shape: Any) -> float:
+    """Floating-point operations of forward and backward."""
+    rows, heads, length, width = shape
+    return 12.0 * rows * heads * length * length * width
 
 
 MEASURES["attention"] = _measure

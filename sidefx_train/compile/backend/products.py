@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend.measuring import MEASURES, Task, fastest, measured, times_as_text, timings
+from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, times_as_text, timings
 from sidefx_train.compile.native import NARROW, products_module
 
 aten = torch.ops.aten
@@ -88,7 +88,11 @@ torch.library.register_fake("sidefx::products", _products_fake, lib=_library)
 
 
 def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dict[str, float]:
-    """Seconds of one product by each library; operands are given as (size, stride)."""
+    """Seconds of one product by each library, of a large one a part; operands are given as (size, stride)."""
+    sizes = [*left[0], right[0][-1]]
+    *batch, height, depth, width = part = _part(sizes)
+    if part != sizes:
+        left, right = _laid_out([*batch, height, depth], left[1]), _laid_out([*batch, depth, width], right[1])
 
     def candidates() -> dict[str, Callable[[], Any]]:
         x, y = (_stored(*layout, dtype=getattr(torch, dtype)) for layout in (left, right))
@@ -102,7 +106,28 @@ def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dic
             ways["tiles"] = lambda: native.product(*numbers)
         return ways
 
-    return measured(candidates, 2.0 * math.prod(left[0]) * right[0][-1], threads)
+    return measured(candidates, 2.0 * math.prod(part), threads)
+
+
+def _part(sizes: list[int]) -> list[int]:
+    """Of how many products, height, depth and width, as much as is worth the time: what is longest is halved."""
+    while 2.0 * math.prod(sizes) > LARGEST and max(sizes) > _SHORTEST:
+        longest = sizes.index(max(sizes))
+        sizes = [size // 2 if i == longest else size for i, size in enumerate(sizes)]
+    return sizes
+
+
+_SHORTEST = 64
+"""Sides of matrices up to here are measured as they are."""
+
+
+def _laid_out(size: list[int], like: list[int]) -> list[list[int]]:
+    """Size and stride, in the order of the strides ``like``, without gaps."""
+    stride, behind = list(like), 1
+    for dim in sorted(range(len(size)), key=lambda dim: like[dim]):
+        if like[dim]:  # else all of them have the same elements
+            stride[dim], behind = behind, behind * size[dim]
+    return [size, stride]
 
 
 def _stored(size: list[int], stride: list[int], *, dtype: torch.dtype) -> torch.Tensor:
@@ -148,7 +173,8 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
         key = f"{threads}: {tuple(left.shape)} {left.stride()} {tuple(right.shape)} {right.stride()}"
         layouts = [[list(value.shape), list(value.stride())] for value in (left, right)]
         narrow = [] if left.dtype == torch.float32 else [str(left.dtype).removeprefix("torch.")]
-        asked[node] = " ".join([key, *narrow])
+        sizes = [*left.shape, right.shape[-1]]
+        asked[node] = " ".join([key, *narrow, *(["(a part of it)"] if _part(sizes) != sizes else [])])
         tasks[asked[node]] = ("product", [*layouts, threads, *narrow])
     known = timings(tasks)
     chosen: Counter[str] = Counter()

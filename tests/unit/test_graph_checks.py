@@ -171,6 +171,7 @@ PASSES = {
     "attention": (inductor, "expand_attention", lambda args, out: args[0]),
     "Inductor's passes": (inductor.compat, "inductor_passes", lambda args, out: out),
     "products": (inductor, "choose_products", lambda args, out: args[0]),
+    "sums over rows": (inductor, "sum_by_blocks", lambda args, out: args[0]),
     "recomputation": (inductor, "recompute", lambda args, out: args[0]),
 }
 BROKEN = {

@@ -18,6 +18,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
 from sidefx_train.compile.backend.alike import AlikeLoops
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
+from sidefx_train.compile.backend.columns import sum_by_blocks
 from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
@@ -279,6 +280,8 @@ def _compile(
                     note, build.times = choose_products(module, threads)
                     said.append(note)
                 check_graph("products", module, traced.fake_mode, functional=True)
+                said.append(sum_by_blocks(module, traced.fake_mode))
+                check_graph("sums over rows", module, traced.fake_mode, functional=True)
                 said.append(recompute(module))
                 check_graph("recomputation", module, traced.fake_mode, functional=True)
                 division = divide(module.graph) if may_divide else None

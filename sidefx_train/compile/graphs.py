@@ -1,4 +1,4 @@
-"""What a node of a recorded graph takes and writes, read from its operator's schema."""
+"""What a node of a recorded graph takes and writes, by its operator's schema; calls that a pass puts into one."""
 
 from __future__ import annotations
 
@@ -79,3 +79,12 @@ def written_args(node: fx.Node) -> list[fx.Node]:
         for position in hidden:
             found += node_args(node.args[position])
     return found
+
+
+def emit(graph: fx.Graph, fake_mode: Any, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """Puts a call where ``graph`` inserts, with its value on fake tensors."""
+    made = graph.call_function(op, args, kwargs)
+    values = fx.map_arg((args, kwargs), lambda used: used.meta["val"])
+    with fake_mode, torch.no_grad():
+        made.meta["val"] = op(*values[0], **values[1])
+    return made

@@ -38,10 +38,7 @@ from sidefx_train.compile.counted import counters, first_to_end
 from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.graph_checks import check_graph
 from sidefx_train.compile.graphs import generators, one_generator
-from sidefx_train.compile.guards.codegen import (
-    tensor_check,
-    write_guards,
-)
+from sidefx_train.compile.guards.codegen import tensor_check, write_guards
 from sidefx_train.compile.guards.collect import all_guards, separate_objects, stop_guard, symbols
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.memory import storage_of

@@ -19,6 +19,7 @@ from torch import fx
 
 from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, times_as_text, timings
 from sidefx_train.compile.backend.products import products_out_of
+from sidefx_train.compile.graphs import emit
 from sidefx_train.compile.native import products_module
 
 aten = torch.ops.aten
@@ -225,11 +226,7 @@ class _Expansion:
         self.scale = float(scale) if scale is not None else 1.0 / math.sqrt(self.width)  # type: ignore[arg-type]
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = self.graph.call_function(op, args, kwargs)
-        values = fx.map_arg((args, kwargs), lambda used: used.meta["val"])
-        with self.fake_mode, torch.no_grad():
-            made.meta["val"] = op(*values[0], **values[1])
-        return made
+        return emit(self.graph, self.fake_mode, op, *args, **kwargs)
 
     def flat(self, x: Any) -> fx.Node:
         """[rows, heads, length, width] as a batch of matrices."""

@@ -7,10 +7,13 @@ large matrix that is a page of memory per line. Of a few rows all columns are re
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
+
+from sidefx_train.compile.graphs import emit
 
 aten = torch.ops.aten
 
@@ -59,23 +62,17 @@ def _divide(graph: fx.Graph, node: fx.Node, block: int, fake_mode: Any) -> None:
     columns = given.meta["val"].shape[-1]  # type: ignore[union-attr]
     rows = given.meta["val"].numel() // columns  # type: ignore[union-attr]
 
-    def emit(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = graph.call_function(target, args, kwargs)
-        values = fx.map_arg(args, lambda used: used.meta["val"])
-        with fake_mode, torch.no_grad():
-            made.meta["val"] = target(*values, **kwargs)
-        return made
-
+    call = partial(emit, graph, fake_mode)
     narrow = result.dtype in (torch.bfloat16, torch.float16)
     with graph.inserting_before(node):
-        blocks = emit(aten.view.default, given, [rows // block, block, columns])
+        blocks = call(aten.view.default, given, [rows // block, block, columns])
         # What is added up between is not rounded to fewer digits.
-        sums = emit(aten.sum.dim_IntList, blocks, [1], **({"dtype": torch.float32} if narrow else {}))
-        made = emit(aten.sum.dim_IntList, sums, [0])
+        sums = call(aten.sum.dim_IntList, blocks, [1], **({"dtype": torch.float32} if narrow else {}))
+        made = call(aten.sum.dim_IntList, sums, [0])
         if made.meta["val"].shape != result.shape:  # dimensions are kept
-            made = emit(aten.view.default, made, list(result.shape))
+            made = call(aten.view.default, made, list(result.shape))
         if narrow:
-            made = emit(torch.ops.prims.convert_element_type.default, made, result.dtype)
+            made = call(torch.ops.prims.convert_element_type.default, made, result.dtype)
     made.meta = {**node.meta, "val": made.meta["val"]}
     node.replace_all_uses_with(made)
     graph.erase_node(node)

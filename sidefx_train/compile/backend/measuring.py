@@ -27,6 +27,9 @@ Times = dict[str, float]
 MEASURES: dict[str, Callable[..., Times]] = {}
 """Functions that return seconds by candidate."""
 
+LARGEST = 2e9
+"""Floating-point operations of one call, above which a part of the same work is measured in its place."""
+
 _VERSION = 4  # of the candidates
 _TURNS = 6  # of each candidate that may be the fastest
 _CLEARLY = 1.5  # times slower than the fastest: no further turns after two
@@ -37,9 +40,6 @@ _SLOWEST = 5e7
 _MOST_RUNS = 75  # of one candidate in one part of a turn: a call costs some time, however small the product
 _PARTS = 4  # of a turn, each of which is timed
 _TURN = 0.002  # seconds of one candidate in one turn, after which no further part is begun
-LARGEST = 2e9
-"""Floating-point operations of one call, above which a part of the same work is measured in its place."""
-
 _BUDGET = 2.0  # seconds of measuring in one compilation
 _PATIENCE = 20.0  # seconds, where nobody waits
 

@@ -18,15 +18,9 @@ from sidefx_train.compile.continuations.liveness import super_calls
 from sidefx_train.errors import Unsupported
 
 STATE, INNER = ".state", ".inner"
-
-
 CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 SKIPPED = frozenset({"NOP", "RESUME", "PRECALL", "RESUME_CHECK", "NOT_TAKEN", "KW_NAMES", "CACHE", "EXTENDED_ARG"})
-
-
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-
-
 _STORE_FAST, _STORE_DEREF = dis.opmap["STORE_FAST"], dis.opmap["STORE_DEREF"]
 
 

@@ -26,8 +26,6 @@ from sidefx_train.compile.continuations.body import (
 from sidefx_train.errors import Unsupported
 
 _ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_VALUE", "RETURN_CONST"})
-
-
 _PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "SEND"})
 
 

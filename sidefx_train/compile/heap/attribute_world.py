@@ -18,10 +18,7 @@ from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.calling import CallingWorld
 from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.iterators import OutsideIterator
-from sidefx_train.compile.heap.later import (
-    NUMBERS,
-    Later,
-)
+from sidefx_train.compile.heap.later import NUMBERS, Later
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.plain import is_definition, is_plain
 from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord

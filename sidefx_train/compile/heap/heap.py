@@ -35,11 +35,7 @@ from sidefx_train.compile.heap.identities import Identities
 from sidefx_train.compile.heap.later import Later
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.memory import GivenMemory
-from sidefx_train.compile.heap.plain import (
-    CONTAINERS,
-    DEFINITIONS,
-    is_plain,
-)
+from sidefx_train.compile.heap.plain import CONTAINERS, DEFINITIONS, is_plain
 from sidefx_train.compile.heap.records import OVERWRITTEN, UNREAD, InstanceRecord, Record, TensorRecord
 from sidefx_train.compile.heap.shadows import (
     builtin_method_shadow,
@@ -78,8 +74,6 @@ BY_IDENTITY: tuple[type, ...] = (
     *(type(info) for info in (sys.version_info, sys.flags, sys.float_info, sys.int_info, sys.hash_info)),
 )
 BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, np.generic)
-
-
 PASSED_THROUGH: tuple[type, ...] = (
     *DEFINITIONS,
     types.CodeType,

@@ -93,20 +93,10 @@ def first_line(error: BaseException) -> str:
 
 
 STAND_IN = f"{Later.__name__} found"
-
-
 HASHING = (hash, set, frozenset)
-
-
 BUFFERS = (io.StringIO, io.BytesIO)
-
-
 STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
-
-
 TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
-
-
 READS_TYPE = (builtins.isinstance, issubclass, type, id, callable)
 """C functions that look at the class or the identity of what they are given."""
 
@@ -120,8 +110,6 @@ PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
 
 
 DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
-
-
 TELLS_APART = frozenset(
     {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
 )
@@ -138,21 +126,9 @@ READS_NOTHING = frozenset(
 
 
 READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
-
-
 REGISTERS_HOOK = frozenset({"register_hook", "register_prehook", "register_post_accumulate_grad_hook", "retain_grad"})
-
-
 MAKES_SUBCLASS = frozenset({"_make_subclass", "_make_wrapper_subclass", "as_subclass"})
-
-
 HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-
-
 NO_OWNER = (type(None), types.ModuleType, type)
-
-
 DISABLERS = ("_compile.py", "eval_frame.py")
-
-
 TORCH_DIR = torch.__path__[0]

@@ -20,6 +20,9 @@ aten = torch.ops.aten
 _FEWEST = 1 << 20
 """Elements of a matrix from which on its rows are divided: smaller ones are in a cache that is near enough."""
 
+_FEWEST_AGAIN = 1 << 18
+"""Likewise of a matrix of such sums."""
+
 _NARROWEST = 16
 """Columns, likewise: as many as a vector has."""
 
@@ -65,10 +68,16 @@ def _divide(graph: fx.Graph, node: fx.Node, block: int, fake_mode: Any) -> None:
     call = partial(emit, graph, fake_mode)
     narrow = result.dtype in (torch.bfloat16, torch.float16)
     with graph.inserting_before(node):
-        blocks = call(aten.view.default, given, [rows // block, block, columns])
+        sums: fx.Node = given  # type: ignore[assignment]
         # What is added up between is not rounded to fewer digits.
-        sums = call(aten.sum.dim_IntList, blocks, [1], **({"dtype": torch.float32} if narrow else {}))
-        made = call(aten.sum.dim_IntList, sums, [0])
+        wide = {"dtype": torch.float32} if narrow else {}
+        while True:
+            blocks = call(aten.view.default, sums, [rows // block, block, columns])
+            sums = call(aten.sum.dim_IntList, blocks, [1], **wide)
+            rows //= block
+            if rows % block or rows <= block or rows * columns < _FEWEST_AGAIN:
+                break
+        made = call(aten.sum.dim_IntList, sums, [0], **wide)
         if made.meta["val"].shape != result.shape:  # dimensions are kept
             made = call(aten.view.default, made, list(result.shape))
         if narrow:

@@ -23,6 +23,7 @@ from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_libr
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
+from sidefx_train.compile.backend.moments import write_out_moments
 from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
@@ -280,6 +281,8 @@ def _compile(
                     note, build.times = choose_products(module, threads)
                     said.append(note)
                 check_graph("products", module, traced.fake_mode, functional=True)
+                write_out_moments(module, traced.fake_mode)
+                check_graph("mean and variance", module, traced.fake_mode, functional=True)
                 said.append(sum_by_blocks(module, traced.fake_mode))
                 check_graph("sums over rows", module, traced.fake_mode, functional=True)
                 said.append(recompute(module))

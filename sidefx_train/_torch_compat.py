@@ -1271,14 +1271,14 @@ def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
         return fake.t()
 
 
-PRODUCT_FUNCTION = "aoti_torch_sidefx_product"
-"""What C++ that Inductor writes calls for ``sidefx::product``; this and ``_relu`` for ``sidefx::product_relu``,
-``s`` for ``sidefx::products``; behind them ``_narrow`` for bfloat16."""
+KERNEL_FUNCTION = "aoti_torch_sidefx_"
+"""What C++ that Inductor writes calls for ``sidefx::product``, ``product_relu``, ``products`` (behind their names
+``_narrow`` for bfloat16) and ``sum_rows`` begins with this."""
 
 
-def register_product_lowerings() -> None:
-    """Teaches Inductor ``sidefx::linear``, oneDNN's product of plain operands, transposed ones included, and
-    ``sidefx::product``, the native module's."""
+def register_kernel_lowerings() -> None:
+    """Teaches Inductor ``sidefx::linear``, oneDNN's product of plain operands, transposed ones included, and the native
+    module's kernels."""
     from torch._inductor import ir, lowering, mkldnn_ir
 
     op = torch.ops.sidefx.linear.default
@@ -1294,7 +1294,7 @@ def register_product_lowerings() -> None:
             layout=layout,
             inputs=inputs,
             python_kernel_name=f"torch.ops.sidefx.{name}.out",
-            cpp_kernel_name=PRODUCT_FUNCTION + name.removeprefix("product") + narrow,
+            cpp_kernel_name=KERNEL_FUNCTION + name + narrow,
             op_overload=getattr(torch.ops.sidefx, name).out,
         )
         return ir.TensorBox.create(kernel)
@@ -1302,6 +1302,23 @@ def register_product_lowerings() -> None:
     for name in ("product", "product_relu", "products"):
         target = getattr(torch.ops.sidefx, name).default
         lowering.register_lowering(target, type_promotion_kind=None)(functools.partial(lower_product, name))
+
+    def lower_rows(index: Any, values: Any, height: int) -> Any:
+        inputs = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (index, values)]
+        size = [height, values.get_size()[1]]
+        layout = ir.FixedLayout(
+            values.get_device(), values.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size)
+        )
+        kernel = ir.ExternKernelOut(
+            layout=layout,
+            inputs=inputs,
+            python_kernel_name="torch.ops.sidefx.sum_rows.out",
+            cpp_kernel_name=KERNEL_FUNCTION + "sum_rows",
+            op_overload=torch.ops.sidefx.sum_rows.out,
+        )
+        return ir.TensorBox.create(kernel)
+
+    lowering.register_lowering(torch.ops.sidefx.sum_rows.default, type_promotion_kind=None)(lower_rows)
 
     def lower(x: Any, weight: Any, bias: Any) -> Any:
         x, weight = (ir.ExternKernel.realize_input(t) for t in (x, weight))

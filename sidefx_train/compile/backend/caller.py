@@ -181,8 +181,9 @@ def lean_caller(caller: str) -> str | None:
     if "#include" in text or any(found.group(0) not in _KNOWN for found in _BEYOND.finditer(text)):
         return None
     prototypes = _prototypes()
-    own = {compat.PRODUCT_FUNCTION + kind for kind in ("", "_relu", "s")}
-    names = set(re.findall(r"\baoti_torch_\w+(?=\()", text)) - own
+    names = {
+        name for name in re.findall(r"\baoti_torch_\w+(?=\()", text) if not name.startswith(compat.KERNEL_FUNCTION)
+    }
     for kind, macro in (("dtype", "DTYPE"), ("device_type", "DEVICE"), ("layout", "LAYOUT")):
         names |= {f"aoti_torch_{kind}_{name}" for name in re.findall(rf"\bCACHE_TORCH_{macro}\((\w+)\)", text)}
     names |= set(_NEEDED)

@@ -23,11 +23,11 @@ from typing import Any
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
 from sidefx_train.compile.backend.caller import lean_caller
-from sidefx_train.compile.backend.entry import DISPATCH, ENTRY, OUTPUTS, PRODUCT
+from sidefx_train.compile.backend.entry import DISPATCH, ENTRY, KERNELS, OUTPUTS
 from sidefx_train.compile.backend.kernels import Kernels
 from sidefx_train.compile.backend.vectors import HEADER
 from sidefx_train.compile.backend.workshop import BuildFailed, Unit, Workshop
-from sidefx_train.compile.native import products_module
+from sidefx_train.compile.native import kernels_module
 from sidefx_train.compile.native.python import python_header
 
 
@@ -89,12 +89,12 @@ def build_library(
     with building or Building() as at:
         include = f"#include <{compat.WRAPPER_HEADER}>"
         plain = caller.replace(include, "")
-        products = PRODUCT.replace("@PRODUCT@", compat.PRODUCT_FUNCTION) if compat.PRODUCT_FUNCTION in caller else ""
+        called = KERNELS.replace("@KERNEL@", compat.KERNEL_FUNCTION) if compat.KERNEL_FUNCTION in caller else ""
         if compat.DISPATCH_FUNCTION in caller:
-            products += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION)
+            called += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION)
         behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
-        whole = Unit(f"{include}\n{products}{plain}{behind}", tuple(at.quick))
-        lean = lean_caller(f"{products}{plain}{behind}") if caller.count(include) == 1 else None
+        whole = Unit(f"{include}\n{called}{plain}{behind}", tuple(at.quick))
+        lean = lean_caller(f"{called}{plain}{behind}") if caller.count(include) == 1 else None
         if lean is not None:
             units = [Unit(lean, at.lean_quick, lean=at.gnu), at.entry, *at.kernels.units(kernels)]
             try:
@@ -159,10 +159,10 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
     if module is None:
         return None
     if hasattr(module, "bind"):
-        native = products_module()
+        native = kernels_module()
         if native is None:
             return None
-        module.bind(native.product_function())
+        module.bind(native.kernels())
     return module.call  # type: ignore[no-any-return]
 
 

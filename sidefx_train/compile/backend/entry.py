@@ -3,14 +3,14 @@
 It is a unit of its own, so that the caller does without Python's headers, and is compiled before the caller is known.
 """
 
+from sidefx_train.compile.native import TABLE
+
 ENTRY = r"""
 #include <exception>
 
 struct AtenTensorOpaque;
 typedef AtenTensorOpaque* AtenTensorHandle;
-typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_t, int64_t, const void*, void*,
-                              int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
-
+@TABLE@
 struct SidefxFailure {  // as caller.py has it
     char text[256];
 };
@@ -18,7 +18,7 @@ struct SidefxFailure {  // as caller.py has it
 void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*);
 extern "C" {
 extern const int64_t sidefx_outputs;
-extern SidefxProduct sidefx_product __attribute__((weak));  // in callers that use it
+extern const SidefxKernels* sidefx_kernels __attribute__((weak));  // in callers that use it
 }
 
 struct SidefxHandles {
@@ -54,9 +54,9 @@ static PyObject* sidefx_call(PyObject*, PyObject* given) {
     return result;
 }
 
-static PyObject* sidefx_bind(PyObject*, PyObject* function) {
-    sidefx_product = (SidefxProduct)PyCapsule_GetPointer(function, "sidefx_product");
-    if (!sidefx_product) return nullptr;
+static PyObject* sidefx_bind(PyObject*, PyObject* table) {
+    sidefx_kernels = (const SidefxKernels*)PyCapsule_GetPointer(table, "sidefx_kernels");
+    if (!sidefx_kernels) return nullptr;
     Py_RETURN_NONE;
 }
 
@@ -67,10 +67,10 @@ static PyMethodDef sidefx_methods[] = {
 static struct PyModuleDef sidefx_module = {PyModuleDef_HEAD_INIT, "sidefx_graph", nullptr, -1, sidefx_methods};
 
 PyMODINIT_FUNC PyInit_sidefx_graph(void) {
-    if (&sidefx_product == nullptr) sidefx_methods[1] = sidefx_methods[2];  // it calls no product: nothing to bind
+    if (&sidefx_kernels == nullptr) sidefx_methods[1] = sidefx_methods[2];  // it calls none: nothing to bind
     return PyModule_Create(&sidefx_module);
 }
-"""
+""".replace("@TABLE@", TABLE)
 
 OUTPUTS = """
 extern "C" {
@@ -79,11 +79,11 @@ extern const int64_t sidefx_outputs = @OUTPUTS@;
 """
 """Behind a caller: how many tensors it returns."""
 
-PRODUCT = """
-typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_t, int64_t, const void*, void*,
-                              int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+KERNELS = (
+    TABLE
+    + """
 extern "C" {
-SidefxProduct sidefx_product = nullptr;  // of the native module
+const SidefxKernels* sidefx_kernels = nullptr;  // of the native module
 }
 
 static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
@@ -99,9 +99,9 @@ static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle
     aoti_torch_get_sizes(b, &right_size);
     aoti_torch_get_strides(b, &right_stride);
     const int64_t count = at ? left_size[0] : 1;  // the matrices of a batch come first
-    sidefx_product(left, left_stride[at], left_stride[at + 1], right, right_stride[at], right_stride[at + 1], added, to,
-                   left_size[at], right_size[at + 1], left_size[at + 1], how, count, at ? left_stride[0] : 0,
-                   at ? right_stride[0] : 0);
+    sidefx_kernels->product(left, left_stride[at], left_stride[at + 1], right, right_stride[at], right_stride[at + 1],
+                            added, to, left_size[at], right_size[at + 1], left_size[at + 1], how, count,
+                            at ? left_stride[0] : 0, at ? right_stride[0] : 0);
     return AOTI_TORCH_SUCCESS;
 }
 #define SIDEFX_PRODUCT(NAME, HOW)                                                                       \
@@ -113,14 +113,29 @@ static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle
     static AOTITorchError NAME(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b) {          \
         return sidefx_call_product(out, a, b, nullptr, HOW, 1);                                         \
     }
-SIDEFX_PRODUCT(@PRODUCT@, 0)
-SIDEFX_PRODUCT(@PRODUCT@_relu, 1)
-SIDEFX_PRODUCTS(@PRODUCT@s, 0)
-SIDEFX_PRODUCT(@PRODUCT@_narrow, 2)
-SIDEFX_PRODUCT(@PRODUCT@_relu_narrow, 3)
-SIDEFX_PRODUCTS(@PRODUCT@s_narrow, 2)
+SIDEFX_PRODUCT(@KERNEL@product, 0)
+SIDEFX_PRODUCT(@KERNEL@product_relu, 1)
+SIDEFX_PRODUCTS(@KERNEL@products, 0)
+SIDEFX_PRODUCT(@KERNEL@product_narrow, 2)
+SIDEFX_PRODUCT(@KERNEL@product_relu_narrow, 3)
+SIDEFX_PRODUCTS(@KERNEL@products_narrow, 2)
+
+static AOTITorchError @KERNEL@sum_rows(AtenTensorHandle out, AtenTensorHandle index, AtenTensorHandle values) {
+    void *to, *places, *from;
+    int64_t *size, *values_size;
+    int32_t type;
+    aoti_torch_get_data_ptr(out, &to);
+    aoti_torch_get_data_ptr(index, &places);
+    aoti_torch_get_data_ptr(values, &from);
+    aoti_torch_get_sizes(out, &size);
+    aoti_torch_get_sizes(values, &values_size);
+    aoti_torch_get_dtype(values, &type);
+    const int64_t wide = type == aoti_torch_dtype_float64();
+    return sidefx_kernels->sum_rows((const int64_t*)places, from, to, values_size[0], size[1], size[0], wide);
+}
 """
-"""In front of a caller that calls the native module's product."""
+)
+"""In front of a caller that calls the native module's kernels."""
 
 DISPATCH = """
 static uint64_t sidefx_tensor(AtenTensorHandle tensor) {  // the dispatcher takes the handle

@@ -28,6 +28,7 @@ from sidefx_train.compile.backend.parts import divided_note, example_values, joi
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
 from sidefx_train.compile.backend.repeats import Division, divide
+from sidefx_train.compile.backend.rows import sum_rows_natively
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
@@ -255,7 +256,7 @@ def _compile(
     meanwhile: Callable[[], Any],
 ) -> tuple[_Build, Any, str]:
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
-    compat.register_product_lowerings()
+    compat.register_kernel_lowerings()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
     chosen = options(config, graph)
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
@@ -280,6 +281,7 @@ def _compile(
                 if config.autotune == "on":
                     note, build.times = choose_products(module, threads)
                     said.append(note)
+                    said.append(sum_rows_natively(module, traced.fake_mode))
                 check_graph("products", module, traced.fake_mode, functional=True)
                 write_out_moments(module, traced.fake_mode)
                 check_graph("mean and variance", module, traced.fake_mode, functional=True)

@@ -1,23 +1,25 @@
-"""The small C++ modules beside the generated code: optimizer updates, index checks, guards on held objects."""
+"""The small C++ modules beside the generated code: kernels, optimizer updates, index checks, guards on held objects."""
 
 from sidefx_train.compile.native.build import (
     cpu_description,
     guards_module,
     guards_ready,
+    kernels_module,
     native_module,
     native_ready,
-    products_module,
     start_build,
 )
+from sidefx_train.compile.native.kernels import TABLE
 from sidefx_train.compile.native.products import NARROW
 
 __all__ = [
     "NARROW",
+    "TABLE",
     "cpu_description",
     "guards_module",
     "guards_ready",
+    "kernels_module",
     "native_module",
     "native_ready",
-    "products_module",
     "start_build",
 ]

@@ -30,7 +30,7 @@ from sidefx_train.compile.continuations.dying import noticed_death
 from sidefx_train.compile.entry import Entry
 from sidefx_train.compile.heap.later import message_of
 from sidefx_train.compile.misses import Missed, learned_of
-from sidefx_train.compile.native import guards_module, kernels_module, native_module, native_ready, start_build
+from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module, start_build
 from sidefx_train.compile.recording import record_capture
 from sidefx_train.compile.residual.build import MISS
 from sidefx_train.compile.wording import callers_level, describable, name_of, short, summary, user_location
@@ -355,7 +355,7 @@ class CompiledStep:
         """
         if self._has_run or self._entries:
             native_ready()
-            kernels_module()
+            products_module()
             native_module()
             guards_module()
         steps = [self, *(self._parts.steps() if not self._is_part else [])]

@@ -21,7 +21,7 @@ from sidefx_train.compile.backend import cpp, inductor
 from sidefx_train.compile.backend.attention import is_written_out
 from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
-from sidefx_train.compile.native import guards_module, kernels_module, native_module
+from sidefx_train.compile.native import guards_module, native_module, products_module
 
 
 @pytest.fixture
@@ -426,7 +426,7 @@ def test_thresholds_are_the_programs_again_after_an_error() -> None:
 
 
 def test_the_native_modules_are_three() -> None:
-    found = [kernels_module(), native_module(), guards_module()]
+    found = [products_module(), native_module(), guards_module()]
     assert None not in found, "a compiler is there, and refuses the source"
     names = ["product", "adam", "guard_program"]
     assert [[hasattr(module, name) for name in names] for module in found] == [

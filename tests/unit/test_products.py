@@ -20,14 +20,14 @@ import sidefx_train
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import entry, measuring, products
 from sidefx_train.compile.backend.caller import lean_caller
-from sidefx_train.compile.native import kernels_module
+from sidefx_train.compile.native import products_module
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the native module needs a C++ compiler")
 
 
-def test_the_kernels_module_is_built() -> None:
-    assert kernels_module() is not None, "a compiler is there, and refuses its source"
+def test_the_products_module_is_built() -> None:
+    assert products_module() is not None, "a compiler is there, and refuses its source"
 
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
@@ -391,4 +391,4 @@ def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(
 
 
 def test_a_caller_of_products_needs_no_header_of_torchs() -> None:
-    assert lean_caller(entry.KERNELS.replace("@KERNEL@", compat.KERNEL_FUNCTION)) is not None
+    assert lean_caller(entry.kernels_called(compat.KERNEL_FUNCTION + "product")) is not None

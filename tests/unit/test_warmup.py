@@ -15,7 +15,7 @@ from torch import nn
 import sidefx_train
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import background
-from sidefx_train.compile.native import guards_module, kernels_module, native_module
+from sidefx_train.compile.native import guards_module, native_module, products_module
 from sidefx_train.errors import BackendError
 
 
@@ -110,7 +110,7 @@ def test_steps_run_eagerly_while_the_worker_is_busy(monkeypatch):
         return compile_graphs(captured, config, compiler)
 
     monkeypatch.setattr(background.pipeline, "compile_graphs", slow)
-    kernels_module()
+    products_module()
     native_module()
     guards_module()
     training = Training()
@@ -295,7 +295,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_why():
 
 
 def test_reset_forgets_the_worker():
-    kernels_module()
+    products_module()
     native_module()
     guards_module()
     training = Training()
@@ -317,9 +317,9 @@ import sys, time
 sys.path.insert(0, {root!r})
 from tests.unit.test_warmup import Training, batch, sidefx_train
 from sidefx_train.compile import background
-from sidefx_train.compile.native import guards_module, native_module, kernels_module
+from sidefx_train.compile.native import guards_module, native_module, products_module
 {setup}
-kernels_module(), native_module(), guards_module()
+products_module(), native_module(), guards_module()
 training = Training()
 step = sidefx_train.compile(training.step, warmup="background")
 for i in range(2):

@@ -20,7 +20,7 @@ from torch import fx
 from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, times_as_text, timings
 from sidefx_train.compile.backend.products import products_out_of
 from sidefx_train.compile.graphs import emit
-from sidefx_train.compile.native import kernels_module
+from sidefx_train.compile.native import products_module
 
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -178,7 +178,7 @@ def _measure(shape: list[int], causal: bool, threads: int, dtype: str = "float32
             ways["wide"] = wide
         if may_be_apart:
             ways["products"] = lambda: apart(torch.bmm)
-            if kernels_module() is not None:
+            if products_module() is not None:
                 ways["tiles"] = lambda: apart(tiles)
         return ways
 

@@ -23,11 +23,11 @@ from typing import Any
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
 from sidefx_train.compile.backend.caller import lean_caller
-from sidefx_train.compile.backend.entry import DISPATCH, ENTRY, KERNELS, OUTPUTS
+from sidefx_train.compile.backend.entry import DISPATCH, ENTRY, OUTPUTS, kernels_called
 from sidefx_train.compile.backend.kernels import Kernels
 from sidefx_train.compile.backend.vectors import HEADER
 from sidefx_train.compile.backend.workshop import BuildFailed, Unit, Workshop
-from sidefx_train.compile.native import kernels_module
+from sidefx_train.compile.native import products_module, rows_module
 from sidefx_train.compile.native.python import python_header
 
 
@@ -89,7 +89,7 @@ def build_library(
     with building or Building() as at:
         include = f"#include <{compat.WRAPPER_HEADER}>"
         plain = caller.replace(include, "")
-        called = KERNELS.replace("@KERNEL@", compat.KERNEL_FUNCTION) if compat.KERNEL_FUNCTION in caller else ""
+        called = kernels_called(caller)
         if compat.DISPATCH_FUNCTION in caller:
             called += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION)
         behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
@@ -158,11 +158,12 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
     module = cache.load_module("sidefx_graph", path) if path is not None else None
     if module is None:
         return None
-    if hasattr(module, "bind"):
-        native = kernels_module()
-        if native is None:
-            return None
-        module.bind(native.kernels())
+    for name, native_module in (("bind_product", products_module), ("bind_sum_rows", rows_module)):
+        if hasattr(module, name):
+            native = native_module()
+            if native is None:
+                return None
+            getattr(module, name)(native.function())
     return module.call  # type: ignore[no-any-return]
 
 

@@ -3,14 +3,21 @@
 It is a unit of its own, so that the caller does without Python's headers, and is compiled before the caller is known.
 """
 
-from sidefx_train.compile.native import TABLE
+from sidefx_train import _torch_compat as compat
+
+_TYPES = """
+typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_t, int64_t, const void*, void*,
+                              int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+typedef int (*SidefxSumRows)(const int64_t*, const float*, float*, int64_t, int64_t, int64_t);
+"""
+"""Functions of the native modules."""
 
 ENTRY = r"""
 #include <exception>
 
 struct AtenTensorOpaque;
 typedef AtenTensorOpaque* AtenTensorHandle;
-@TABLE@
+@TYPES@
 struct SidefxFailure {  // as caller.py has it
     char text[256];
 };
@@ -18,7 +25,8 @@ struct SidefxFailure {  // as caller.py has it
 void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*);
 extern "C" {
 extern const int64_t sidefx_outputs;
-extern const SidefxKernels* sidefx_kernels __attribute__((weak));  // in callers that use it
+extern SidefxProduct sidefx_product __attribute__((weak));  // in callers that use it
+extern SidefxSumRows sidefx_sum_rows __attribute__((weak));
 }
 
 struct SidefxHandles {
@@ -54,23 +62,28 @@ static PyObject* sidefx_call(PyObject*, PyObject* given) {
     return result;
 }
 
-static PyObject* sidefx_bind(PyObject*, PyObject* table) {
-    sidefx_kernels = (const SidefxKernels*)PyCapsule_GetPointer(table, "sidefx_kernels");
-    if (!sidefx_kernels) return nullptr;
+static PyObject* sidefx_bind_product(PyObject*, PyObject* function) {
+    sidefx_product = (SidefxProduct)PyCapsule_GetPointer(function, "sidefx_product");
+    if (!sidefx_product) return nullptr;
     Py_RETURN_NONE;
 }
 
-static PyMethodDef sidefx_methods[] = {
-    {"call", sidefx_call, METH_O, nullptr},
-    {"bind", sidefx_bind, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr}};
+static PyObject* sidefx_bind_sum_rows(PyObject*, PyObject* function) {
+    sidefx_sum_rows = (SidefxSumRows)PyCapsule_GetPointer(function, "sidefx_sum_rows");
+    if (!sidefx_sum_rows) return nullptr;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef sidefx_methods[4] = {{"call", sidefx_call, METH_O, nullptr}};
 static struct PyModuleDef sidefx_module = {PyModuleDef_HEAD_INIT, "sidefx_graph", nullptr, -1, sidefx_methods};
 
 PyMODINIT_FUNC PyInit_sidefx_graph(void) {
-    if (&sidefx_kernels == nullptr) sidefx_methods[1] = sidefx_methods[2];  // it calls none: nothing to bind
+    PyMethodDef* next = sidefx_methods + 1;
+    if (&sidefx_product != nullptr) *next++ = {"bind_product", sidefx_bind_product, METH_O, nullptr};
+    if (&sidefx_sum_rows != nullptr) *next++ = {"bind_sum_rows", sidefx_bind_sum_rows, METH_O, nullptr};
     return PyModule_Create(&sidefx_module);
 }
-""".replace("@TABLE@", TABLE)
+""".replace("@TYPES@", _TYPES)
 
 OUTPUTS = """
 extern "C" {
@@ -79,11 +92,9 @@ extern const int64_t sidefx_outputs = @OUTPUTS@;
 """
 """Behind a caller: how many tensors it returns."""
 
-KERNELS = (
-    TABLE
-    + """
+_PRODUCT = """
 extern "C" {
-const SidefxKernels* sidefx_kernels = nullptr;  // of the native module
+SidefxProduct sidefx_product = nullptr;  // of the native module
 }
 
 static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
@@ -99,9 +110,9 @@ static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle
     aoti_torch_get_sizes(b, &right_size);
     aoti_torch_get_strides(b, &right_stride);
     const int64_t count = at ? left_size[0] : 1;  // the matrices of a batch come first
-    sidefx_kernels->product(left, left_stride[at], left_stride[at + 1], right, right_stride[at], right_stride[at + 1],
-                            added, to, left_size[at], right_size[at + 1], left_size[at + 1], how, count,
-                            at ? left_stride[0] : 0, at ? right_stride[0] : 0);
+    sidefx_product(left, left_stride[at], left_stride[at + 1], right, right_stride[at], right_stride[at + 1], added, to,
+                   left_size[at], right_size[at + 1], left_size[at + 1], how, count, at ? left_stride[0] : 0,
+                   at ? right_stride[0] : 0);
     return AOTI_TORCH_SUCCESS;
 }
 #define SIDEFX_PRODUCT(NAME, HOW)                                                                       \
@@ -119,23 +130,32 @@ SIDEFX_PRODUCTS(@KERNEL@products, 0)
 SIDEFX_PRODUCT(@KERNEL@product_narrow, 2)
 SIDEFX_PRODUCT(@KERNEL@product_relu_narrow, 3)
 SIDEFX_PRODUCTS(@KERNEL@products_narrow, 2)
+"""
+
+_SUM_ROWS = """
+extern "C" {
+SidefxSumRows sidefx_sum_rows = nullptr;  // likewise
+}
 
 static AOTITorchError @KERNEL@sum_rows(AtenTensorHandle out, AtenTensorHandle index, AtenTensorHandle values) {
     void *to, *places, *from;
     int64_t *size, *values_size;
-    int32_t type;
     aoti_torch_get_data_ptr(out, &to);
     aoti_torch_get_data_ptr(index, &places);
     aoti_torch_get_data_ptr(values, &from);
     aoti_torch_get_sizes(out, &size);
     aoti_torch_get_sizes(values, &values_size);
-    aoti_torch_get_dtype(values, &type);
-    const int64_t wide = type == aoti_torch_dtype_float64();
-    return sidefx_kernels->sum_rows((const int64_t*)places, from, to, values_size[0], size[1], size[0], wide);
+    return sidefx_sum_rows((const int64_t*)places, (const float*)from, (float*)to, values_size[0], size[1], size[0]);
 }
 """
-)
-"""In front of a caller that calls the native module's kernels."""
+
+
+def kernels_called(caller: str) -> str:
+    """What stands in front of a caller of the native modules' kernels."""
+    parts = (("product", _PRODUCT), ("sum_rows", _SUM_ROWS))
+    used = [text for name, text in parts if compat.KERNEL_FUNCTION + name in caller]
+    return "".join([_TYPES, *used]).replace("@KERNEL@", compat.KERNEL_FUNCTION) if used else ""
+
 
 DISPATCH = """
 static uint64_t sidefx_tensor(AtenTensorHandle tensor) {  // the dispatcher takes the handle

@@ -28,7 +28,7 @@ from sidefx_train.compile.backend.parts import divided_note, example_values, joi
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
 from sidefx_train.compile.backend.repeats import Division, divide
-from sidefx_train.compile.backend.rows import sum_rows_natively
+from sidefx_train.compile.backend.rows import may_add_rows, sum_rows_natively
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
@@ -93,7 +93,7 @@ def _one_cpp_call(module: fx.GraphModule) -> bool:
 def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     """Functionalizes with Inductor's decompositions and compiles the result, or takes it from the cache."""
     clock = Clock()
-    start_build()
+    start_build(with_rows=may_add_rows(traced.module.graph))
     keep_freed_memory()
     key = key_of(traced, config)
     lowered = find(key, traced, load_library) if key is not None else None

@@ -18,7 +18,7 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, times_as_text, timings
-from sidefx_train.compile.native import NARROW, kernels_module
+from sidefx_train.compile.native import NARROW, products_module
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ def _define_product(name: str, relu: int) -> None:
     """The native module's product; with ``relu``, 0 in place of what is negative."""
 
     def out_of(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: Any) -> torch.Tensor:
-        native = kernels_module()
+        native = products_module()
         assert native is not None, "graphs with this product are made where the native module is"
         start = 0 if bias is None else bias.contiguous().data_ptr()
         native.product(*_numbers(a, b, start, out, relu))
@@ -68,7 +68,7 @@ def _numbers(a: torch.Tensor, b: torch.Tensor, bias: int, out: torch.Tensor, rel
 
 def products_out_of(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """The products of two batches of matrices, by the native module."""
-    native = kernels_module()
+    native = products_module()
     assert native is not None, "graphs with this product are made where the native module is"
     native.product(*_numbers(a, b, 0, out, 0))
     return out
@@ -100,7 +100,7 @@ def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dic
         ways: dict[str, Callable[[], Any]] = {_USUAL[x.dtype]: lambda: torch.matmul(x, y, out=out)}
         if torch.backends.mkldnn.is_available() and x.dim() == 2:
             ways["onednn"] = lambda: _linear(x, y.t(), None)
-        native = kernels_module()
+        native = products_module()
         if native is not None:
             numbers = _numbers(x, y, 0, out, 0)
             ways["tiles"] = lambda: native.product(*numbers)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.graphs import emit
-from sidefx_train.compile.native import kernels_module
+from sidefx_train.compile.native import rows_module
 
 aten = torch.ops.aten
 
@@ -29,8 +30,6 @@ _NARROWEST = 16
 _LEFT_OUT = -(2**63)
 """Index of a row that is not added."""
 
-_TYPES = (torch.float32, torch.float64)
-
 _Parts = tuple[fx.Node, fx.Node | None, fx.Node, fx.Node]
 """What is added to, which rows are added (``None``: all), where, and the rows."""
 
@@ -40,9 +39,9 @@ _library.define("sum_rows.out(Tensor index, Tensor values, *, Tensor(a!) out) ->
 
 
 def _sum_rows_out(index: torch.Tensor, values: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    native = kernels_module()
+    native = rows_module()
     assert native is not None, "graphs with this operator are made where the native module is"
-    sizes = (values.shape[0], values.shape[1], out.shape[0], values.dtype == torch.float64)
+    sizes = (values.shape[0], values.shape[1], out.shape[0])
     if not native.sum_rows(index.data_ptr(), values.data_ptr(), out.data_ptr(), *sizes):
         raise IndexError(f"an index is out of bounds for dimension 0 with size {out.shape[0]}")
     return out
@@ -61,10 +60,25 @@ _library.impl("sum_rows.out", _sum_rows_out, "CPU")
 torch.library.register_fake("sidefx::sum_rows", _sum_rows_fake, lib=_library)
 
 
+_ADDED = {"embedding_dense_backward": 0, "index_put": 2, "index_put_": 2, "index_add": 3, "index_add_": 3}
+"""Which argument of these operators are the rows that are added."""
+
+
+def may_add_rows(graph: fx.Graph) -> bool:
+    """True if :func:`sum_rows_natively` may find something in what becomes of a captured graph."""
+    for node in graph.nodes:
+        name = node.target._schema.name.split("::")[1] if isinstance(node.target, compat.OpOverload) else ""
+        if name in _ADDED and len(node.args) > _ADDED[name]:
+            shape = _shape(node.args[_ADDED[name]])
+            if shape is not None and math.prod(shape) >= _FEWEST:
+                return True
+    return False
+
+
 def sum_rows_natively(module: fx.GraphModule, fake_mode: Any) -> str:
     """Rewrites additions of many rows by index; returns a note for the report."""
     found = [(n, parts) for n in module.graph.nodes if (parts := _parts(n)) is not None]
-    if not found or kernels_module() is None:
+    if not found or rows_module() is None:
         return ""
     for node, parts in found:
         _rewrite(module.graph, node, parts, fake_mode)
@@ -88,7 +102,7 @@ def _parts(node: fx.Node) -> _Parts | None:
     if target is None or places is None or added is None or (mask is not None and _shape(mask) is None):
         return None
     dtype, kind, other = (each.meta["val"].dtype for each in (start, indices[0], values))  # type: ignore[union-attr]
-    if dtype not in _TYPES or other != dtype or kind not in (torch.int64, torch.int32):
+    if dtype != torch.float32 or other != dtype or kind not in (torch.int64, torch.int32):
         return None
     height, row = target[0], target[1:]
     if added != [*places, *row] or height == 0 or math.prod(row) < _NARROWEST or math.prod(added) < _FEWEST:

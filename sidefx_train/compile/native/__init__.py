@@ -4,22 +4,22 @@ from sidefx_train.compile.native.build import (
     cpu_description,
     guards_module,
     guards_ready,
-    kernels_module,
     native_module,
     native_ready,
+    products_module,
+    rows_module,
     start_build,
 )
-from sidefx_train.compile.native.kernels import TABLE
 from sidefx_train.compile.native.products import NARROW
 
 __all__ = [
     "NARROW",
-    "TABLE",
     "cpu_description",
     "guards_module",
     "guards_ready",
-    "kernels_module",
     "native_module",
     "native_ready",
+    "products_module",
+    "rows_module",
     "start_build",
 ]

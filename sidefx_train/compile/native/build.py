@@ -1,10 +1,10 @@
 """Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
 
-There are three: kernels (products, rows added up by index), which are measured while a graph is lowered; what is called
-around a graph (optimizer updates, index checks); and the guards, whose headers of torch take longer to read than all
-else takes to compile. Nobody waits for the guards: Python tests them until they are there, and where there are no more
-than two processors they are built once the first graph is. Where no compiler is found, or the build fails, there is no
-module, and torch's operators and Python are used.
+There are four: products, which are measured while a graph is lowered; rows added up by index, for graphs that do so;
+what is called around a graph (optimizer updates, index checks); and the guards, whose headers of torch take longer to
+read than all else takes to compile. Nobody waits for the guards: Python tests them until they are there, and where
+there are no more than two processors they are built once the first graph is. Where no compiler is found, or the build
+fails, there is no module, and torch's operators and Python are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
-from sidefx_train.compile.native import guards, kernels, tensors, updates
+from sidefx_train.compile.native import guards, products, rows, tensors, updates
 from sidefx_train.compile.native.python import python_header
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
@@ -92,13 +92,9 @@ class _Module:
             return self.module
 
 
-_KERNELS = _Module(
-    "sidefx_kernels",
-    kernels.SOURCE,
-    ("product", "sum_rows"),
-    ('{"kernels", kernels, METH_NOARGS, nullptr},',),
-    "products, rows added up",
-)
+_FUNCTION = ('{"function", function, METH_NOARGS, nullptr},',)
+_PRODUCTS = _Module("sidefx_products", products.SOURCE, ("product",), _FUNCTION, "products")
+_ROWS = _Module("sidefx_rows", rows.SOURCE, ("sum_rows",), _FUNCTION, "rows added up by index")
 _AROUND = _Module(
     "sidefx_native",
     updates.SOURCE,
@@ -122,17 +118,22 @@ _GUARDS = _Module(
 _builders: dict[str, threading.Thread] = {}
 
 
-def start_build() -> None:
+def start_build(with_rows: bool = False) -> None:
     """Builds in the background what is not there yet.
 
     With no more than two processors, one of which is the capture's, the guards are left for later, and the others are
     built in the order in which they are needed.
+
+    Args:
+        with_rows: a graph adds rows by index.
     """
     if (os.cpu_count() or 1) > 2:
-        for module in (_KERNELS, _AROUND, _GUARDS):
+        for module in (_PRODUCTS, _AROUND, _GUARDS):
             _start(module)
     else:
-        _start(_KERNELS, _AROUND)
+        _start(_PRODUCTS, _AROUND)
+    if with_rows:
+        _start(_ROWS)
 
 
 def _start(*modules: _Module) -> None:
@@ -147,7 +148,7 @@ def _start(*modules: _Module) -> None:
 
 def native_ready() -> bool:
     """True if what graphs need has not to be waited for; else it is being built from now on."""
-    ready = _KERNELS.done and _AROUND.done
+    ready = _PRODUCTS.done and _AROUND.done
     if not ready:
         start_build()
     return ready
@@ -163,9 +164,14 @@ def guards_ready() -> bool:
     return _GUARDS.done
 
 
-def kernels_module() -> ModuleType | None:
-    """Kernels of graphs, built on first use; ``None`` if this machine cannot build them."""
-    return _KERNELS.get()
+def products_module() -> ModuleType | None:
+    """Matrix products, built on first use; ``None`` if this machine cannot build them."""
+    return _PRODUCTS.get()
+
+
+def rows_module() -> ModuleType | None:
+    """Rows added up by index, built on first use; ``None`` if this machine cannot build it."""
+    return _ROWS.get()
 
 
 def native_module() -> ModuleType | None:
@@ -180,7 +186,7 @@ def guards_module() -> ModuleType | None:
 
 def _new_locks() -> None:
     _builders.clear()
-    for module in (_KERNELS, _AROUND, _GUARDS):
+    for module in (_PRODUCTS, _ROWS, _AROUND, _GUARDS):
         module.lock = threading.Lock()
 
 

@@ -319,4 +319,9 @@ static PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
                       n[8], n[9], n[10], n[11], n[12], n[13], n[14]);
     Py_RETURN_NONE;
 }
+
+// function(): sidefx_product_of itself, for generated code
+static PyObject* function(PyObject*, PyObject*) {
+    return PyCapsule_New((void*)&sidefx_product_of, "sidefx_product", nullptr);
+}
 """

@@ -1469,6 +1469,27 @@ def numbering_kernels() -> Iterator[None]:
 
 
 @contextmanager
+def operators_without_c_interface() -> Iterator[list[str]]:
+    """Operators that C++ written inside calls through torch's dispatcher; Inductor's warning for each is left out."""
+    found: dict[str, None] = {}
+
+    def keep(record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith("%s is missing a c-shim implementation"):
+            return True
+        found.update(dict.fromkeys(map(str, record.args or ())))
+        return False
+
+    logger = logging.getLogger("torch._inductor.ir")
+    logger.addFilter(keep)
+    names: list[str] = []
+    try:
+        yield names
+    finally:
+        logger.removeFilter(keep)
+        names.extend(found)
+
+
+@contextmanager
 def building_cpp(
     build: Callable[[str, str, int, list[str]], Callable[[list[Any]], list[Any]]], add: Callable[[str], None]
 ) -> Iterator[None]:

@@ -273,6 +273,7 @@ def _compile(
                 building.begin()
             add = building.add if building is not None else lambda kernel: None
             with (
+                compat.operators_without_c_interface() as dispatched,
                 compat.building_cpp(build, add),
                 compat.inductor_lowering(traced.fake_mode, AlikeLoops().generating),
             ):
@@ -295,6 +296,8 @@ def _compile(
                 else:
                     said.append(divided_note(division, module.graph))
                     call, code = _compile_parts(module.graph, division, build)
+        if dispatched:
+            said.append(f"called through torch's dispatcher: {', '.join(dispatched)}")
         build.constants = "constants_tensor" in code
         notes.extend(said)
         return build, call, code

@@ -103,7 +103,7 @@ def test_the_code_is_what_inductor_generates(
     monkeypatch.setattr(AlikeLoops, "generating", lambda loops, before: before)
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "other"))
     each = _trained(width, counts=counts)
-    assert max(reused) >= 10, "the layers repeat each other"
+    assert max(reused) >= 9, "the layers repeat each other, in 48 loops: a layer norm and what follows it are one"
     assert all(torch.equal(a, b) for a, b in zip(alike, each, strict=True))
     if not counts:  # an argument that is read and then written has two names, of which either may be used
         (caller, kernels), (other_caller, other_kernels) = seen

@@ -16,6 +16,7 @@ import operator
 import os
 import re
 import shlex
+import struct
 import sys
 import threading
 import types
@@ -1357,7 +1358,7 @@ def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
         wrapper: Any, buf_name: Any, python_kernel_name: Any, get_args: Any, op: Any, raw_args: Any, outputs: Any
     ) -> None:
         kinds = [str(argument.type) for argument in op._schema.arguments] if isinstance(op, OpOverload) else []
-        known = {"Tensor", "Optional[Tensor]", "bool", "int"}
+        known = {"Tensor", "Optional[Tensor]", "bool", "int", "float"}
         made = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         if not kinds or op.namespace != "sidefx" or not set(kinds) <= known or len(kinds) != len(raw_args):
             before(wrapper, buf_name, python_kernel_name, get_args, op, raw_args, outputs)
@@ -1366,6 +1367,8 @@ def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
         for value, kind in zip(raw_args, kinds, strict=True):
             if kind in ("bool", "int"):
                 words.append(f"(uint64_t){int(value)}LL")
+            elif kind == "float":
+                words.append(f"{int.from_bytes(struct.pack('=d', value), sys.byteorder)}ULL")  # its bits
             elif value is None:
                 words.append("0")
             else:

@@ -24,6 +24,7 @@ from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.moments import write_out_moments
+from sidefx_train.compile.backend.norms import whole_norms
 from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
@@ -168,11 +169,13 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         decompositions = compat.inductor_decompositions()
     with compat.quick_vector_probes(accepts_flags):
         clock.lap("import")
+        norms = whole_norms(traced.module.graph)
         graph = functionalize(
             traced,
             decompositions=decompositions,
             tensor_scalars=True,
             channels_last=torch.backends.mkldnn.is_available(),
+            instead=norms,
         )
         clock.lap("functionalize")
         tiny = is_tiny(graph.module)
@@ -183,7 +186,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
             attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = functools.cache(lambda: graph.module.print_readable(print_output=False))
-        notes = [*graph.notes, attention]
+        notes = [*graph.notes, attention, f"{len(norms)} layer norms stay whole" if norms else ""]
         build, call, code = _compile(graph, config, traced, notes, kept, finds_attention, readable)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)

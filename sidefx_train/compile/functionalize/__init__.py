@@ -13,6 +13,7 @@ check       invariants of the result
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def functionalize(
     tensor_scalars: bool,
     keep_fused: bool = True,
     channels_last: bool = False,
+    instead: Mapping[fx.Node, Callable[..., Any]] | None = None,
 ) -> FunctionalGraph:
     """Removes in-place operations and views of written inputs.
 
@@ -54,6 +56,7 @@ def functionalize(
         decompositions: operator -> decomposition, applied on the way.
         tensor_scalars: changing numbers become 0-dim tensors of one packed block (Inductor), or stay Python numbers.
         channels_last: run convolutions on channels-last images.
+        instead: what stands for the operation of a node.
         keep_fused: leave fused optimizer calls whole where they can run behind the graph.
 
     Raises:
@@ -85,6 +88,7 @@ def functionalize(
         bases,
         aliases.roots,
         written,
+        instead or {},
     )
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())

@@ -7,7 +7,7 @@ symbolic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ class RetraceOptions:
         bases: memory in which inputs overlap.
         roots: nodes that made the memory which a value is in.
         written: nodes whose memory is written.
+        instead: what stands for a node's operation.
     """
 
     decompositions: Any
@@ -65,6 +66,7 @@ class RetraceOptions:
     bases: tuple[SyntheticBase, ...] = ()
     roots: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     written: Set[fx.Node] = frozenset()
+    instead: Mapping[fx.Node, Callable[..., Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -349,7 +351,8 @@ class Retracer:
         if is_fused_update(node):
             update = fused_update if self.options.tensor_scalars else whole_update
             return update(node.target, args, kwargs)
-        rule = REWRITES.get(target) or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
+        rule = self.options.instead.get(node) or REWRITES.get(target)
+        rule = rule or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
         if rule is not None:
             return rule(*args, **kwargs)
         if target in layouts.DRAWS:

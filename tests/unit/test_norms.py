@@ -1,0 +1,154 @@
+"""Layer norms of large matrices stay whole where nothing around them would be fused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sidefx_train
+from sidefx_train.compile.backend import norms
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(norms, "_FEWEST", 64)
+
+
+def trained(forward, *modules, x, config=None):
+    """Eager and compiled: result, gradients after two steps; and what the report says."""
+    found = []
+    for compiles in (False, True):
+        given = x.detach().clone().requires_grad_(x.requires_grad)
+        parameters = [p for m in modules for p in m.parameters()]
+
+        def step(given=given, parameters=parameters):
+            given.grad = None
+            for p in parameters:
+                p.grad = None
+            out = forward(given)
+            (out * out.detach().cos()).sum().backward() if out.requires_grad else None
+            return out.detach().clone()
+
+        run = sidefx_train.compile(step, fullgraph=True, **(config or {})) if compiles else step
+        outs = [run(), run()]
+        found.append([*outs, given.grad, *(p.grad for p in parameters)])
+    return *found, run.report().captures[0].notes
+
+
+def whole(notes):
+    return sum(int(note.split()[0]) for note in notes if note.endswith("layer norms stay whole"))
+
+
+def assert_equal(have, want, exactly):
+    for a, b in zip(have, want, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if exactly else {"rtol": 1e-4, "atol": 1e-5}))
+
+
+ALONE = {
+    "rows": lambda: nn.LayerNorm(32),
+    "two dimensions": lambda: nn.LayerNorm((6, 32)),
+    "without bias": lambda: nn.LayerNorm(32, bias=False),
+    "without weight": lambda: nn.LayerNorm(32, elementwise_affine=False),
+    "another epsilon": lambda: nn.LayerNorm(32, eps=0.125),
+}
+
+
+@pytest.mark.parametrize("needs_grad", [True, False], ids=["gradient of x", "none"])
+@pytest.mark.parametrize("name", ALONE)
+def test_alone_it_is_what_eager_calls(name, needs_grad):
+    torch.manual_seed(0)
+    norm, product = ALONE[name](), nn.Linear(32, 8, bias=False)
+    for p in norm.parameters():
+        nn.init.normal_(p)
+    x = torch.randn(5, 6, 32, requires_grad=needs_grad)
+    want, have, notes = trained(lambda given: product(norm(given)), norm, product, x=x)
+    backward = needs_grad or any(p.requires_grad for p in norm.parameters())
+    assert whole(notes) == 1 + backward
+    assert_equal(have, want, exactly=False)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "a bias, for which the gradient is added up"])
+def test_between_products(bias):
+    torch.manual_seed(0)
+    first, norm, second = nn.Linear(24, 32, bias=bias), nn.LayerNorm(32), nn.Linear(32, 8)
+
+    def forward(x):
+        return second(norm(first(x).view(3, 10, 32)).view(30, 32)).tanh()
+
+    want, have, notes = trained(forward, first, norm, second, x=torch.randn(30, 24))
+    assert_equal(have, want, exactly=False)
+    assert whole(notes) == 2 - bias
+
+
+def test_all_that_it_returns_is_exact():
+    torch.manual_seed(0)
+    norm, grad = nn.LayerNorm(32), torch.randn(9, 32)
+    x = torch.randn(9, 32, requires_grad=True)
+
+    def step():
+        x.grad, norm.weight.grad, norm.bias.grad = None, None, None
+        out = norm(x)
+        out.backward(grad)
+        return out.detach()
+
+    compiled = sidefx_train.compile(step, fullgraph=True)
+    want = [step(), x.grad, norm.weight.grad, norm.bias.grad]
+    have = [compiled(), x.grad, norm.weight.grad, norm.bias.grad]
+    assert whole(compiled.report().captures[0].notes) == 2
+    assert_equal(have, want, exactly=True)
+
+
+FUSED = {
+    "a residual before": lambda norm, f, g: lambda x: g(norm(x + f(x))),
+    "a residual behind": lambda norm, f, g: lambda x: g(norm(f(x)) + x),
+    "an activation": lambda norm, f, g: lambda x: g(F.gelu(norm(f(x)))),
+    "a view and an activation": lambda norm, f, g: lambda x: g(F.relu(norm(f(x)).t()).t()),
+    "what reads it again": lambda norm, f, g: lambda x: (lambda y: g(y) * y)(norm(f(x))),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_taken_apart_where_something_is_fused(name):
+    torch.manual_seed(0)
+    norm, f, g = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+    want, have, notes = trained(FUSED[name](norm, f, g), norm, f, g, x=torch.randn(8, 32, requires_grad=True))
+    assert whole(notes) < 2, "its forward or its backward at least"
+    assert_equal(have, want, exactly=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types_are_taken_apart(dtype):
+    norm = nn.LayerNorm(32, dtype=dtype)
+    x = torch.randn(8, 32, dtype=dtype, requires_grad=True)
+    assert not whole(trained(norm, norm, x=x)[2])
+
+
+def test_small_ones_are_taken_apart(monkeypatch):
+    monkeypatch.setattr(norms, "_FEWEST", 8 * 32 + 1)
+    norm = nn.LayerNorm(32)
+    want, have, notes = trained(norm, norm, x=torch.randn(8, 32, requires_grad=True))
+    assert not whole(notes)
+    assert_equal(have, want, exactly=False)
+
+
+def test_sizes_that_change_are_taken_apart():
+    norm, product = nn.LayerNorm(32), nn.Linear(32, 4)
+    compiled = sidefx_train.compile(lambda x: product(norm(x)), fullgraph=True, dynamic=True)
+    for rows in (5, 7, 9):
+        x = torch.randn(rows, 32)
+        torch.testing.assert_close(compiled(x), product(norm(x)))
+    assert not whole(compiled.report().captures[-1].notes)
+
+
+def test_from_the_cache():
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(32)
+    x = torch.randn(8, 32)
+    first, second = (sidefx_train.compile(lambda given: norm(given), fullgraph=True) for _ in range(2))
+    assert torch.equal(first(x), norm(x)) and torch.equal(second(x), norm(x))

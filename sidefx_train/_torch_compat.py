@@ -1337,6 +1337,15 @@ def register_kernel_lowerings() -> None:
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
+def call_whole(op: Any) -> None:
+    """Has Inductor call an operator that it knows as its parts alone."""
+    from torch._inductor import lowering
+
+    if op not in lowering.lowerings:
+        constraint = lowering.constrain_to_fx_strides
+        lowering.make_fallback(op, layout_constraint=constraint, warn=False, override_decomp=True)
+
+
 DISPATCH_FUNCTION = "sidefx_dispatched"
 """What C++ that Inductor writes calls around an operator of ours that is no kernel of torch's C interface."""
 
@@ -1348,32 +1357,23 @@ def calls_dispatcher() -> bool:
     method = getattr(CppWrapperCpu, "generate_fallback_kernel_with_runtime_lookup", None)
     names = list(inspect.signature(method).parameters) if method is not None else []
     known = ["self", "buf_name", "python_kernel_name", "get_args", "op_overload", "raw_args", "outputs"]
-    return names == known and any("aoti_torch_call_dispatcher(" in text for text in c_interface())
+    return names == known and all(
+        any(f"{name}(" in text for text in c_interface())
+        for name in ("aoti_torch_call_dispatcher", "torch_new_list_reserve_size", "torch_list_push_back")
+    )
 
 
 def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
-    """Calls of our operators in C++ that needs none of torch's headers."""
+    """Calls through torch's dispatcher in C++ that needs none of torch's headers, which take seconds to read."""
 
     def generate(
         wrapper: Any, buf_name: Any, python_kernel_name: Any, get_args: Any, op: Any, raw_args: Any, outputs: Any
     ) -> None:
-        kinds = [str(argument.type) for argument in op._schema.arguments] if isinstance(op, OpOverload) else []
-        known = {"Tensor", "Optional[Tensor]", "bool", "int", "float"}
-        made = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        if not kinds or op.namespace != "sidefx" or not set(kinds) <= known or len(kinds) != len(raw_args):
+        words = _words(op, list(raw_args)) if isinstance(op, OpOverload) else None
+        if words is None:
             before(wrapper, buf_name, python_kernel_name, get_args, op, raw_args, outputs)
             return
-        words = []
-        for value, kind in zip(raw_args, kinds, strict=True):
-            if kind in ("bool", "int"):
-                words.append(f"(uint64_t){int(value)}LL")
-            elif kind == "float":
-                words.append(f"{int.from_bytes(struct.pack('=d', value), sys.byteorder)}ULL")  # its bits
-            elif value is None:
-                words.append("0")
-            else:
-                call = "sidefx_tensor" if kind == "Tensor" else "sidefx_optional"
-                words.append(f"{call}({value.codegen_reference()})")
+        made = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         words += ["0"] * (len(op._schema.returns) - len(words))
         names = [None if each is None else each.get_name() for each in made]
         lines = [f"RAIIAtenTensorHandle {name};" for name in names if name is not None]
@@ -1385,6 +1385,38 @@ def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
         wrapper.writelines([*lines, "}"])
 
     return generate
+
+
+def _words(op: Any, given: list[Any]) -> list[str] | None:
+    """An operator's arguments as the dispatcher's C interface takes them; ``None`` if it does not take them.
+
+    The dispatcher owns all that it is given: handles of tensors, lists, and the memory of what is optional.
+    """
+    if any(str(result.type) != "Tensor" for result in op._schema.returns):
+        return None
+    for argument in op._schema.arguments[len(given) :]:
+        if not argument.has_default_value():
+            return None
+        given.append(argument.default_value)
+    words = [_word(str(a.type), value) for a, value in zip(op._schema.arguments, given, strict=True)]
+    return None if any(word is None for word in words) else [word for word in words if word is not None]
+
+
+def _word(kind: str, value: Any) -> str | None:
+    whole = re.fullmatch(r"(Optional|List)\[(.*)\]", kind)
+    if whole is not None and whole[1] == "Optional":
+        word = None if value is None else _word(whole[2], value)
+        return "0" if value is None else word and f"sidefx_optional({word})"
+    if whole is not None:
+        items = [_word(whole[2], item) for item in value] if isinstance(value, (list, tuple)) else [None]
+        return None if None in items else f"sidefx_list({', '.join(map(str, items))})"
+    if kind == "Tensor":
+        return f"sidefx_tensor({value.codegen_reference()})" if hasattr(value, "codegen_reference") else None
+    if kind in ("bool", "int"):
+        return f"(uint64_t){int(value)}LL" if isinstance(value, (int, sympy.Integer)) else None
+    if kind == "float" and isinstance(value, (int, float)):
+        return f"{int.from_bytes(struct.pack('=d', value), sys.byteorder)}ULL"  # its bits
+    return None
 
 
 @contextmanager
@@ -1472,24 +1504,35 @@ def numbering_kernels() -> Iterator[None]:
 
 
 @contextmanager
-def operators_without_c_interface() -> Iterator[list[str]]:
-    """Operators that C++ written inside calls through torch's dispatcher; Inductor's warning for each is left out."""
-    found: dict[str, None] = {}
+def lowering_notes() -> Iterator[list[str]]:
+    """What Inductor warns of while it lowers, as notes for the report, complete at the end."""
+    from torch._inductor import lowering
+
+    dispatched: dict[str, None] = {}
+    complex_numbers: dict[str, None] = {}
 
     def keep(record: logging.LogRecord) -> bool:
         if not str(record.msg).startswith("%s is missing a c-shim implementation"):
             return True
-        found.update(dict.fromkeys(map(str, record.args or ())))
+        dispatched.update(dict.fromkeys(map(str, record.args or ())))
         return False
+
+    def note_complex(before: Callable[[], None]) -> Callable[[], None]:
+        return lambda: complex_numbers.update(
+            {"complex numbers are in no loops: each operator on them is a call": None}
+        )
 
     logger = logging.getLogger("torch._inductor.ir")
     logger.addFilter(keep)
-    names: list[str] = []
+    notes: list[str] = []
     try:
-        yield names
+        with _replaced(lowering, "_warn_complex_not_supported", note_complex):
+            yield notes
     finally:
         logger.removeFilter(keep)
-        names.extend(found)
+        notes.extend(complex_numbers)
+        if dispatched:
+            notes.append(f"called through torch's dispatcher: {', '.join(dispatched)}")
 
 
 @contextmanager
@@ -1627,14 +1670,18 @@ def storage_identity(tensor: torch.Tensor) -> int:
 WRAPPER_HEADER = "torch/csrc/inductor/cpp_wrapper/cpu.h"
 KERNEL_HEADER = "torch/csrc/inductor/cpp_prefix.h"
 C_TYPES_HEADER = "torch/csrc/inductor/aoti_torch/c/macros.h"
+LISTS_HEADER = "torch/csrc/stable/c/shim.h"
+"""Lists for the dispatcher's C interface."""
 
 
 def c_interface() -> list[str]:
     """Texts of the headers that declare what C++ generated for the CPU may call."""
-    folder = os.path.join(os.path.dirname(torch.__file__), "include", "torch", "csrc", "inductor", "aoti_torch")
+    include = os.path.join(os.path.dirname(torch.__file__), "include")
+    interface = "torch/csrc/inductor/aoti_torch"
+    names = ("c/shim.h", "c/shim_cpu.h", "generated/c_shim_cpu.h", "generated/c_shim_aten.h")
     texts = []
-    for name in ("c/shim.h", "c/shim_cpu.h", "generated/c_shim_cpu.h", "generated/c_shim_aten.h"):
-        path = os.path.join(folder, name)
+    for name in (*(f"{interface}/{name}" for name in names), LISTS_HEADER):
+        path = os.path.join(include, name)
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 texts.append(file.read())

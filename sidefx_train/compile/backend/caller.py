@@ -26,12 +26,13 @@ _BEYOND = re.compile(
     r"\b(py|pybind11|at|c10|torch|std)::(\w+)|\b(PyObject|RAIIPyObject|ConstantHandle|ArrayRefTensor)\b"
 )
 _KNOWN = {"py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"}
-_DECLARATIONS = re.compile(r"(?m)^[ \t]*#include <torch/csrc/inductor/aoti_torch/[^>\n]*>\n")
+_DECLARATIONS = re.compile(r"(?m)^[ \t]*#include <torch/csrc/(?:inductor/aoti_torch|stable/c)/[^>\n]*>\n")
 
 _PRELUDE = r"""
 #include <@TYPES@>
 
 typedef uint64_t StableIValue;
+typedef struct StableListOpaque* StableListHandle;
 
 extern "C" {
 @DECLARED@
@@ -182,7 +183,7 @@ def lean_caller(caller: str) -> str | None:
         return None
     prototypes = _prototypes()
     names = {
-        name for name in re.findall(r"\baoti_torch_\w+(?=\()", text) if not name.startswith(compat.KERNEL_FUNCTION)
+        name for name in re.findall(r"\b(?:aoti_)?torch_\w+(?=\()", text) if not name.startswith(compat.KERNEL_FUNCTION)
     }
     for kind, macro in (("dtype", "DTYPE"), ("device_type", "DEVICE"), ("layout", "LAYOUT")):
         names |= {f"aoti_torch_{kind}_{name}" for name in re.findall(rf"\bCACHE_TORCH_{macro}\((\w+)\)", text)}
@@ -202,6 +203,6 @@ def _prototypes() -> dict[str, str]:
     found: dict[str, str] = {}
     for header in compat.c_interface():
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", header, flags=re.DOTALL)
-        for declared in re.finditer(r"AOTI_TORCH_EXPORT\s+([\w\s*]*?\b(aoti_torch_\w+)\s*\([^();]*\));", text):
+        for declared in re.finditer(r"AOTI_TORCH_EXPORT\s+([\w\s*]*?\b((?:aoti_)?torch_\w+)\s*\([^();]*\));", text):
             found[declared[2]] = " ".join(declared[1].split()) + ";"
     return found

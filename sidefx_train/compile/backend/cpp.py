@@ -91,7 +91,7 @@ def build_library(
         plain = caller.replace(include, "")
         called = kernels_called(caller)
         if compat.DISPATCH_FUNCTION in caller:
-            called += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION)
+            called += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION).replace("@LISTS@", compat.LISTS_HEADER)
         behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
         whole = Unit(f"{include}\n{called}{plain}{behind}", tuple(at.quick))
         lean = lean_caller(f"{called}{plain}{behind}") if caller.count(include) == 1 else None

@@ -158,16 +158,26 @@ def kernels_called(caller: str) -> str:
 
 
 DISPATCH = """
+#include <@LISTS@>
 static uint64_t sidefx_tensor(AtenTensorHandle tensor) {  // the dispatcher takes the handle
     AtenTensorHandle given = nullptr;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &given));
     return reinterpret_cast<uint64_t>(given);
 }
-static uint64_t sidefx_optional(AtenTensorHandle tensor) {  // and what is optional in memory of its own
-    return reinterpret_cast<uint64_t>(new uint64_t(sidefx_tensor(tensor)));
+static uint64_t sidefx_optional(uint64_t given) {  // what is optional in memory of its own
+    return reinterpret_cast<uint64_t>(new uint64_t(given));
+}
+template <class... Items> static uint64_t sidefx_list(Items... items) {
+    const uint64_t given[] = {items..., 0};
+    StableListHandle list = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(torch_new_list_reserve_size(sizeof...(items), &list));
+    for (decltype(sizeof 0) i = 0; i < sizeof...(items); ++i) {
+        AOTI_TORCH_ERROR_CODE_CHECK(torch_list_push_back(list, given[i]));
+    }
+    return reinterpret_cast<uint64_t>(list);
 }
 static void @DISPATCH@(const char* name, const char* overload, uint64_t* stack) {
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher(name, overload, stack));
 }
 """
-"""In front of a caller that calls operators of ours."""
+"""In front of a caller that calls operators through torch's dispatcher."""

@@ -24,7 +24,6 @@ from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.moments import write_out_moments
-from sidefx_train.compile.backend.norms import whole_norms
 from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
@@ -34,6 +33,7 @@ from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
 from sidefx_train.compile.backend.tail import write_tail
+from sidefx_train.compile.backend.whole import join_complex, kept_whole
 from sidefx_train.compile.backend.workshop import BuildFailed
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.compile.graph_checks import check_graph
@@ -169,15 +169,16 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         decompositions = compat.inductor_decompositions()
     with compat.quick_vector_probes(accepts_flags):
         clock.lap("import")
-        norms = whole_norms(traced.module.graph)
+        composites = kept_whole(traced.module.graph, decompositions)
         graph = functionalize(
             traced,
             decompositions=decompositions,
             tensor_scalars=True,
             channels_last=torch.backends.mkldnn.is_available(),
-            instead=norms,
+            instead=composites,
         )
         clock.lap("functionalize")
+        join_complex(graph.module, traced.fake_mode)
         tiny = is_tiny(graph.module)
         attention = attended = ""
         finds_attention = is_written_out(graph.module)
@@ -186,7 +187,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
             attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = functools.cache(lambda: graph.module.print_readable(print_output=False))
-        notes = [*graph.notes, attention, f"{len(norms)} layer norms stay whole" if norms else ""]
+        notes = [*graph.notes, attention, f"{len(composites)} operators stay whole" if composites else ""]
         build, call, code = _compile(graph, config, traced, notes, kept, finds_attention, readable)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)
@@ -276,7 +277,7 @@ def _compile(
                 building.begin()
             add = building.add if building is not None else lambda kernel: None
             with (
-                compat.operators_without_c_interface() as dispatched,
+                compat.lowering_notes() as warned,
                 compat.building_cpp(build, add),
                 compat.inductor_lowering(traced.fake_mode, AlikeLoops().generating),
             ):
@@ -299,8 +300,7 @@ def _compile(
                 else:
                     said.append(divided_note(division, module.graph))
                     call, code = _compile_parts(module.graph, division, build)
-        if dispatched:
-            said.append(f"called through torch's dispatcher: {', '.join(dispatched)}")
+        said.extend(warned)
         build.constants = "constants_tensor" in code
         notes.extend(said)
         return build, call, code

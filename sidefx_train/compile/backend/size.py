@@ -6,7 +6,7 @@ from torch import fx
 
 _TINY_PRODUCT = 1_000_000  # floating-point operations of one product
 _TINY_TENSOR = 32_768  # elements
-_HEAVY = ("convolution", "attention", "bmm", "rnn", "mkldnn")
+_HEAVY = ("convolution", "attention", "bmm", "rnn", "mkldnn", "trilinear", "grid_sampler", "linalg")
 
 
 def product_flops(node: fx.Node) -> int | None:

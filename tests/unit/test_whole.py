@@ -1,4 +1,4 @@
-"""Layer norms of large matrices stay whole where nothing around them would be fused."""
+"""Operators that stay whole: layer norms where nothing would be fused, windows, what is turned, complex numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.backend import norms
+from sidefx_train.compile.backend import whole
 
 
 @pytest.fixture(autouse=True)
 def everything_is_large(tmp_path, monkeypatch):
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(norms, "_FEWEST", 64)
+    monkeypatch.setattr(whole, "_FEWEST", 64)
+    monkeypatch.setattr(whole, "_FEWEST_WINDOWS", 64)
 
 
 def trained(forward, *modules, x, config=None):
@@ -38,8 +39,8 @@ def trained(forward, *modules, x, config=None):
     return *found, run.report().captures[0].notes
 
 
-def whole(notes):
-    return sum(int(note.split()[0]) for note in notes if note.endswith("layer norms stay whole"))
+def count(notes):
+    return sum(int(note.split()[0]) for note in notes if note.endswith("operators stay whole"))
 
 
 def assert_equal(have, want, exactly):
@@ -69,7 +70,7 @@ def test_alone_it_is_what_eager_calls(name, needs_grad):
     x = torch.randn(5, 6, 32, requires_grad=needs_grad)
     want, have, notes = trained(lambda given: product(norm(given)), norm, product, x=x)
     backward = needs_grad or any(p.requires_grad for p in norm.parameters())
-    assert whole(notes) == 1 + backward
+    assert count(notes) == 1 + backward
     assert_equal(have, want, exactly=False)
 
 
@@ -83,7 +84,7 @@ def test_between_products(bias):
 
     want, have, notes = trained(forward, first, norm, second, x=torch.randn(30, 24))
     assert_equal(have, want, exactly=False)
-    assert whole(notes) == 2 - bias
+    assert count(notes) == 2 - bias
 
 
 def test_all_that_it_returns_is_exact():
@@ -100,7 +101,7 @@ def test_all_that_it_returns_is_exact():
     compiled = sidefx_train.compile(step, fullgraph=True)
     want = [step(), x.grad, norm.weight.grad, norm.bias.grad]
     have = [compiled(), x.grad, norm.weight.grad, norm.bias.grad]
-    assert whole(compiled.report().captures[0].notes) == 2
+    assert count(compiled.report().captures[0].notes) == 2
     assert_equal(have, want, exactly=True)
 
 
@@ -118,7 +119,7 @@ def test_taken_apart_where_something_is_fused(name):
     torch.manual_seed(0)
     norm, f, g = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
     want, have, notes = trained(FUSED[name](norm, f, g), norm, f, g, x=torch.randn(8, 32, requires_grad=True))
-    assert whole(notes) < 2, "its forward or its backward at least"
+    assert count(notes) < 2, "its forward or its backward at least"
     assert_equal(have, want, exactly=False)
 
 
@@ -126,14 +127,14 @@ def test_taken_apart_where_something_is_fused(name):
 def test_other_types_are_taken_apart(dtype):
     norm = nn.LayerNorm(32, dtype=dtype)
     x = torch.randn(8, 32, dtype=dtype, requires_grad=True)
-    assert not whole(trained(norm, norm, x=x)[2])
+    assert not count(trained(norm, norm, x=x)[2])
 
 
 def test_small_ones_are_taken_apart(monkeypatch):
-    monkeypatch.setattr(norms, "_FEWEST", 8 * 32 + 1)
+    monkeypatch.setattr(whole, "_FEWEST", 8 * 32 + 1)
     norm = nn.LayerNorm(32)
     want, have, notes = trained(norm, norm, x=torch.randn(8, 32, requires_grad=True))
-    assert not whole(notes)
+    assert not count(notes)
     assert_equal(have, want, exactly=False)
 
 
@@ -143,7 +144,7 @@ def test_sizes_that_change_are_taken_apart():
     for rows in (5, 7, 9):
         x = torch.randn(rows, 32)
         torch.testing.assert_close(compiled(x), product(norm(x)))
-    assert not whole(compiled.report().captures[-1].notes)
+    assert not count(compiled.report().captures[-1].notes)
 
 
 def test_from_the_cache():
@@ -152,3 +153,90 @@ def test_from_the_cache():
     x = torch.randn(8, 32)
     first, second = (sidefx_train.compile(lambda given: norm(given), fullgraph=True) for _ in range(2))
     assert torch.equal(first(x), norm(x)) and torch.equal(second(x), norm(x))
+
+
+GRID = torch.rand(2, 6, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+WINDOWS = {
+    "unfold an image": ((2, 3, 8, 8), lambda x: F.unfold(x, 3, padding=1, stride=2), 2),
+    "fold": ((2, 27, 16), lambda x: F.fold(x, (8, 8), 3, padding=1, stride=2), 2),
+    "unfold a sequence": ((4, 32), lambda x: x.unfold(1, 8, 4) * 2, 1),
+    "sample at a grid": ((2, 3, 8, 8), lambda x: F.grid_sample(x, GRID, align_corners=False), 1),
+    "the nearest": ((2, 3, 8, 8), lambda x: F.grid_sample(x, GRID, mode="nearest", align_corners=True), 1),
+    "flip": ((4, 32), lambda x: x.flip(1).exp(), 2),
+    "flip all": ((4, 32), lambda x: x.flip((0, -1)) + 1, 2),
+    "flip what is contiguous": ((4, 32), lambda x: x.t().flip(0) * 3, 2),
+    "roll": ((4, 32), lambda x: x.roll(3, 1) * x, 2),
+    "roll two": ((4, 32), lambda x: x.roll((1, 5), (0, 1)).tanh(), 2),
+    "roll all": ((4, 32), lambda x: x.roll(7) * 2, 2),
+    "cumulative sum": ((4, 32), lambda x: x.cumsum(1), 2),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_and_turns(name):
+    shape, net, expected = WINDOWS[name]
+    torch.manual_seed(0)
+    want, have, notes = trained(net, x=torch.randn(shape, requires_grad=True))
+    assert count(notes) == expected
+    assert_equal(have, want, exactly=False)
+
+
+APART = {
+    "flip rows": lambda x: x.flip(0).exp(),
+    "roll rows": lambda x: x.roll(1, 0) * 2,
+    "flip nothing": lambda x: x.flip(()) * 2,
+    "flip what is not contiguous": lambda x: x.t().flip(1) * 2,
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_whole_rows_are_moved_by_loops(name):
+    torch.manual_seed(0)
+    want, have, notes = trained(APART[name], x=torch.randn(4, 32, requires_grad=True))
+    assert not count(notes)
+    assert_equal(have, want, exactly=False)
+
+
+def test_small_windows_are_taken_apart(monkeypatch):
+    monkeypatch.setattr(whole, "_FEWEST_WINDOWS", 1 << 20)
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    want, have, notes = trained(lambda given: F.unfold(given.flip(3), 3), x=x)
+    assert not count(notes)
+    assert_equal(have, want, exactly=False)
+
+
+COMPLEX = {
+    "spectrum": lambda x: torch.fft.rfft(x).abs(),
+    "a power of it": lambda x: torch.fft.rfft(x).abs().pow(0.3).log1p(),
+    "over columns": lambda x: torch.fft.rfft(x, dim=0).abs(),
+    "of two dimensions": lambda x: torch.fft.rfft2(x).abs(),
+    "short-time": lambda x: torch.stft(x, 16, 4, window=torch.hann_window(16), return_complex=True).abs(),
+    "there and back": lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1]),
+    "a part": lambda x: torch.fft.fft(x)[:, 3:9].abs(),
+    "every other": lambda x: torch.fft.fft(x)[:, 1::2].abs(),
+    "a column": lambda x: torch.fft.fft(x)[:, 5].abs(),
+    "signs": lambda x: torch.sgn(torch.fft.fft(x)).real,
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+@pytest.mark.filterwarnings("error:Torchinductor does not support code generation for complex")
+def test_complex_numbers(name):
+    torch.manual_seed(0)
+    want, have, _ = trained(COMPLEX[name], x=torch.randn(4, 32, requires_grad=True))
+    assert_equal(have, want, exactly=False)
+
+
+@pytest.mark.filterwarnings("error:Torchinductor does not support code generation for complex")
+def test_complex_parts_are_one_call():
+    x = torch.randn(4, 32, requires_grad=True)
+
+    def step():
+        x.grad = None
+        torch.fft.rfft(x).abs().sum().backward()
+
+    compiled = sidefx_train.compile(step, fullgraph=True)
+    compiled()
+    text = compiled.report().sources()["graph"]
+    assert "aten.sgn" in text and "sidefx.zeros_around" in text
+    assert "slice_scatter" not in text and "aten.where" not in text

@@ -75,6 +75,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         _check_view(*args)
     if func is aten._grouped_mm.default:
         compat.know_grouped_products()
+    if getattr(func, "overloadpacket", None) is aten._ctc_loss:
+        compat.know_ctc_loss()
     if func in _INDEXED_WRITES and args[2].dtype != args[0].dtype:
         raise Unsupported("SFX102", f"{func} raises: it writes {args[2].dtype} to {args[0].dtype}")
     if compat.inside_transform():  # real tensors would be taken for what it transforms

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.functionalize import layouts, rnn
+from sidefx_train.compile.functionalize import ctc, layouts, rnn
 
 aten = torch.ops.aten
 
@@ -61,4 +61,6 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     aten.polygamma_.default: _polygamma_,
     aten.mkldnn_rnn_layer.default: rnn.forward,
     aten.mkldnn_rnn_layer_backward.default: rnn.backward,
+    aten._ctc_loss.Tensor: ctc.forward,
+    aten._ctc_loss_backward.Tensor: ctc.backward,
 }

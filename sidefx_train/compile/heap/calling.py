@@ -33,6 +33,7 @@ from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.finalizers import deletes
 from sidefx_train.compile.heap.freezing import Freezer, late_text
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later, message_of
+from sidefx_train.compile.heap.lengths import as_tensors, takes_lengths
 from sidefx_train.compile.heap.library import is_library, is_standard
 from sidefx_train.compile.heap.native_facts import (
     BARE,
@@ -402,6 +403,8 @@ class CallingWorld:
                     return self.guarded(fn, args, kwargs)
         into = kwargs.get("out") if torch_call else None
         before = into._version if isinstance(into, torch.Tensor) else 0
+        if takes_lengths(fn):
+            args, kwargs = as_tensors(self.guarded, args, kwargs)
         made = self.guarded(fn, args, kwargs) if torch_call else self._run(fn, args, kwargs)
         if isinstance(into, torch.Tensor) and into._version == before:
             # Some of torch's composite operators forget to write where tensors are not plain ones.

@@ -205,6 +205,13 @@ def test_small_windows_are_taken_apart(monkeypatch):
     assert_equal(have, want, exactly=False)
 
 
+def into_zeros(x):
+    """A part of complex zeros is written, and all of them are returned."""
+    whole = torch.zeros(4, 40, dtype=torch.complex64)
+    whole[:, 3 : 3 + x.shape[1]] = x
+    return whole
+
+
 COMPLEX = {
     "spectrum": lambda x: torch.fft.rfft(x).abs(),
     "a power of it": lambda x: torch.fft.rfft(x).abs().pow(0.3).log1p(),
@@ -214,6 +221,10 @@ COMPLEX = {
     "there and back": lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1]),
     "a part": lambda x: torch.fft.fft(x)[:, 3:9].abs(),
     "every other": lambda x: torch.fft.fft(x)[:, 1::2].abs(),
+    "channels last": lambda x: torch.fft.fft2(x.view(1, 2, 8, 8).to(memory_format=torch.channels_last))[..., 1:].abs(),
+    "what is put in place": lambda x: torch.fft.ifft(F.pad(torch.fft.fft(x)[:, 2:7], (2, 3))).real,
+    "into zeros": lambda x: into_zeros(torch.fft.fft(x)).real.square(),
+    "of numbers that are real": lambda x: into_zeros(x).real,
     "a column": lambda x: torch.fft.fft(x)[:, 5].abs(),
     "signs": lambda x: torch.sgn(torch.fft.fft(x)).real,
 }

@@ -50,12 +50,7 @@ _NORMS = (aten.native_layer_norm.default, aten.native_layer_norm_backward.defaul
 _PRODUCTS = frozenset((aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward))
 _VIEWS = frozenset((aten.view, aten._unsafe_view, aten.t, aten.transpose, aten.permute, aten.detach, aten.alias))
 
-_WINDOWS = (
-    *(aten.im2col.default, aten.col2im.default, aten.unfold_backward.default),
-    aten.grid_sampler_2d.default,
-)
-
-
+_WINDOWS = frozenset(op.default for op in (aten.im2col, aten.col2im, aten.unfold_backward, aten.grid_sampler_2d))
 _TURNS = {aten.flip.default: 1, aten.roll.default: 2}
 """Which of their arguments are the dimensions."""
 
@@ -151,12 +146,12 @@ def join_complex(module: fx.GraphModule, fake_mode: Any) -> None:
         if node.target is aten.copy.default and _is_put_in_place(node):
             node.replace_all_uses_with(node.args[1])
         elif node.target is aten.slice_scatter.default and node.meta["val"].is_complex():
-            around = _padding(*node.args)
+            around = _padding(*node.args, **node.kwargs)
             if around is None:
                 continue
             with module.graph.inserting_before(node):
                 padded = emit(module.graph, fake_mode, torch.ops.sidefx.zeros_around.default, node.args[1], around)
-            if padded.meta["val"].shape != node.meta["val"].shape:
+            if _layout(padded) != _layout(node):
                 module.graph.erase_node(padded)
                 continue
             node.replace_all_uses_with(padded)
@@ -169,6 +164,11 @@ def join_complex(module: fx.GraphModule, fake_mode: Any) -> None:
         module.recompile()
 
 
+def _layout(node: fx.Node) -> Any:
+    value = node.meta["val"]
+    return value.dtype, value.shape, value.stride(), value.device
+
+
 def _is_put_in_place(node: fx.Node) -> bool:
     made, given = (each.meta["val"] for each in (node, node.args[1]))  # type: ignore[union-attr]
     same = (given.dtype, given.shape, given.device) == (made.dtype, made.shape, made.device)
@@ -178,12 +178,7 @@ def _is_put_in_place(node: fx.Node) -> bool:
 def _padding(whole: Any, part: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """Widths of the zeros around a part; ``None`` if something else is around it."""
     size, dims = whole.meta["val"].shape, whole.meta["val"].dim()
-    if (
-        whole.target is not aten.full.default
-        or whole.args[1] != 0
-        or step != 1
-        or not all(isinstance(n, int) for n in size)
-    ):
+    if whole.target is not aten.full.default or whole.args[1] != 0 or step != 1:
         return None
     start, given = (start or 0), part.meta["val"].shape
     if not all(isinstance(n, int) for n in (*size, *given, start)) or start < 0:

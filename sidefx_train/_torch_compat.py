@@ -1384,6 +1384,22 @@ def call_whole(op: Any) -> None:
         lowering.make_fallback(op, layout_constraint=constraint, warn=False, override_decomp=True)
 
 
+def _call_unlowered(graph: fx.Graph) -> None:
+    """Has Inductor call what it has no loops for and was not taken apart.
+
+    It does so of itself, but where the environment says ``CI``, as its own tests and a user's do, it refuses those
+    operators that a decomposition is written for somewhere.
+    """
+    from torch._decomp import get_decompositions
+    from torch._inductor import lowering
+    from torch._library.utils import get_layout_constraint_tag
+
+    for op in {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)}:
+        if op not in lowering.lowerings and get_decompositions([op]):
+            constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
+            lowering.make_fallback(op, layout_constraint=constraint, warn=False, override_decomp=True)
+
+
 DISPATCH_FUNCTION = "sidefx_dispatched"
 """What C++ that Inductor writes calls around an operator of ours that is no kernel of torch's C interface."""
 
@@ -1517,6 +1533,7 @@ def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: 
     """
     from torch._inductor import compile_fx
 
+    _call_unlowered(module.graph)
     output = next(iter(reversed(module.graph.nodes)))
     compile_fx.record_original_output_strides(module)
     output.meta["user_visible_output_idxs"] = [i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node)]

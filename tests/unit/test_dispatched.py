@@ -73,3 +73,17 @@ def test_what_the_dispatcher_is_given_is_freed(tmp_path, monkeypatch):
     for _ in range(3000):
         compiled(x)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000, "KiB; an image has 80"
+
+
+def test_the_same_where_the_environment_says_ci(monkeypatch):
+    """Inductor then refuses to call what a decomposition is written for."""
+    from torch._inductor import lowering
+
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.delitem(lowering.lowerings, torch.ops.aten.upsample_bilinear2d.default, raising=False)
+    x = torch.randn(1, 1, 8, 8)
+
+    def step():
+        return F.interpolate(x, scale_factor=2, mode="bilinear")
+
+    torch.testing.assert_close(sidefx_train.compile(step, fullgraph=True)(), step())

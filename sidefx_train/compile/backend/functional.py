@@ -65,10 +65,10 @@ def _strides_in_doubt(traced: TracedGraph, graph: FunctionalGraph) -> list[tuple
     (returned,) = next(iter(reversed(traced.module.graph.nodes))).args
     for node, out in zip(returned, graph.outputs, strict=True):
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
-        if not isinstance(value, torch.Tensor) or not aliases.roots[node] & written or 1 not in value.shape:
+        if not isinstance(value, torch.Tensor) or not aliases.roots[node] & written:
             continue
         fixed = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-        if fixed and out.kind == "result" and out.value.text.startswith("r"):
+        if fixed and 1 in value.shape and out.kind == "result" and out.value.text.startswith("r"):
             found.append((int(out.value.text[1:]), tuple(value.stride())))
     return found
 

@@ -145,17 +145,18 @@ def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
         bias, (a, b) = None, node.args
     elif node.target is aten.addmm.default and not node.kwargs and len(node.args) == 3:
         bias, a, b = node.args  # type: ignore[assignment]
+    else:
+        return None
+    for n in (a, b) if bias is None else (a, b, bias):
+        val = n.meta["val"]  # type: ignore[union-attr]
+        if val.dtype not in _USUAL or val.device.type != "cpu":
+            return None
+        if not all(isinstance(s, int) for s in (*val.shape, *val.stride())) or 0 in val.shape:
+            return None
+    if bias is not None:
         start, value = bias.meta["val"], b.meta["val"]  # type: ignore[union-attr]
         if start.shape != (value.shape[1],) or start.dtype != value.dtype or not start.is_contiguous():
             return None  # the kernels read one number after the other
-    else:
-        return None
-    for n in (a, b):
-        val = n.meta["val"]  # type: ignore[union-attr]
-        if val.dtype not in _USUAL or val.device.type != "cpu" or 0 in val.shape:
-            return None
-        if not all(isinstance(s, int) for s in (*val.shape, *val.stride())):
-            return None
     return a, b, bias  # type: ignore[return-value]
 
 

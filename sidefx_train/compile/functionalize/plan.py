@@ -33,7 +33,8 @@ def refuse_unsupported(traced: TracedGraph) -> None:
 
 def _shows_elements_twice(node: fx.Node) -> bool:
     """True for a view of an expanded one: a write to it would be added up over the copies."""
-    return any(each.target is torch.ops.aten.expand.default and 0 in each.meta["val"].stride() for each in way_up(node))
+    expanded = [each for each in way_up(node) if each.target is torch.ops.aten.expand.default]
+    return any(isinstance(n, int) and n == 0 for each in expanded for n in each.meta["val"].stride())
 
 
 def _resizes(node: fx.Node) -> bool:

@@ -182,10 +182,10 @@ class Retracer:
     def _is_fed(self, node: fx.Node) -> bool:
         """True for an integer that the graph is given ready-made: from a tensor's contents, or of a changing float.
 
-        Sizes of what such a number made are not.
+        Sizes of what such a number made are not, and neither are those of an input, nor what is made of them.
         """
         val = node.meta.get("val")
-        known = node in self.plan.host.names or node in self.plan.late
+        known = (node in self.plan.host.names or node in self.plan.late) and node not in self.plan.sizes
         return known and isinstance(val, torch.SymInt) and (compat.is_unbacked(val) or compat.comes_from_float(val))
 
     def _packed_fake(self) -> torch.Tensor | None:

@@ -107,10 +107,12 @@ class ScalarPlan:
     Attributes:
         host: the prologue; ``host.names`` has every node it can compute.
         late: number nodes that depend on a tensor computed by the graph.
+        sizes: number nodes made of the inputs' sizes, strides and counts of elements alone.
     """
 
     host: HostProgram
     late: set[fx.Node]
+    sizes: set[fx.Node]
 
 
 class _Planner:
@@ -118,6 +120,7 @@ class _Planner:
         self.host = HostProgram()
         self._by_expression: dict[str, str] = {}
         self.late: set[fx.Node] = set()
+        self.sizes: set[fx.Node] = set()
         self.counters: dict[fx.Node, str | None] = {}  # root -> variable with its present value, None: not a counter
         self.values: dict[fx.Node, str] = {}  # out-of-place counter results
         self.aliases = aliases
@@ -168,7 +171,10 @@ class _Planner:
                 method = _OF_LAYOUT[node.target]
                 rest = ", ".join(map(repr, node.args[1:]))
                 self.host.names[node] = self._define(f"a{self.position[tensor]}.{method}({rest})", ())
+                self.sizes.add(node)
             return
+        if node.all_input_nodes and self.sizes.issuperset(node.all_input_nodes):
+            self.sizes.add(node)
         if not all(a in self.host.names for a in node.all_input_nodes):
             return
         text = self.render(node, self.host.names)
@@ -253,4 +259,4 @@ def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any,
 def plan_scalars(graph: fx.Graph, inputs: tuple[GraphInput, ...], aliases: Aliases) -> ScalarPlan:
     """Divides the number nodes of a captured graph."""
     planner = _Planner(graph, inputs, aliases)
-    return ScalarPlan(planner.host, planner.late)
+    return ScalarPlan(planner.host, planner.late, planner.sizes)

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-
 from tests.parity.harness import Program, batches, mlp, parity
 from tests.parity.test_autograd_features import trained
 

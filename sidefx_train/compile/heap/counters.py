@@ -1,11 +1,14 @@
 """Numbers in one-element CPU tensors from outside: the prologue reads them, so that a step may decide on them.
 
 Optimizers count their steps in such tensors, and some decide on the count (``RAdam``, ``ASGD``). The number at entry is
-an input of the graph; additions that the step has made since are followed.
+an input of the graph; additions that the step has made since are followed, and so are comparisons and arithmetic of
+integers (``AveragedModel`` asks ``n_averaged == 0``).
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,17 +38,55 @@ _ADDITIONS: dict[Any, int] = {
 }
 
 
+_SAME_MEMORY = frozenset(
+    (aten.detach.default, aten.alias.default, aten.view.default, aten.squeeze.default, aten.unsqueeze.default)
+)
+_SAME_VALUE = frozenset(
+    (aten.clone.default, aten.lift_fresh_copy.default, aten._to_copy.default, aten.any.default, aten.all.default)
+)
+_NEGATIONS = frozenset((aten.logical_not.default, aten.bitwise_not.default))
+_LOGICAL: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.logical_and.default: operator.and_,
+    aten.logical_or.default: operator.or_,
+    aten.bitwise_and.Tensor: operator.and_,
+    aten.bitwise_or.Tensor: operator.or_,
+}
+_COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
+    getattr(getattr(aten, name), kind): getattr(operator, name)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for kind in ("Scalar", "Tensor")
+}
+_DIVISIONS: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.remainder.Scalar: operator.mod,
+    aten.floor_divide.default: operator.floordiv,
+}
+_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.add.Tensor: operator.add,
+    aten.sub.Tensor: operator.sub,
+    aten.mul.Tensor: operator.mul,
+    **_DIVISIONS,
+}
+
+
 def number_in(world: CallingWorld, tensor: Any) -> Any:
     """What ``tensor.item()`` is at this point of the step, if the prologue can tell; else ``None``.
 
     A symbolic number, or a plain bool, whose value is guarded.
     """
     record = world.heap.record_of(tensor)
-    if not isinstance(record, TensorRecord) or record.real.numel() != 1 or record.real.device.type != "cpu":
+    if isinstance(record, TensorRecord):
+        return _of_input(world, record, None)
+    if type(tensor) is not compat.FakeTensor or not world.tracer.has_node(tensor):
         return None
-    if record.home is not None:
+    number = _computed(world, world.tracer.node_of(tensor), None)
+    return bool(number) if number is not None and tensor.dtype is torch.bool else number
+
+
+def _of_input(world: CallingWorld, record: TensorRecord, before: fx.Node | None) -> Any:
+    """The number in an input when ``before`` reads it; now, where that is ``None``."""
+    if record.real.numel() != 1 or record.real.device.type != "cpu" or record.home is not None:
         return None
-    writes = world.writes.to(record.shadow)
+    writes = [node for node in world.writes.to(record.shadow) if before is None or node < before]
     if record.real.dtype is torch.bool:
         return None if writes else world.heap.item_of(record)
     if record.real.dtype not in _NUMBERS:
@@ -59,6 +100,74 @@ def number_in(world: CallingWorld, tensor: Any) -> Any:
     for amount in added:
         number = number + amount
     return number
+
+
+def _computed(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any:
+    """The number in what the graph makes of such inputs (``count == 0``, ``count % 10``) when ``before`` reads it."""
+    held = node.meta.get("val")
+    if not isinstance(held, torch.Tensor) or held.device.type != "cpu" or any(size != 1 for size in _sizes(held)):
+        return None
+    if node.op == "placeholder":
+        return _of_placeholder(world, node, before)
+    if node.target in _SAME_MEMORY or node.args[:1] == tuple(written_args(node)):
+        return _computed(world, node.args[0], before)  # type: ignore[arg-type]
+    if node.op != "call_function" or not node.args or world.writes.to(held):
+        return None
+    given = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+    if not isinstance(given, torch.Tensor):
+        return None
+    if node.target in _SAME_VALUE:
+        return _computed(world, node.args[0], node) if given.dtype is held.dtype else None  # type: ignore[arg-type]
+    if node.kwargs or len(node.args) > 2:
+        return None
+    return _truth_of(world, node) if given.dtype is torch.bool else _result(world, node, given.dtype, held.dtype)
+
+
+def _result(world: CallingWorld, node: fx.Node, dtype: torch.dtype, result: torch.dtype) -> Any:
+    """A comparison of numbers of type ``dtype``, or arithmetic of integers; else ``None``."""
+    function = _COMPARISONS.get(node.target) or (_ARITHMETIC.get(node.target) if result is torch.int64 else None)
+    other = _operand(world, node, dtype) if function is not None and len(node.args) == 2 else None
+    if function is None or other is None or (node.target in _DIVISIONS and (type(other) is not int or other == 0)):
+        return None
+    number = _computed(world, node.args[0], node)  # type: ignore[arg-type]
+    return None if number is None else function(number, other)
+
+
+def _truth_of(world: CallingWorld, node: fx.Node) -> bool | None:
+    """A negation of a flag, or two combined; else ``None``."""
+    function = operator.not_ if node.target in _NEGATIONS else _LOGICAL.get(node.target)
+    if function is None or not all(isinstance(arg, fx.Node) for arg in node.args):
+        return None
+    flags = [_computed(world, arg, node) for arg in node.args]  # type: ignore[arg-type]
+    known = all(isinstance(flag, (bool, torch.SymBool)) for flag in flags)
+    return bool(function(*map(bool, flags))) if known else None
+
+
+def _of_placeholder(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any:
+    tracer = world.tracer
+    given = dict(zip(tracer.placeholders, tracer.real_inputs, strict=True)).get(node)
+    record = world.heap.by_real.get(id(given))
+    return _of_input(world, record, before) if isinstance(record, TensorRecord) else None
+
+
+def _operand(world: CallingWorld, node: fx.Node, dtype: torch.dtype) -> Any:
+    """What a number in a tensor of type ``dtype`` is compared with or added to, as the kernel sees it, or ``None``."""
+    other = node.args[1]
+    held = other.meta.get("val") if isinstance(other, fx.Node) else None
+    amount = _amount(world, other) if not isinstance(held, torch.Tensor) or held.dtype is dtype else None
+    if amount is None and isinstance(held, torch.Tensor) and held.dtype is dtype:
+        return _computed(world, other, node)  # type: ignore[arg-type]
+    if dtype is torch.int64:
+        return amount if type(amount) is int or isinstance(amount, torch.SymInt) else None
+    if dtype in (torch.float32, torch.float64) and type(amount) in (int, float):
+        with compat.real_world():
+            return torch.tensor(amount, dtype=dtype).item()
+    return None
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor; 0 stands for one that is symbolic."""
+    return tuple(size if isinstance(size, int) else 0 for size in tensor.shape)
 
 
 class Writes:

@@ -78,6 +78,17 @@ def test_fractions_are_compared_as_the_kernel_does(threshold, dtype):
     parity(lambda: Program(step, lambda i: (torch.ones(3), shares[i % 4])), steps=8, captures=None)
 
 
+def test_decided_inside_a_device_context():
+    """``with torch.device`` is for the tensors the step makes, not for the numbers that its decisions are about."""
+
+    def step(x, share):
+        with torch.device("meta"):
+            return x * 2 if share > 0.1 else x
+
+    shares = [torch.tensor(value) for value in (0.1, 0.2, 0.0)]
+    parity(lambda: Program(step, lambda i: (torch.ones(3), shares[i % 3])), steps=6, captures=None)
+
+
 def test_two_flags_and_a_limit():
     def step(x, on, off, count, limit):
         x = x * 2 if on & ~off else x

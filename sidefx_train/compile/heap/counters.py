@@ -126,11 +126,13 @@ def _computed(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any
 def _result(world: CallingWorld, node: fx.Node, dtype: torch.dtype, result: torch.dtype) -> Any:
     """A comparison of numbers of type ``dtype``, or arithmetic of integers; else ``None``."""
     function = _COMPARISONS.get(node.target) or (_ARITHMETIC.get(node.target) if result is torch.int64 else None)
-    other = _operand(world, node, dtype) if function is not None and len(node.args) == 2 else None
-    if function is None or other is None or (node.target in _DIVISIONS and (type(other) is not int or other == 0)):
+    if function is None or len(node.args) != 2:
         return None
     number = _computed(world, node.args[0], node)  # type: ignore[arg-type]
-    return None if number is None else function(number, other)
+    other = _operand(world, node, dtype) if number is not None else None
+    if other is None or (node.target in _DIVISIONS and (type(other) is not int or other == 0)):
+        return None
+    return function(number, other)
 
 
 def _truth_of(world: CallingWorld, node: fx.Node) -> bool | None:
@@ -161,7 +163,7 @@ def _operand(world: CallingWorld, node: fx.Node, dtype: torch.dtype) -> Any:
         return amount if type(amount) is int or isinstance(amount, torch.SymInt) else None
     if dtype in (torch.float32, torch.float64) and type(amount) in (int, float):
         with compat.real_world():
-            return torch.tensor(amount, dtype=dtype).item()
+            return torch.tensor(amount, dtype=dtype, device="cpu").item()  # a ``with torch.device`` may be open
     return None
 
 

@@ -240,6 +240,14 @@ def is_unbacked(number: Any) -> bool:
     return not number.node.has_hint()
 
 
+def known_truth(condition: torch.SymBool) -> bool | None:
+    """The truth of a condition that holds, or does not, whatever its numbers are; ``None`` for others."""
+    expression = condition.node.expr
+    if expression not in (True, False) and is_unbacked(condition):
+        expression = condition.node.shape_env._maybe_evaluate_static(expression)
+    return bool(expression) if expression in (True, False) else None
+
+
 def recorded_conditions(shape_env: ShapeEnv) -> list[Any]:
     """Sympy conditions on input symbols that the capture relied on."""
     return [guard.expr for guard in shape_env.guards]

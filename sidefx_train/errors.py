@@ -40,6 +40,10 @@ CODES: dict[str, tuple[str, str]] = {
         "the captured step stopped halfway",
         "Its tensors have been updated, its Python objects not: begin again from a checkpoint, and please report it.",
     ),
+    "SFX208": (
+        "a condition taken for granted did not hold",
+        "Nothing need be done: the step ran eagerly. Where it happens often, the step is captured in parts around it.",
+    ),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
 }
@@ -94,6 +98,13 @@ class RecaptureLimitError(SideFXError):
 
 class UnfinishedError(SideFXError):
     """A captured step raised after it had written to tensors; it cannot be run again."""
+
+
+class NotGranted(Exception):
+    """A condition that a captured step takes for granted does not hold: nothing has been changed. Internal."""
+
+    def __init__(self) -> None:
+        super().__init__("a condition on a tensor is not what the capture took for granted")
 
 
 class VerificationError(SideFXError):

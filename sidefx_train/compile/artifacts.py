@@ -176,7 +176,9 @@ class RunnerPlan:
         tail: operations run after the graph on the real inputs and on results.
         outputs: how each user output is made.
         checks: conditions on index inputs, checked before anything runs.
-        report: result that says an index computed by the step was out of range (then nothing may be committed).
+        report: result that says an index computed by the step was out of range, or a condition not what was taken for
+            granted (then nothing may be committed).
+        granted: there are such conditions.
         covered: True if nothing but the checked operations can raise for bad values.
         notes: choices worth reporting.
     """
@@ -195,6 +197,7 @@ class RunnerPlan:
     outputs: tuple[Output, ...] = ()
     checks: tuple[IndexCheck, ...] = ()
     report: str | None = None
+    granted: bool = False
     covered: bool = True
     notes: tuple[str, ...] = ()
     bases: tuple[SyntheticBase, ...] = ()

@@ -31,6 +31,7 @@ class Learned:
         passing: labels of texts that go on changing: they are only handed on.
         reads_texts: the step decides on one of them, so that they are exact after all.
         based: labels of views whose bases get a new value, from which they have their history.
+        doubts: conditions on tensors are not taken for granted: some did not hold, or a backward outside is cut off.
         whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
         divided: those of them with whose results the step computes: their calls are captured in parts.
     """
@@ -48,6 +49,7 @@ class Learned:
     passing: frozenset[str] = frozenset()
     reads_texts: bool = False
     based: frozenset[str] = frozenset()
+    doubts: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Captured:
 
     Attributes:
         ends: the first condition that the step itself ends, so that the next call will be captured again; in words.
+        granted: lines whose conditions on tensors are taken for granted.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Captured:
     iterators: tuple[Source, ...] = ()
     symbols: dict[str, Source] = field(default_factory=dict)
     ends: str = ""
+    granted: tuple[Location, ...] = ()
 
 
 class CaptureFailed(Exception):

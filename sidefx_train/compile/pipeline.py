@@ -135,6 +135,7 @@ def _capture_once(
             heap = world.heap
             heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
             heap.in_part, heap.walked = is_continuation(fn), learned.walked
+            world.doubts = learned.doubts
             heap.growing, heap.passing, heap.based = learned.growing, learned.passing, learned.based
             grad_mode = torch.is_grad_enabled()
             world.defined_at, heap.sources.parameters = definition_of(fn)
@@ -171,6 +172,8 @@ def _capture_once(
             for guard in separate_objects(world, effects):
                 world.heap.guards.setdefault((guard.kind, id(guard.source), guard.value), guard)
             residual, joint = planned(), None
+            if residual.metadata.tangents and world.granted:  # a graph cut in two has no place for them
+                return replace(learned, doubts=True)
             if residual.metadata.tangents:
                 recorded = record_backward(world, residual, in_order)
                 residual = planned()  # Python that the backward ran may have read more
@@ -229,6 +232,7 @@ def _capture_once(
         tuple(world.heap.iterators),
         symbols(world)[0],
         ends,
+        tuple(world.granted),
     )
 
 

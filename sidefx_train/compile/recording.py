@@ -9,6 +9,7 @@ from sidefx_train.compile.misses import Missed
 from sidefx_train.compile.wording import trigger
 from sidefx_train.report import GuardRecord, StepReport
 
+_GRANTED = "conditions on tensors taken for granted, which the graph checks: {}"
 _ONCE = "runs once, operation by operation: the step ends what it relies on ({})"
 
 
@@ -29,6 +30,9 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
     sources = {"facts": in_words(captured.residual.metadata), "residual": captured.residual.source}
     if "graph" not in executable.sources:
         sources["graph"] = captured.traced.module.print_readable(print_output=False)
+    notes = [_ONCE.format(captured.ends)] if entry.once else []
+    if captured.granted:
+        notes.append(_GRANTED.format(", ".join(map(str, captured.granted))))
     report.record_capture(
         trigger="first call" if missed is None else trigger(missed.label, missed.old, missed.new),
         nodes={"capture": nodes},
@@ -38,5 +42,5 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
         effects=list(captured.effects),
         guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
         sources={**sources, **executable.sources},
-        notes=[_ONCE.format(captured.ends), *executable.notes] if entry.once else executable.notes,
+        notes=[*notes, *executable.notes],
     )

@@ -40,6 +40,7 @@ from sidefx_train.errors import (
     BackendError,
     GraphBreakError,
     Location,
+    NotGranted,
     RecaptureLimitError,
     SideFXWarning,
     UnfinishedError,
@@ -52,6 +53,9 @@ _MAX_EARLY = 3
 
 _MAX_FAILED_JOBS = 2
 """Workers that fail, until steps run eagerly for good."""
+
+_FEW, _SELDOM = 3, 50
+"""Conditions taken for granted that may turn out otherwise: as many in all, or one in as many calls."""
 
 
 class CompiledStep:
@@ -159,6 +163,7 @@ class CompiledStep:
         self._has_run = False
         self._early_captures = 0
         self._failed_jobs = 0
+        self._doubts = 0
 
     def dispatch_seconds(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Times what a replay costs besides the graph, in seconds per call, with this call's arguments.
@@ -515,7 +520,7 @@ class CompiledStep:
         strict = self._strict
         if stop.raised:
             return self._eager_after_error(stop, args, kwargs, strict)
-        if stop.code not in ("SFX203", "SFX202"):
+        if stop.code not in ("SFX203", "SFX202", "SFX208"):
             self._report.record_break(stop.code, stop.reason, stop.location)
             if strict:
                 raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
@@ -559,18 +564,34 @@ class CompiledStep:
             raise error
         if not self._strict:
             error.__traceback__ = None  # its frames hold what the step, run now, may drop
+        granting = [entry for entry in self._entries if entry.captured.granted]
         for entry in [entry for entry in self._entries if entry.fresh]:
             entry.fresh = False
             for _, undo in entry.captured.commits:
                 undo()
             if entry.captured.commits:  # it holds optimizer state that is no longer there
                 self._drop(entry)
-        stop = CaptureFailed("SFX202", summary(error), None, None)
+        if isinstance(error, NotGranted):
+            stop = self._doubt(error, granting)
+        else:
+            stop = CaptureFailed("SFX202", summary(error), None, None)
         stop.__cause__ = error
         if not self._first_run:
             self._report.calls += 1
             self._hits -= 1  # the caller is about to count a replay
         return self._eager(stop, args, kwargs)
+
+    def _doubt(self, error: NotGranted, granting: list[Entry]) -> CaptureFailed:
+        """A condition is not what an entry took for granted: where that is not rare, none does any more."""
+        lines = dict.fromkeys(line for entry in granting for line in entry.captured.granted)
+        self._doubts += 1
+        if self._doubts >= _FEW and self._doubts * _SELDOM >= self._report.calls + self._hits:
+            self._learned = replace(self._learned, doubts=True)
+            for entry in granting:
+                self._drop(entry)
+        if len(lines) == 1:
+            return CaptureFailed("SFX208", str(error), next(iter(lines)), None)
+        return CaptureFailed("SFX208", f"{error}: that of {' or '.join(map(str, lines))}", None, None)
 
     def _differs(self, what: str) -> None:
         """``verify`` found a difference: the captured graph is run op by op from now on."""

@@ -21,7 +21,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Name, RunnerPlan
 from sidefx_train.compile.backend.checks import index_checker
 from sidefx_train.compile.functionalize.bases import real_base
-from sidefx_train.errors import UnfinishedError
+from sidefx_train.errors import NotGranted, UnfinishedError
 
 _serial = itertools.count()
 
@@ -182,8 +182,13 @@ def _forget(graph: RunnerPlan, source: Source) -> None:
 
 
 def _stop_on_report(graph: RunnerPlan, source: Source, indent: str) -> None:
-    if graph.report is not None:
-        source(f"{indent}if {graph.report}.item():")
+    if graph.report is None:
+        return
+    source(f"{indent}if {graph.report}.item():")
+    if graph.granted:
+        source.bind("NotGranted", NotGranted)
+        source(f"{indent}    raise NotGranted()")
+    else:
         source(f"{indent}    raise IndexError('an index computed in the step is out of range')")
 
 

@@ -104,6 +104,9 @@ class World(Protocol):
     def truth(self, value: Any) -> Any:
         """``bool(value)`` for values without a Python-level ``__bool__``/``__len__``; True or False."""
 
+    def grant(self, condition: Any, holds: bool) -> bool:
+        """Takes the truth of a value for granted that is known only later; false where that cannot be."""
+
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a C callable (or a Python one marked native) on values of this world."""
 
@@ -265,6 +268,9 @@ class DirectWorld:
 
     def truth(self, value: Any) -> Any:
         return bool(value)
+
+    def grant(self, condition: Any, holds: bool) -> bool:
+        return False
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)

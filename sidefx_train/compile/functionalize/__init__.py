@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from sidefx_train.compile.functionalize.scalars import (
     render_number,
 )
 from sidefx_train.compile.functionalize.tail import Tail, find_tail
+from sidefx_train.compile.granted import conditions
 from sidefx_train.compile.graph_checks import check_graph
 
 __all__ = ["functionalize"]
@@ -74,7 +76,8 @@ def functionalize(
     guarded = hazards.uses if tensor_scalars else {}
     left = tuple(node for node in hazards.unchecked if node not in guarded)
     waiting = held_back(graph, aliases, left)
-    if guarded:
+    granted = bool(conditions(graph))
+    if guarded or granted:
         waiting = {n for n in graph.nodes if n.op == "placeholder"}
     skip, defer = frozenset(tail.nodes), frozenset(waiting)
     options = RetraceOptions(
@@ -92,7 +95,7 @@ def functionalize(
     )
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
-    result = layout.assemble(retraced, hazards.checks, not left)
+    result = replace(layout.assemble(retraced, hazards.checks, not left), granted=granted)
     check_functional(result)
     check_graph("functionalization", result.module, traced.fake_mode, result.feeds, functional=True)
     return result

@@ -115,7 +115,9 @@ def is_pure(node: fx.Node) -> bool:
         return False
     target = node.target
     if isinstance(target, compat.OpOverload):
-        return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+        if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
+            return False
+        return bool(target._schema.returns)  # one without results is there for what it checks
     return True
 
 

@@ -32,6 +32,7 @@ from sidefx_train.compile.functionalize.scalar_ops import (
 )
 from sidefx_train.compile.functionalize.scalars import ScalarPlan, is_scalar_node, is_unknown_size
 from sidefx_train.compile.functionalize.tail import is_fused_update
+from sidefx_train.compile.granted import GRANTED
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
@@ -82,7 +83,7 @@ class Retraced:
         mutated: input positions that the graph writes.
         metadata: input position -> new (size, stride, distance from where it started).
         layouts: (size, stride, offset) of the results.
-        report: output position of the flag that says an index was out of range.
+        report: output position of the flag that says an index was out of range, or a condition not what was granted.
         bases: memory in which inputs overlap.
         mutated_bases: those that the graph writes.
     """
@@ -243,6 +244,9 @@ class Retracer:
                 # What the tensor holds now: a later in-place operation does not change the number.
                 self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
             return
+        if node.target is GRANTED:
+            self._check_granted(*node.args)  # type: ignore[arg-type]
+            return
         given = self.options.same[node]
         if given in self.member_of and changes_layout(node):
             member, made = self.member_of[given], node.meta["val"]
@@ -280,6 +284,10 @@ class Retracer:
         if tuple(compat.from_functional(value).stride()) != tuple(viewed.meta["val"].stride()):  # type: ignore[union-attr]
             raise BackendError("SFX201", f"{node.target} on a tensor that gets another layout: {viewed}")
         return value.as_strided(made.shape, made.stride(), made.storage_offset())  # type: ignore[no-any-return]
+
+    def _check_granted(self, condition: fx.Node, holds: bool) -> None:
+        value = self._value(condition).reshape(()).ne(0)
+        self.flags.append(value.logical_not() if holds else value)
 
     def _clamped(self, use: IndexUse) -> torch.Tensor:
         """An index that cannot raise; whether it would have is reported."""

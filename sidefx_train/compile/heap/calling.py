@@ -24,13 +24,15 @@ from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.graphs import one_generator
-from sidefx_train.compile.heap import caches, natives, notices, opaque, weak
+from sidefx_train.compile.heap import algebra, caches, granting, natives, notices, opaque, weak
+from sidefx_train.compile.heap.algebra import decided_by_algebra
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.classes import make_class, makes_class
 from sidefx_train.compile.heap.constants import constant_value
 from sidefx_train.compile.heap.contents import DictRecord, ListRecord
 from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.finalizers import deletes
+from sidefx_train.compile.heap.finite import if_finite
 from sidefx_train.compile.heap.freezing import Freezer, late_text
 from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later, message_of
 from sidefx_train.compile.heap.lengths import as_tensors, takes_lengths
@@ -105,6 +107,8 @@ class CallingWorld:
     module_spaces: dict[int, dict[str, Any]]
     class_views: dict[int, tuple[Any, type]]
     branching: bool
+    doubts: bool
+    granted: dict[Location, None]
     hooked: set[Any]
     deferred: list[DeferredCall]
     reentry: Reentry
@@ -137,6 +141,12 @@ class CallingWorld:
             number = number_in(self, value)
             if number is not None:
                 return bool(number)
+        decided = decided_by_algebra(self.tracer, value)
+        if decided is not None:
+            return self._by_algebra(value, *decided)
+        finite = if_finite(granting.asked_of(self.tracer, value))
+        if finite is not None and self.grant(value, finite):
+            return finite
         if id(value) in self.module_spaces:
             return True  # there is at least its name
         self.touch(value, asked="contains")
@@ -147,6 +157,33 @@ class CallingWorld:
                 raise
             reason = "branches on a tensor's value, which exists only when the graph runs"
             raise Unsupported("SFX101", reason, stop.location) from stop
+
+    def _by_algebra(self, condition: torch.SymBool, holds: bool, floats: list[Any]) -> bool:
+        """What algebra says of floats, where these are such that arithmetic says the same."""
+        if not algebra.known_before(floats):
+            if self.grant(condition, holds):
+                return holds
+            raise Unsupported("SFX101", "compares a number, which exists only when the graph runs", self.locate())
+        if not algebra.of_one_number(self.tracer, condition) or not algebra.rely_on_finite(floats):
+            natives.concrete_within(floats)  # they must be what they are now: so is what comes of them
+            return algebra.worked_out(self.tracer, condition)
+        return holds
+
+    def grant(self, condition: Any, holds: bool) -> bool:
+        """Takes the truth of what only the graph knows for granted, and has it checked; false where that cannot be."""
+        may = not (self.branching or self.doubts)
+        return may and self._noted(granting.grant(self.tracer, condition, holds))
+
+    def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
+        """Likewise that a number is not infinite, or not NaN."""
+        may = not (self.branching or self.doubts)
+        return may and self._noted(granting.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
+
+    def _noted(self, granted: bool) -> bool:
+        location = self.locate()
+        if granted and location is not None:
+            self.granted.setdefault(location)
+        return granted
 
     def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
         """C code is about to read a container: bring its contents in, nested ones too if ``deep``.

@@ -71,6 +71,8 @@ class TraceWorld(AttributeWorld):
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
+        doubts: no condition on a tensor is taken for granted.
+        granted: where one is.
         writes: operations that write to tensors.
         inference: contexts of inference mode that the step has entered.
         twins: stand-ins of ``torch.autograd.Function`` classes, whose methods are interpreted.
@@ -117,6 +119,8 @@ class TraceWorld(AttributeWorld):
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = Writes(tracer.graph)
         self.branching = False
+        self.doubts = False
+        self.granted: dict[Location, None] = {}
         self.inference: list[Any] = []
         self.twins: dict[type, type] = {}
         self.module_spaces: dict[int, dict[str, Any]] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture import iteration, operators
 from sidefx_train.compile.capture.frame import RETURNED, YIELDED, Frame
 from sidefx_train.compile.capture.generators import InterpretedGenerator
+from sidefx_train.compile.capture.raising import raising_truth
 from sidefx_train.compile.capture.versions import SEND_KEEPS_RECEIVER
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.errors import Unsupported
@@ -22,14 +23,27 @@ def jump(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 def pop_jump_if_false(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
-    if value is False or (value is not True and not operators.truth(interp, value)):
+    if value is False or (value is not True and not _decided(interp, frame, instr, value)):
         frame.pc = instr.target
 
 
 def pop_jump_if_true(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
-    if value is True or (value is not False and operators.truth(interp, value)):
+    if value is True or (value is not False and _decided(interp, frame, instr, value)):
         frame.pc = instr.target
+
+
+def _decided(interp: Interpreter, frame: Frame, instr: Instruction, value: Any) -> Any:
+    """The truth of a condition; where only the graph knows, and one side of the branch only raises, the other's."""
+    try:
+        return operators.truth(interp, value)
+    except Unsupported as stop:
+        if stop.code != "SFX101":
+            raise
+        raising = raising_truth(frame.program, instr, frame.pc)
+        if raising is None or not interp.world.grant(value, not raising):
+            raise
+        return not raising
 
 
 def jump_if_false_or_pop(interp: Interpreter, frame: Frame, instr: Instruction) -> None:

@@ -995,9 +995,9 @@ def inductor_options(options: dict[str, Any]) -> Iterator[None]:
 
 def forget_compile_threads() -> None:
     """For a forked process: Inductor's threads stayed behind, and what is given to them would be waited for forever."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    AsyncCompile.pool.cache_clear()
+    threads = sys.modules.get("torch._inductor.async_compile")
+    if threads is not None:
+        threads.AsyncCompile.pool.cache_clear()
 
 
 def inductor_decompositions() -> dict[Any, Any]:
@@ -1549,12 +1549,13 @@ def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: 
 
 
 @contextmanager
-def numbering_kernels() -> Iterator[None]:
-    """Kernels of graphs that are lowered inside have different names, also those of different graphs."""
+def numbering_kernels(graph: int) -> Iterator[None]:
+    """Kernels of graphs that are lowered inside have different names, those of graphs of other numbers included."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
     numbers = itertools.count()
-    with _replaced(PythonWrapperCodegen, "next_kernel_suffix", lambda before: lambda wrapper: str(next(numbers))):
+    number = lambda before: lambda wrapper: f"{graph}_{next(numbers)}"  # noqa: E731
+    with _replaced(PythonWrapperCodegen, "next_kernel_suffix", number):
         yield
 
 
@@ -1578,7 +1579,7 @@ def lowering_notes() -> Iterator[list[str]]:
         )
 
     logger = logging.getLogger("torch._inductor.ir")
-    logger.addFilter(keep)
+    logger.filters.insert(0, keep)  # before one that is around this
     notes: list[str] = []
     try:
         with _replaced(lowering, "_warn_complex_not_supported", note_complex):

@@ -1280,9 +1280,13 @@ def _replaced(place: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
         setattr(place, name, before)
 
 
+_CPU = torch.device("cpu")
+
+
 @contextmanager
-def _without_attention_patterns() -> Iterator[None]:
-    """Inductor's joint-graph passes do without the patterns of attention, which take long to make.
+def _without_idle_patterns(module: fx.GraphModule) -> Iterator[None]:
+    """Inductor's joint-graph passes do without the patterns of attention, which take long to make, and without others
+    that can match nothing in a graph.
 
     They are made by the next pass outside of this, as if there had been none here.
     """
@@ -1290,9 +1294,14 @@ def _without_attention_patterns() -> Iterator[None]:
     from torch._inductor.pattern_matcher import init_once_fakemode
 
     makers = [getattr(pad_mm, "_pad_mm_init", None), getattr(misc_patterns, "_misc_patterns_init", None)]
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    pads = any(getattr(value, "device", _CPU) != _CPU for value in values)  # products, and none on the CPU
+    permutes = any("randperm" in str(node.target) for node in module.graph.nodes)  # what is indexed by a permutation
 
     def make_others(input_device: torch.device | None = None) -> None:
-        for make in filter(None, makers):
+        for make, wanted in zip(makers, (pads, permutes), strict=True):
+            if make is None or not wanted:
+                continue
             make(input_device) if "input_device" in inspect.signature(make).parameters else make()
 
     if not all(makers):  # this torch calls them otherwise: all are made
@@ -1701,7 +1710,7 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
     from torch._inductor import compile_fx
 
     module = late_module(module, fx_graph_cse(module.graph))
-    with nullcontext() if finds_attention else _without_attention_patterns():
+    with nullcontext() if finds_attention else _without_idle_patterns(module):
         return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
 
 

@@ -33,19 +33,25 @@ from torch._guards import Source
 from torch._higher_order_ops import utils as _operator_utils
 from torch._higher_order_ops.while_loop import while_loop as while_loop
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager
 from torch.autograd import forward_ad
-from torch.fx.experimental import sym_node
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental import proxy_tensor, sym_node
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
+    _enable_thunkify,
+    _ProxyTensor,
     disable_proxy_modes_tracing,
     get_proxy_slot,
     handle_sym_dispatch,
+    snapshot_fake,
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SLoc, StatelessSymbolicContext
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 # --- recording ---------------------------------------------------------------------------------------------------
@@ -96,6 +102,185 @@ def new_proxy_tracer() -> PythonKeyTracer:
 
     tracer.create_arg = create_arg  # type: ignore[method-assign]
     return tracer
+
+
+_AS_IT_IS = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+"""Types of arguments that a graph has as they are."""
+
+_NOT_PLAIN = frozenset(
+    (
+        torch.ops.aten.is_nonzero.default,
+        torch.ops.aten.lift.default,
+        torch.ops.aten.lift_fresh.default,
+        torch.ops.aten.lift_fresh_copy.default,
+    )
+)
+_TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
+
+
+def _is_plain(op: Any) -> bool:
+    """True for an operator of which torch's recorder makes a node, whatever the arguments, and nothing else."""
+    implicit = torch._C.DispatchKey.CompositeImplicitAutograd
+    return (
+        isinstance(op, torch._ops.OpOverload)
+        and op.namespace in ("aten", "prims")
+        and op not in _NOT_PLAIN
+        and _TAGS.isdisjoint(op.tags)
+        and not op._schema.is_mutable
+        and implicit not in op.py_kernels
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), implicit)
+    )
+
+
+class _OtherValue(Exception):
+    """An argument that is no plain value."""
+
+
+def _known_values_of(mode: FakeTensorMode) -> dict[Any, Any]:
+    """What operators make of arguments, by their metadata, for as long as the mode lives."""
+    return vars(mode).setdefault("_sidefx_known", {})  # type: ignore[no-any-return]
+
+
+def _has_numbers(fake: FakeTensor) -> bool:
+    """True for a strided stand-in of which all that says where its elements are is a plain number."""
+    if fake.layout is not torch.strided:
+        return False
+    return all(type(n) is int for n in (*fake.shape, *fake.stride(), fake.storage_offset()))
+
+
+def _metadata_key(value: Any) -> Any:
+    """Equal for values of which an operator makes results that look the same."""
+    kind = type(value)
+    if kind is FakeTensor:
+        if not _has_numbers(value) or value.constant is not None:
+            raise _OtherValue
+        layout = value.shape, value.stride(), value.storage_offset(), value.is_conj(), value.is_neg()
+        return *layout, value.dtype, value.fake_device, value.requires_grad
+    if kind is list or kind is tuple:
+        return (kind, *map(_metadata_key, value))
+    if kind in _AS_IT_IS:
+        return kind, value
+    raise _OtherValue
+
+
+def _is_made_anew(made: Any, mode: FakeTensorMode) -> bool:
+    """True for a stand-in that is told by sizes, strides, type and device, in memory of its own."""
+    if type(made) is not FakeTensor or made.fake_mode is not mode or not _has_numbers(made):
+        return False
+    if made.constant is not None or made.requires_grad or made.is_conj() or made.is_neg() or made.storage_offset():
+        return False
+    again = _stand_in(mode, made.shape, made.stride(), made.dtype, made.fake_device)
+    same_memory = again.untyped_storage().nbytes() == made.untyped_storage().nbytes()
+    return same_memory and torch._C._dispatch_key_set(again) == torch._C._dispatch_key_set(made)
+
+
+def _stand_in(mode: FakeTensorMode, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    with in_kernel_invocation_manager(mode):
+        empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, empty, device)
+
+
+class RecordingMode(ProxyTorchDispatchMode):
+    """Records what torch's own mode does, without asking of each call what most are not.
+
+    A call of a plain operator on stand-ins is a node; what it makes is known where one of the same metadata was made
+    before, and is not a view. All else is left to torch.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tracer: PythonKeyTracer, decompositions: Any = None) -> None:
+        given: dict[str, Any] = {} if decompositions is None else {"decomposition_table": decompositions}
+        super().__init__(tracer, "symbolic", **given)
+        self._plain: dict[Any, bool] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return record_higher_order(self, func, args, kwargs or {})
+        plain = self._plain.get(func)
+        if plain is None:
+            plain = self._plain[func] = _is_plain(func)
+        if plain and func not in self._taken_apart() and not self._notes_more():
+            try:
+                nodes = tuple(map(self._node_of, args))
+                named = {name: self._node_of(value) for name, value in (kwargs or {}).items()}
+            except _OtherValue:
+                pass
+            else:
+                return self._record(func, nodes, named, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _taken_apart(self) -> Any:
+        """Operators with a decomposition: the mode's own table, before torch 2.12 the module's."""
+        own = getattr(self, "decomposition_table", None)
+        return getattr(proxy_tensor, "CURRENT_DECOMPOSITION_TABLE", ()) if own is None else own
+
+    def _notes_more(self) -> bool:
+        """True where somebody wants to find more in the nodes than a call."""
+        return fx_traceback.has_preserved_node_meta() or getattr(self, "emulate_precision_casts", False)
+
+    def _node_of(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _AS_IT_IS:
+            return value
+        if kind is list or kind is tuple:
+            return kind(map(self._node_of, value))
+        if kind is FakeTensor:
+            held = get_proxy_slot(value, self.tracer, None)
+            if held is not None and held.constant is None:
+                return held.proxy.node
+        raise _OtherValue
+
+    def _record(self, func: Any, nodes: tuple[Any, ...], named: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        tracer = self.tracer
+        name = tracer.graph._target_to_str(func.overloadpacket.__name__)
+        node = tracer.create_node("call_function", func, nodes, named, name)
+        proxy = fx.Proxy(node, tracer)
+        made = self._made(func, args, kwargs)
+        if type(made) is FakeTensor and _has_numbers(made):
+            tracer.tensor_tracker[made] = _ProxyTensor(proxy, None)
+            node.meta["val"] = snapshot_fake(made)
+            node.meta["tensor_meta"] = _extract_tensor_metadata(made)
+        else:
+            track_tensor_tree(made, proxy, constant=None, tracer=tracer)
+        return made
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        key = _call_key(mode, func, args, kwargs)
+        known = _known_values_of(mode) if key is not None else {}
+        if key in known:
+            return _stand_in(mode, *known[key])
+        with _enable_thunkify(self.tracer):
+            made = func(*args, **kwargs)
+        if (
+            key is not None
+            and not func.is_view
+            and _is_made_anew(made, mode)
+            and not _shares_memory(made, args, kwargs)
+        ):
+            known[key] = (made.shape, made.stride(), made.dtype, made.fake_device)
+        return made
+
+
+def _call_key(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Equal for calls whose results look the same; ``None`` where that is not to be told."""
+    if type(mode) is not FakeTensorMode or not mode.cache_enabled or mode.cache_crosscheck_enabled:
+        return None
+    around = func, torch.get_default_dtype(), torch.is_inference_mode_enabled()
+    try:
+        named = tuple((name, _metadata_key(value)) for name, value in kwargs.items())
+        return *around, tuple(map(_metadata_key, args)), named
+    except _OtherValue:
+        return None
+
+
+def _shares_memory(made: Any, args: Any, kwargs: Any) -> bool:
+    """True for what is in the memory of an argument, and for what is no tensor."""
+    if not isinstance(made, torch.Tensor):
+        return True
+    given = (value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor))
+    return any(storage_identity(value) == storage_identity(made) for value in given)
 
 
 @contextmanager
@@ -612,12 +797,12 @@ def symbolic_function(function: Any) -> Any:
 def _decomposing(tracer: PythonKeyTracer, decompositions: Any) -> Iterator[None]:
     """Records operations, taking those of a table apart: the mode's own table, before torch 2.12 the module's."""
     if "decomposition_table" in inspect.signature(ProxyTorchDispatchMode).parameters:
-        with ProxyTorchDispatchMode(tracer, "symbolic", decomposition_table=decompositions):
+        with RecordingMode(tracer, decompositions):
             yield
         return
     from torch.fx.experimental.proxy_tensor import decompose
 
-    with decompose(decompositions), ProxyTorchDispatchMode(tracer, "symbolic"):
+    with decompose(decompositions), RecordingMode(tracer):
         yield
 
 
@@ -1003,9 +1188,9 @@ def inductor_options(options: dict[str, Any]) -> Iterator[None]:
 
 def forget_compile_threads() -> None:
     """For a forked process: Inductor's threads stayed behind, and what is given to them would be waited for forever."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    AsyncCompile.pool.cache_clear()
+    threads = sys.modules.get("torch._inductor.async_compile")
+    if threads is not None:
+        threads.AsyncCompile.pool.cache_clear()
 
 
 def inductor_decompositions() -> dict[Any, Any]:
@@ -1103,9 +1288,13 @@ def _replaced(place: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
         setattr(place, name, before)
 
 
+_CPU = torch.device("cpu")
+
+
 @contextmanager
-def _without_attention_patterns() -> Iterator[None]:
-    """Inductor's joint-graph passes do without the patterns of attention, which take long to make.
+def _without_idle_patterns(module: fx.GraphModule) -> Iterator[None]:
+    """Inductor's joint-graph passes do without the patterns of attention, which take long to make, and without others
+    that can match nothing in a graph.
 
     They are made by the next pass outside of this, as if there had been none here.
     """
@@ -1113,9 +1302,14 @@ def _without_attention_patterns() -> Iterator[None]:
     from torch._inductor.pattern_matcher import init_once_fakemode
 
     makers = [getattr(pad_mm, "_pad_mm_init", None), getattr(misc_patterns, "_misc_patterns_init", None)]
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    pads = any(getattr(value, "device", _CPU) != _CPU for value in values)  # products, and none on the CPU
+    permutes = any("randperm" in str(node.target) for node in module.graph.nodes)  # what is indexed by a permutation
 
     def make_others(input_device: torch.device | None = None) -> None:
-        for make in filter(None, makers):
+        for make, wanted in zip(makers, (pads, permutes), strict=True):
+            if make is None or not wanted:
+                continue
             make(input_device) if "input_device" in inspect.signature(make).parameters else make()
 
     if not all(makers):  # this torch calls them otherwise: all are made
@@ -1524,7 +1718,7 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
     from torch._inductor import compile_fx
 
     module = late_module(module, fx_graph_cse(module.graph))
-    with nullcontext() if finds_attention else _without_attention_patterns():
+    with nullcontext() if finds_attention else _without_idle_patterns(module):
         return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
 
 
@@ -1557,12 +1751,13 @@ def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: 
 
 
 @contextmanager
-def numbering_kernels() -> Iterator[None]:
-    """Kernels of graphs that are lowered inside have different names, also those of different graphs."""
+def numbering_kernels(graph: int) -> Iterator[None]:
+    """Kernels of graphs that are lowered inside have different names, those of graphs of other numbers included."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
     numbers = itertools.count()
-    with _replaced(PythonWrapperCodegen, "next_kernel_suffix", lambda before: lambda wrapper: str(next(numbers))):
+    number = lambda before: lambda wrapper: f"{graph}_{next(numbers)}"  # noqa: E731
+    with _replaced(PythonWrapperCodegen, "next_kernel_suffix", number):
         yield
 
 
@@ -1586,7 +1781,7 @@ def lowering_notes() -> Iterator[list[str]]:
         )
 
     logger = logging.getLogger("torch._inductor.ir")
-    logger.addFilter(keep)
+    logger.filters.insert(0, keep)  # before one that is around this
     notes: list[str] = []
     try:
         with _replaced(lowering, "_warn_complex_not_supported", note_complex):

@@ -15,17 +15,14 @@ import tempfile
 import threading
 import time
 import traceback
-import warnings
 import weakref
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import pipeline
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend import build, can_be_handed_over, hand_over, take
+from sidefx_train.compile.backend.beside import begin_fork, start_fork
 from sidefx_train.compile.captured import Captured
 from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
@@ -142,9 +139,7 @@ class _Process(Job):
         os.close(handle)
         self._said = Path(name)
         self._status: int | None = None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads exist; the child uses nothing of theirs
-            self._child = os.fork()
+        self._child = start_fork()
         if self._child == 0:
             _work(graphs, config, name)
         self._end = weakref.finalize(self, _end, self._child, name)  # at exit as well
@@ -202,8 +197,7 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, said: str) -> None:
             os.dup2(silent, stream)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _run_serially()
-        compat.forget_compile_threads()
+        begin_fork()
         if not all(hand_over(graph, config) for graph in graphs):
             Path(said).write_text(_NOT_KEPT)
     except BaseException as error:
@@ -211,13 +205,3 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, said: str) -> None:
         Path(said).write_text(reason.strip() or "unknown")
     finally:
         os._exit(0)
-
-
-def _run_serially() -> None:
-    """No parallel kernel runs in this process, whose OpenMP threads did not survive the fork.
-
-    Code that is generated for the other process goes on seeing its number of threads.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.get_num_threads = lambda: threads

@@ -434,3 +434,25 @@ def test_the_native_modules_are_three() -> None:
         [False, True, False],
         [False, False, True],
     ]
+
+
+@pytest.mark.parametrize("permutes", [False, True])
+def test_patterns_that_can_match_nothing_are_not_made(permutes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.fx_passes import joint_graph, misc_patterns, pad_mm
+
+    made: list[str] = []
+    for place, name in ((pad_mm, "_pad_mm_init"), (misc_patterns, "_misc_patterns_init")):
+        if not hasattr(place, name):
+            pytest.skip("this torch makes them in another way")
+        monkeypatch.setattr(place, name, lambda input_device=None, name=name: made.append(name))
+    monkeypatch.setattr(joint_graph, "joint_graph_passes", lambda module, *_: joint_graph.lazy_init() or module)
+    monkeypatch.setattr("torch._inductor.compile_fx.joint_graph_passes", joint_graph.joint_graph_passes)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4)
+    order = graph.call_function(torch.ops.aten.randperm.default, (4,))
+    graph.output((graph.call_function(torch.ops.aten.index.Tensor, (x, [order])) if permutes else x,))
+    if not permutes:
+        graph.erase_node(order)
+    compat.inductor_passes(torch.fx.GraphModule({}, graph), finds_attention=False)
+    assert made == (["_misc_patterns_init"] if permutes else [])

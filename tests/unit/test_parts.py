@@ -229,3 +229,18 @@ def test_writes_and_symbols_are_lowered_as_a_whole() -> None:
 
     assert divide(_graph(writes, torch.randn(4, 4), torch.randn(4, 4))) is None
     assert divide(_graph(lambda y: writes(torch.zeros(4, 4), y), torch.randn(4, 4))) is None
+
+
+def test_a_fork_lowers_some_kinds_to_what_they_are_lowered_to_here(
+    divisions: list[Division | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not inductor.may_fork():
+        pytest.skip("no second processor, or no fork")
+    shared, step = _train(Network, _compile)
+    (capture,) = step.report().captures
+    assert any("by a fork of the process" in note for note in capture.notes), capture.notes
+    monkeypatch.setattr(inductor, "may_fork", lambda: False)
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "another"))
+    alone, other = _train(Network, _compile)
+    assert all(torch.equal(a, b) for a, b in zip(shared, alone, strict=True))
+    assert step.report().sources()["inductor"] == other.report().sources()["inductor"]

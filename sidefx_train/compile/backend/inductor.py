@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
 from sidefx_train.compile.backend.alike import AlikeLoops
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
+from sidefx_train.compile.backend.beside import Shared, may_fork
 from sidefx_train.compile.backend.columns import sum_by_blocks
 from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
@@ -212,7 +213,9 @@ class _Build:
         seconds: wall time of the compiler and of loading.
         constants: the graph takes constants that are no inputs.
         times: what was measured to choose kernels, as text.
-        parts: sources of a graph's parts: callers, kernels and libraries; ``None`` where a graph is built at once.
+        parts: sources of a part of the graph: caller, kernels and libraries; ``None`` where a graph is built at once.
+        written: its kernels.
+        look: called when a kernel has been written.
     """
 
     def __init__(self, meanwhile: Callable[[], Any], building: Building | None) -> None:
@@ -223,12 +226,21 @@ class _Build:
         self.constants = False
         self.times = ""
         self.parts: list[tuple[str, str, list[str]]] | None = None
+        self.written: list[str] = []
+        self.look: Callable[[], None] = lambda: None
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         if self.parts is None:
             return self.whole(caller, kernels, outputs, libraries)
         self.parts.append((caller, kernels, libraries))
         return _no_part_alone
+
+    def add(self, kernel: str) -> None:
+        """Takes in a kernel as soon as it is written."""
+        self.written.append(kernel)
+        if self.building is not None:
+            self.building.add(kernel)
+        self.look()
 
     def whole(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         """Builds the library of a graph and loads it."""
@@ -275,10 +287,9 @@ def _compile(
             build = _Build(meanwhile, building)
             if building is not None:
                 building.begin()
-            add = building.add if building is not None else lambda kernel: None
             with (
                 compat.lowering_notes() as warned,
-                compat.building_cpp(build, add),
+                compat.building_cpp(build, build.add),
                 compat.inductor_lowering(traced.fake_mode, AlikeLoops().generating),
             ):
                 module = compat.inductor_passes(graph.module, finds_attention)
@@ -299,7 +310,8 @@ def _compile(
                     call, code = compat.inductor_compile(module, example_inputs(graph), static)
                 else:
                     said.append(divided_note(division, module.graph))
-                    call, code = _compile_parts(module.graph, division, build)
+                    call, code, more = _compile_parts(module.graph, division, build)
+                    said.extend(more)
         said.extend(warned)
         build.constants = "constants_tensor" in code
         notes.extend(said)
@@ -317,23 +329,66 @@ def _compile(
     return compile_with(*attempts[-1])
 
 
-def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[Any, str]:
-    """Lowers each kind of part, and builds one library of all.
+@dataclass(frozen=True)
+class _Sources:
+    """What a part was lowered to.
+
+    Attributes:
+        caller: source of its ``inductor_entry_impl``.
+        kernels: source of the kernels that it calls.
+        libraries: to link.
+        written: the kernels, one by one.
+        code: all that Inductor wrote.
+        notes: for the report.
+    """
+
+    caller: str
+    kernels: str
+    libraries: list[str]
+    written: list[str]
+    code: str
+    notes: list[str]
+
+
+def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[Any, str, list[str]]:
+    """Lowers each kind of part, and builds one library of all; returns the call, the code, and notes.
 
     The longest comes first: its kernels, which take longest to compile, are compiled while the others are lowered.
     """
-    build.parts, codes = [], []
     kinds = sorted(set(division.kinds), key=lambda kind: len(division.parts[kind].items), reverse=True)
-    with compat.numbering_kernels():
-        for kind in kinds:
-            part = division.parts[kind]
-            codes.append(compat.inductor_compile(part_module(part), example_values(part), [])[1])
-    callers = {kind: caller for kind, (caller, _, _) in zip(kinds, build.parts, strict=True)}
-    kernels = "".join(text for _, text, _ in build.parts)
-    libraries = sorted({each for _, _, some in build.parts for each in some})
+
+    def lower(i: int) -> _Sources:
+        part = division.parts[kinds[i]]
+        build.parts, build.written = [], []
+        with compat.numbering_kernels(kinds[i]), compat.lowering_notes() as notes:
+            code = compat.inductor_compile(part_module(part), example_values(part), [])[1]
+        ((caller, kernels, libraries),) = build.parts
+        return _Sources(caller, kernels, libraries, build.written, code, notes)
+
+    def lower_there(i: int) -> _Sources:
+        build.building = None  # it is the other process's, as are its compilers
+        return lower(i)
+
+    def compile_kernels(made: _Sources) -> None:
+        if build.building is not None:
+            for kernel in made.written:
+                build.building.add(kernel)
+
+    notes: list[str] = []
+    if len(kinds) > 1 and may_fork():
+        shared = Shared(len(kinds), lower, lower_there, compile_kernels)
+        build.look = shared.look
+        sources = shared.run()
+        notes.append(f"{shared.received} of {len(kinds)} kinds of parts lowered by a fork of the process")
+    else:
+        sources = list(map(lower, range(len(kinds))))
+    callers = {kind: made.caller for kind, made in zip(kinds, sources, strict=True)}
+    kernels = "".join(made.kernels for made in sources)
+    libraries = sorted({each for made in sources for each in made.libraries})
     results = len(next(iter(reversed(graph.nodes))).args[0])
     entry = build.whole(join_callers(division, graph, callers), kernels, results, libraries)
-    return compat.call_aoti(entry), "\n".join(codes)
+    notes += dict.fromkeys(note for made in sources for note in made.notes)
+    return compat.call_aoti(entry), "\n".join(made.code for made in sources), notes
 
 
 def _is_static(graph: FunctionalGraph, feed: str) -> bool:

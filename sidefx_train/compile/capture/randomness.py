@@ -61,7 +61,7 @@ class RandomState:
         self.position = position
 
 
-class RepeatingMode(compat.ProxyTorchDispatchMode):
+class RepeatingMode(compat.RecordingMode):
     """Records operations; while an earlier random state is set, draws are copies of the earlier ones.
 
     Attributes:
@@ -69,10 +69,8 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
         cursors: by type of device, the next draw to repeat; absent while new numbers are drawn.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, tracer: GraphTracer) -> None:
-        super().__init__(tracer.tracer, "symbolic")
+        super().__init__(tracer.tracer)
         self.graph_tracer = tracer
         self.cursors: dict[str, int] = {}
         self.grad_switched = False
@@ -100,7 +98,7 @@ class RepeatingMode(compat.ProxyTorchDispatchMode):
         if func is compat.DEVICE_OF:  # C++ asks often: autograd for every gradient
             return args[0].device
         if isinstance(func, compat.HigherOrderOperator):
-            return compat.record_higher_order(self, func, args, kwargs or {})
+            return super().__torch_dispatch__(func, types, args, kwargs)
         if not torch.is_grad_enabled():
             self.grad_switched = True
         if multiplies_picked(func, args):

@@ -1,0 +1,175 @@
+"""Work that a fork of this process shares with it.
+
+Lowering is Python, which one processor runs. Where there is another one, a forked process, which has all that this one
+has, takes pieces of the work from the same list, and leaves what it made of them in files. A fork that fails or hangs
+costs time and nothing else: what it has not left is made here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+
+_PATIENCE = 5.0
+"""Seconds, and by how much longer than this process took, that a fork is waited for."""
+
+_forked = False
+
+
+def may_fork() -> bool:
+    """True if a fork would work beside this process, and could: it has this thread alone, and no kernels run in it."""
+    return (
+        sys.platform == "linux"
+        and not _forked
+        and threading.current_thread() is threading.main_thread()
+        and len(os.sched_getaffinity(0)) > 1
+        and not torch.cuda.is_initialized()
+    )
+
+
+def begin_fork() -> None:
+    """In a forked process: no parallel kernel runs in it, since its OpenMP threads did not survive the fork.
+
+    Code that is generated for the other process goes on seeing its number of threads. It forks no further.
+    """
+    global _forked
+    _forked = True
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.get_num_threads = lambda: threads
+    compat.forget_compile_threads()
+
+
+def start_fork() -> int:
+    """Forks; 0 in the forked process, whose threads are those it starts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads exist; the child uses nothing of theirs
+        return os.fork()
+
+
+class Shared:
+    """Pieces of work that this process and a fork of it do, each taking the next that nobody has taken.
+
+    Args:
+        count: pieces; they are numbers from 0 on, and taken in this order.
+        here: does a piece; called in this process.
+        there: likewise, in the fork; what it returns is pickled.
+        came: told of what the fork returns, in this process, while :meth:`look` is called.
+
+    Attributes:
+        received: pieces that the fork has done.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        here: Callable[[int], Any],
+        there: Callable[[int], Any],
+        came: Callable[[Any], None],
+    ) -> None:
+        self._count = count
+        self._here = here
+        self._there = there
+        self._came = came
+        self._made: dict[int, Any] = {}
+        self._awaited: set[int] = set()
+        self._folder: Path | None = None
+        self.received = 0
+
+    def run(self) -> list[Any]:
+        """What was made of each piece."""
+        with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
+            self._folder = Path(folder)
+            child = start_fork()
+            if child == 0:
+                self._work_there()
+            try:
+                self._work_here(child)
+            finally:
+                _end(child)
+                self._folder = None
+        return [self._made[i] for i in range(self._count)]
+
+    def look(self) -> None:
+        """Takes in what the fork has made since."""
+        if self._folder is None:
+            return
+        for i in sorted(self._awaited):
+            path = self._folder / f"made{i}"
+            if path.exists():
+                self._awaited.discard(i)
+                self._made[i] = pickle.loads(path.read_bytes())
+                self.received += 1
+                self._came(self._made[i])
+
+    def _work_here(self, child: int) -> None:
+        began = time.perf_counter()
+        for i in range(self._count):
+            if self._take(i):
+                self._made[i] = self._here(i)
+            else:
+                self._awaited.add(i)
+            self.look()
+        end = time.perf_counter() + max(_PATIENCE, time.perf_counter() - began)
+        while self._awaited and not _has_ended(child) and time.perf_counter() < end:
+            time.sleep(0.001)
+            self.look()
+        self.look()
+        for i in sorted(self._awaited):  # the fork failed: if by what the piece is, here it is told
+            self._made[i] = self._here(i)
+
+    def _take(self, i: int) -> bool:
+        assert self._folder is not None, "work is shared while it runs"
+        try:
+            os.close(os.open(self._folder / f"taken{i}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return False
+        return True
+
+    def _work_there(self) -> None:
+        try:
+            silent = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(silent, stream)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            begin_fork()
+            assert self._folder is not None, "work is shared while it runs"
+            for i in range(self._count):
+                if self._take(i):
+                    made = pickle.dumps(self._there(i))
+                    whole = self._folder / f"whole{i}"
+                    whole.write_bytes(made)
+                    whole.rename(self._folder / f"made{i}")
+        finally:
+            os._exit(0)
+
+
+def _has_ended(child: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody else has waited for it
+        return True
+
+
+def _end(child: int) -> None:
+    """Ends a fork, if it still runs."""
+    try:
+        if not _has_ended(child):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    except (ChildProcessError, ProcessLookupError):  # somebody else has waited for it
+        pass

@@ -32,6 +32,7 @@ LARGEST = 2e9
 
 _VERSION = 4  # of the candidates
 _TURNS = 6  # of each candidate that may be the fastest
+_LARGE, _FEW_TURNS = 1e8, 3  # floating-point operations of calls whose times vary little
 _CLEARLY = 1.5  # times slower than the fastest: no further turns after two
 _WORTH = (
     0.03  # seconds, and those of all runs at some floating-point operations a second: longer only if others are busy
@@ -161,6 +162,8 @@ def measured(
         threads = 1
     # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
     clock = time.thread_time if threads == 1 else time.perf_counter
+    if flops > _LARGE:
+        turns = min(turns, _FEW_TURNS)
     runs = min(_MOST_RUNS, max(1, int(3e7 / flops / _PARTS)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

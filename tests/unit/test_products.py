@@ -120,6 +120,27 @@ def test_a_step_with_batched_products(operator: str, monkeypatch: pytest.MonkeyP
     assert "3 of 3 matrix products by tiles in registers" in run.report().captures[0].notes
 
 
+def test_what_time_did_not_reach_is_computed_as_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has most to do is measured first; batches and single products are told apart."""
+    asked: list[int] = []
+
+    def timings(tasks: dict[str, measuring.Task]) -> dict[str, measuring.Times]:
+        asked.extend(math.prod(task[1][0][0]) for task in tasks.values())
+        large = [key for key, task in tasks.items() if task[1][0][0] in ([16, 16], [8, 8], [4, 4])]
+        return {key: {"mkl": 1.0, "tiles": 0.1 if i == 0 else 2.0} for i, key in enumerate(large)}
+
+    monkeypatch.setattr(products, "timings", timings)
+    sizes = [(2, 2), (4, 4), (8, 8), (16, 16), (3, 2, 2)]
+    given = [torch.randn(size) for size in sizes]
+    graph = make_fx(lambda *all: [x @ x if x.dim() == 2 else torch.bmm(x, x) for x in all], tracing_mode="fake")(*given)
+    note, table = products.choose_products(graph, 2)
+    targets = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
+    tiles, mkl = "sidefx.product.default", "aten.mm.default"
+    assert targets == [tiles, mkl, mkl, tiles, "aten.bmm.default"]
+    assert note == "2 of 5 matrix products by tiles in registers" and table.count("not measured") == 2
+    assert asked[0] == 256 and asked[-1] == 4
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_large_products_are_divided_among_threads(threads: int) -> None:
     before = torch.get_num_threads()

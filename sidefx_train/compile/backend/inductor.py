@@ -20,9 +20,11 @@ from sidefx_train.compile.backend.alike import AlikeLoops
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
 from sidefx_train.compile.backend.beside import Shared, may_fork
 from sidefx_train.compile.backend.columns import sum_by_blocks
+from sidefx_train.compile.backend.convolutions import choose_layout
 from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
+from sidefx_train.compile.backend.measuring import begin as begin_measuring
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.moments import write_out_moments
 from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
@@ -170,12 +172,17 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         decompositions = compat.inductor_decompositions()
     with compat.quick_vector_probes(accepts_flags):
         clock.lap("import")
+        begin_measuring()
+        last, laid_out, convolved = torch.backends.mkldnn.is_available(), "", ""
+        if last and config.autotune == "on":
+            last, laid_out, convolved = choose_layout(traced.module.graph, torch.get_num_threads())
+            clock.lap("layout")
         composites = kept_whole(traced.module.graph, decompositions)
         graph = functionalize(
             traced,
             decompositions=decompositions,
             tensor_scalars=True,
-            channels_last=torch.backends.mkldnn.is_available(),
+            channels_last=last,
             instead=composites,
         )
         clock.lap("functionalize")
@@ -188,14 +195,15 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
             attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = functools.cache(lambda: graph.module.print_readable(print_output=False))
-        notes = [*graph.notes, attention, f"{len(composites)} operators stay whole" if composites else ""]
-        build, call, code = _compile(graph, config, traced, notes, kept, finds_attention, readable)
+        notes = [*graph.notes, laid_out, attention, f"{len(composites)} operators stay whole" if composites else ""]
+        build, call, code = _compile(graph, config, traced, notes, kept, last, finds_attention, readable)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)
     if tiny:
         notes.append("tiny step: runs on one thread")
     plan = RunnerPlan(**{field.name: getattr(graph, field.name) for field in fields(RunnerPlan)})
-    sources = {"graph": readable(), "inductor": code, "times": "\n".join(filter(None, (attended, build.times)))}
+    times = (convolved, attended, build.times)
+    sources = {"graph": readable(), "inductor": code, "times": "\n".join(filter(None, times))}
     whole = build.library is not None and all(isinstance(result, torch.Tensor) for result in graph.results)
     # Conditions that lowering added are guards of the entry: where nothing is lowered, nobody would learn of them.
     added = set(compat.recorded_conditions(traced.fake_mode.shape_env)) - relied_on
@@ -268,13 +276,14 @@ def _compile(
     traced: TracedGraph,
     notes: list[str],
     kept: bool,
+    channels_last: bool,
     finds_attention: bool,
     meanwhile: Callable[[], Any],
 ) -> tuple[_Build, Any, str]:
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
     compat.register_kernel_lowerings()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
-    chosen = options(config, graph)
+    chosen = options(config, graph) | {"layout_optimization": channels_last}
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
     if kept or generators(graph.module):  # in ours, or in none: Inductor's takes one generator for another
         chosen |= {"fx_graph_cache": False, "force_disable_caches": True}  # an environment variable overrides the first

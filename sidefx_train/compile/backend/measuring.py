@@ -32,6 +32,7 @@ LARGEST = 2e9
 
 _VERSION = 4  # of the candidates
 _TURNS = 6  # of each candidate that may be the fastest
+_LARGE, _FEW_TURNS = 1e8, 3  # floating-point operations of calls whose times vary little
 _CLEARLY = 1.5  # times slower than the fastest: no further turns after two
 _WORTH = (
     0.03  # seconds, and those of all runs at some floating-point operations a second: longer only if others are busy
@@ -50,6 +51,15 @@ _elsewhere = False
 _waited = False
 """In this compilation, threads of a measurement waited for each other: other processes have the processors."""
 
+_spent = 0.0
+"""Seconds of measuring in this compilation."""
+
+
+def begin() -> None:
+    """A compilation begins, whose measurements share the time there is for them."""
+    global _waited, _spent
+    _waited, _spent = False, 0.0
+
 
 def measure_elsewhere() -> None:
     """From now on tasks are measured by a fresh process instead of this one."""
@@ -57,17 +67,18 @@ def measure_elsewhere() -> None:
     _elsewhere = True
 
 
-def timings(tasks: Mapping[str, Task]) -> dict[str, Times]:
+def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
     """Seconds of each candidate by key; a key is missing where the time for measuring was up.
 
     Args:
         tasks: what to measure where it is not known yet, by key.
+        share: of the time for measuring in one compilation, how much may be up then.
     """
     path = cache_dir() / f"kernels_{cpu_description()}_{torch.__version__}_{_VERSION}.json"
     known = {**_memory.get(path, {}), **_stored(path)}
     unknown = {key: task for key, task in tasks.items() if key not in known}
     if unknown:
-        sure, unsure = _in_a_process(unknown) if _elsewhere else _now(unknown)
+        sure, unsure = _in_a_process(unknown) if _elsewhere else _now(unknown, share * _BUDGET)
         _write(path, {**_stored(path), **sure})
         _memory.setdefault(path, {}).update(sure | unsure)
         known |= sure | unsure
@@ -107,9 +118,8 @@ def _write(path: Any, known: dict[str, Times]) -> None:
 
 def _now(tasks: Mapping[str, Task], budget: float = _BUDGET) -> tuple[dict[str, Times], dict[str, Times]]:
     """What was measured, and what was measured while others had the processors, which is not kept on disk."""
-    global _waited
-    _waited = False
-    began = time.perf_counter()
+    global _spent
+    began = time.perf_counter() - _spent
     sure: dict[str, Times] = {}
     unsure: dict[str, Times] = {}
     for key, (kind, args) in tasks.items():
@@ -117,6 +127,7 @@ def _now(tasks: Mapping[str, Task], budget: float = _BUDGET) -> tuple[dict[str, 
             break
         times = MEASURES[kind](*args)
         (unsure if _waited else sure)[key] = times
+    _spent = time.perf_counter() - began
     return sure, unsure
 
 
@@ -130,7 +141,9 @@ def _in_a_process(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str
     return sure, unsure
 
 
-def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int) -> dict[str, float]:
+def measured(
+    make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int, turns: int = _TURNS
+) -> dict[str, float]:
     """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
 
     The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them and is not
@@ -142,12 +155,15 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
         make: gives the functions, by name.
         flops: floating-point operations of one call: small ones are repeated.
         threads: how many the step will have.
+        turns: of each function that may be the fastest.
     """
     global _waited
     if _waited:
         threads = 1
     # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
     clock = time.thread_time if threads == 1 else time.perf_counter
+    if flops > _LARGE:
+        turns = min(turns, _FEW_TURNS)
     runs = min(_MOST_RUNS, max(1, int(3e7 / flops / _PARTS)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -156,7 +172,7 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
             functions = make()
             best = dict.fromkeys(functions, float("inf"))
             left, end = dict(functions), time.perf_counter() + _WORTH + flops / _SLOWEST
-            for turn in range(_TURNS):
+            for turn in range(turns):
                 for name, function in left.items():
                     function()
                     until = time.perf_counter() + _TURN
@@ -169,7 +185,7 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
                             break
                     if threads > 1 and best[name] > _LATE + flops / _LEAST_RATE:
                         _waited = True
-                        return measured(make, flops, 1)
+                        return measured(make, flops, 1, turns)
                 if turn >= 1:
                     left = {name: left[name] for name in left if best[name] <= _CLEARLY * min(best.values())}
                 if len(left) < 2 or time.perf_counter() > end:
@@ -181,7 +197,7 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
 
 def main() -> None:
     """Measures the tasks on standard input; for :func:`measure_elsewhere`."""
-    from sidefx_train.compile.backend import attention, measuring, products  # noqa: F401 - they add their measures
+    from sidefx_train.compile.backend import attention, convolutions, measuring, products  # noqa: F401 - they add measures
 
     print(json.dumps(measuring._now(json.load(sys.stdin), _PATIENCE)))
 

@@ -169,6 +169,8 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
     found = [(n, c) for n in module.graph.nodes if n.op == "call_function" and (c := _candidate(n)) is not None]
     asked: dict[fx.Node, str] = {}
     tasks: dict[str, Task] = {}
+    work: Counter[str] = Counter()
+    kinds: dict[str, tuple[int, torch.dtype]] = {}
     for node, (a, b, _) in found:
         left, right = a.meta["val"], b.meta["val"]
         key = f"{threads}: {tuple(left.shape)} {left.stride()} {tuple(right.shape)} {right.stride()}"
@@ -177,11 +179,20 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
         sizes = [*left.shape, right.shape[-1]]
         asked[node] = " ".join([key, *narrow, *(["(a part of it)"] if _part(sizes) != sizes else [])])
         tasks[asked[node]] = ("product", [*layouts, threads, *narrow])
+        work[asked[node]] += math.prod(sizes)
+        kinds[asked[node]] = left.dim(), left.dtype
+    tasks = {key: tasks[key] for key, _ in work.most_common()}
     known = timings(tasks)
+    won = {kind: Counter[str]() for kind in kinds.values()}
+    for key, times in known.items():
+        won[kinds[key]][fastest(times, _USUAL[kinds[key][1]])] += work[key] if times else 0
     chosen: Counter[str] = Counter()
     for node, (a, _, _) in found:
-        usual = _USUAL[a.meta["val"].dtype]
-        way = fastest(known.get(asked[node], {}), usual)
+        usual, others = _USUAL[a.meta["val"].dtype], won[kinds[asked[node]]].most_common(1)
+        if asked[node] in known or not others:
+            way = fastest(known.get(asked[node], {}), usual)
+        else:  # the time was up: as most of the work of this kind
+            way = others[0][0]
         operands = _candidate(node)  # as they are now: one may be a product that has been replaced
         if way == usual or operands is None:
             continue

@@ -1,8 +1,9 @@
 """Layouts of values: channels-last convolutions, the layout that the captured graph gave a value, draws in its order.
 
-oneDNN's convolutions run fastest on channels-last images. A captured graph carries the user's layout in every node, so
-asking for another one at each convolution would copy back and forth; instead the images are turned once, where they
-first meet a convolution, and the operations between convolutions follow. What leaves the graph is turned back.
+Most of oneDNN's convolutions run fastest on channels-last images (``backend/convolutions.py`` measures a graph's). A
+captured graph carries the user's layout in every node, so asking for another one at each convolution would copy back
+and forth; instead the images are turned once, where they first meet a convolution, and the operations between
+convolutions follow. What leaves the graph is turned back.
 """
 
 from __future__ import annotations
@@ -34,29 +35,47 @@ def keeps_layout(target: Any) -> bool:
     return getattr(target, "overloadpacket", None) not in _LAID_OUT_ANEW
 
 
+def may_turn(image: torch.Tensor) -> bool:
+    """True for an image, sequence or volume that a convolution of the CPU takes in channels-last layout."""
+    if image.device.type != "cpu" or image.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return image.dim() == 4 or (image.dim() in (3, 5) and all(isinstance(n, int) for n in image.shape))
+
+
 def turned(image: torch.Tensor) -> torch.Tensor:
     """``image`` in channels-last layout."""
-    if image.dim() != 4 or image.is_contiguous(memory_format=torch.channels_last):
+    layout = _CHANNELS_LAST.get(image.dim())
+    if layout is None or image.is_contiguous(memory_format=layout):
         return image
-    return aten.clone.default(image, memory_format=torch.channels_last)
+    return aten.clone.default(image, memory_format=layout)
 
 
-def _applies(image: torch.Tensor, transposed: bool) -> bool:
-    return image.dim() == 4 and image.device.type == "cpu" and image.dtype == torch.float32 and not transposed
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def convolution(image: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     """``aten.convolution`` on a channels-last image."""
-    if _applies(image, rest[3]):
-        image = turned(image)
-    return aten.convolution.default(image, weight, bias, *rest)
+    if not may_turn(image):
+        return aten.convolution.default(image, weight, bias, *rest)
+    if image.dim() == 3:
+        return convolution(image.unsqueeze(2), weight.unsqueeze(2), bias, *_of_flat_images(*rest)).squeeze(2)
+    return aten.convolution.default(turned(image), weight, bias, *rest)
 
 
-def convolution_backward(grad: Any, image: Any, weight: Any, *rest: Any) -> Any:
+def convolution_backward(grad: Any, image: Any, weight: Any, sizes: Any, *rest: Any) -> Any:
     """``aten.convolution_backward`` on channels-last tensors."""
-    if _applies(image, rest[4]):
-        grad, image = turned(grad), turned(image)
-    return aten.convolution_backward.default(grad, image, weight, *rest)
+    if not may_turn(image):
+        return aten.convolution_backward.default(grad, image, weight, sizes, *rest)
+    if image.dim() == 3:
+        flat = (given.unsqueeze(2) for given in (grad, image, weight))
+        *grads, of_bias = convolution_backward(*flat, sizes, *_of_flat_images(*rest[:6]), rest[6])
+        return *(made if made is None else made.squeeze(2) for made in grads), of_bias
+    return aten.convolution_backward.default(turned(grad), turned(image), weight, sizes, *rest)
+
+
+def _of_flat_images(stride: Any, padding: Any, dilation: Any, transposed: bool, more: Any, groups: int) -> Any:
+    """Settings of a convolution along sequences, for images of height 1: sequences have no channels-last layout."""
+    return [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *more], groups
 
 
 def _is_dense(tensor: torch.Tensor, order: list[int]) -> bool:

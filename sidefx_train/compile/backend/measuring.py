@@ -181,7 +181,7 @@ def measured(make: Callable[[], dict[str, Callable[[], Any]]], flops: float, thr
 
 def main() -> None:
     """Measures the tasks on standard input; for :func:`measure_elsewhere`."""
-    from sidefx_train.compile.backend import attention, measuring, products  # noqa: F401 - they add their measures
+    from sidefx_train.compile.backend import attention, measuring, products, recurrent  # noqa: F401 - they add their measures
 
     print(json.dumps(measuring._now(json.load(sys.stdin), _PATIENCE)))
 

@@ -1514,7 +1514,7 @@ def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
 
 KERNEL_FUNCTION = "aoti_torch_sidefx_"
 """What C++ that Inductor writes calls for ``sidefx::product``, ``product_relu``, ``products`` (behind their names
-``_narrow`` for bfloat16) and ``sum_rows`` begins with this."""
+``_narrow`` for bfloat16), ``sum_rows``, ``lstm`` and ``lstm_backward`` begins with this."""
 
 
 def register_kernel_lowerings() -> None:
@@ -1561,6 +1561,16 @@ def register_kernel_lowerings() -> None:
 
     lowering.register_lowering(torch.ops.sidefx.sum_rows.default, type_promotion_kind=None)(lower_rows)
 
+    def lower_layer(target: Any, plain: Sequence[int], *given: Any) -> Any:
+        args = [ir.ExternKernel.realize_input(each) if isinstance(each, ir.IRNode) else each for each in given]
+        for at in plain:
+            args[at] = args[at] and ir.ExternKernel.require_contiguous(args[at])
+        return [ir.TensorBox.create(made) for made in ir.FallbackKernel.create(target, *args)]
+
+    for name, plain in (("lstm", range(1, 7)), ("lstm_backward", range(1, 7))):  # all but sequences and gradients
+        target = getattr(torch.ops.sidefx, name).default
+        lowering.register_lowering(target, type_promotion_kind=None)(functools.partial(lower_layer, target, plain))
+
     def lower(x: Any, weight: Any, bias: Any) -> Any:
         x, weight = (ir.ExternKernel.realize_input(t) for t in (x, weight))
         inputs: list[Any] = [x, weight]
@@ -1602,6 +1612,10 @@ def _call_unlowered(graph: fx.Graph) -> None:
             lowering.make_fallback(op, layout_constraint=constraint, warn=False, override_decomp=True)
 
 
+_LAYERS = {"sidefx::lstm": "lstm", "sidefx::lstm_backward": "lstm_backward"}
+"""Operators with several results that are kernels of the native modules, and their functions' names."""
+
+
 DISPATCH_FUNCTION = "sidefx_dispatched"
 """What C++ that Inductor writes calls around an operator of ours that is no kernel of torch's C interface."""
 
@@ -1625,22 +1639,35 @@ def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
     def generate(
         wrapper: Any, buf_name: Any, python_kernel_name: Any, get_args: Any, op: Any, raw_args: Any, outputs: Any
     ) -> None:
-        words = _words(op, list(raw_args)) if isinstance(op, OpOverload) else None
-        if words is None:
+        kernel = _LAYERS.get(op._schema.name) if isinstance(op, OpOverload) else None
+        words = _words(op, list(raw_args)) if kernel is None and isinstance(op, OpOverload) else None
+        if words is None and kernel is None:
             before(wrapper, buf_name, python_kernel_name, get_args, op, raw_args, outputs)
             return
         made = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        words += ["0"] * (len(op._schema.returns) - len(words))
         names = [None if each is None else each.get_name() for each in made]
         lines = [f"RAIIAtenTensorHandle {name};" for name in names if name is not None]
-        lines += ["{", f"    uint64_t stack[] = {{{', '.join(words)}}};"]
-        lines.append(f'    {DISPATCH_FUNCTION}("{op._schema.name}", "{op._schema.overload_name}", stack);')
+        if words is None:
+            given = ", ".join(["stack", *map(_plain_word, raw_args)])
+            lines += ["{", f"    AtenTensorHandle stack[{len(op._schema.returns)}];"]
+            lines.append(f"    {KERNEL_FUNCTION}{kernel}({given});")
+        else:
+            words += ["0"] * (len(op._schema.returns) - len(words))
+            lines += ["{", f"    uint64_t stack[] = {{{', '.join(words)}}};"]
+            lines.append(f'    {DISPATCH_FUNCTION}("{op._schema.name}", "{op._schema.overload_name}", stack);')
         for i, name in enumerate(names):
             taken = f"RAIIAtenTensorHandle(reinterpret_cast<AtenTensorHandle>(stack[{i}]));"
             lines.append(f"    {taken}" if name is None else f"    {name} = {taken}")
         wrapper.writelines([*lines, "}"])
 
     return generate
+
+
+def _plain_word(value: Any) -> str:
+    """A tensor, none, or a number, as a function of C++ takes it."""
+    if value is None:
+        return "nullptr"
+    return str(value.codegen_reference()) if hasattr(value, "codegen_reference") else str(int(value))
 
 
 def _words(op: Any, given: list[Any]) -> list[str] | None:

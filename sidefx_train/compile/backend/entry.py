@@ -9,6 +9,7 @@ _TYPES = """
 typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_t, int64_t, const void*, void*,
                               int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 typedef int (*SidefxSumRows)(const int64_t*, const float*, float*, int64_t, int64_t, int64_t);
+typedef void (*SidefxLstm)(const int64_t*);
 """
 """Functions of the native modules."""
 
@@ -27,6 +28,7 @@ extern "C" {
 extern const int64_t sidefx_outputs;
 extern SidefxProduct sidefx_product __attribute__((weak));  // in callers that use it
 extern SidefxSumRows sidefx_sum_rows __attribute__((weak));
+extern SidefxLstm sidefx_lstm __attribute__((weak));
 }
 
 struct SidefxHandles {
@@ -74,13 +76,20 @@ static PyObject* sidefx_bind_sum_rows(PyObject*, PyObject* function) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef sidefx_methods[4] = {{"call", sidefx_call, METH_O, nullptr}};
+static PyObject* sidefx_bind_lstm(PyObject*, PyObject* function) {
+    sidefx_lstm = (SidefxLstm)PyCapsule_GetPointer(function, "sidefx_lstm");
+    if (!sidefx_lstm) return nullptr;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef sidefx_methods[5] = {{"call", sidefx_call, METH_O, nullptr}};
 static struct PyModuleDef sidefx_module = {PyModuleDef_HEAD_INIT, "sidefx_graph", nullptr, -1, sidefx_methods};
 
 PyMODINIT_FUNC PyInit_sidefx_graph(void) {
     PyMethodDef* next = sidefx_methods + 1;
     if (&sidefx_product != nullptr) *next++ = {"bind_product", sidefx_bind_product, METH_O, nullptr};
     if (&sidefx_sum_rows != nullptr) *next++ = {"bind_sum_rows", sidefx_bind_sum_rows, METH_O, nullptr};
+    if (&sidefx_lstm != nullptr) *next++ = {"bind_lstm", sidefx_bind_lstm, METH_O, nullptr};
     return PyModule_Create(&sidefx_module);
 }
 """.replace("@TYPES@", _TYPES)
@@ -149,10 +158,91 @@ static AOTITorchError @KERNEL@sum_rows(AtenTensorHandle out, AtenTensorHandle in
 }
 """
 
+_LSTM = """
+extern "C" {
+SidefxLstm sidefx_lstm = nullptr;  // likewise
+}
+
+struct SidefxWords {  // what the module takes
+    int64_t at[34];
+    int count = 0;
+    void put(int64_t word) { at[count++] = word; }
+    void put(AtenTensorHandle tensor) {
+        void* found = nullptr;
+        if (tensor) aoti_torch_get_data_ptr(tensor, &found);
+        put(reinterpret_cast<int64_t>(found));
+    }
+    void put_strided(AtenTensorHandle tensor, int64_t dims) {  // of a matrix the second dimension and the third
+        int64_t* strides = nullptr;
+        if (tensor) aoti_torch_get_strides(tensor, &strides);
+        put(tensor);
+        for (int64_t i = 0; i < 3; ++i) put(tensor && i >= 3 - dims ? strides[i - 3 + dims] : int64_t(0));
+    }
+    AtenTensorHandle make(int64_t dims, const int64_t* sizes, bool wanted = true) {  // without gaps
+        const int64_t none[] = {0, 0, 0}, strides[] = {dims > 1 ? sizes[1] * (dims > 2 ? sizes[2] : 1) : 1,
+                                                       dims > 2 ? sizes[2] : 1, 1};
+        AtenTensorHandle made = nullptr;
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, wanted ? sizes : none, strides,
+                                                             aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(),
+                                                             0, &made));
+        put(wanted ? made : nullptr);
+        return made;
+    }
+};
+
+static int64_t* sidefx_sizes(AtenTensorHandle tensor) {
+    int64_t* sizes;
+    aoti_torch_get_sizes(tensor, &sizes);
+    return sizes;
+}
+
+static void @KERNEL@lstm(AtenTensorHandle* made, AtenTensorHandle x, AtenTensorHandle w_ih, AtenTensorHandle w_hh,
+                         AtenTensorHandle b_ih, AtenTensorHandle b_hh, AtenTensorHandle hx, AtenTensorHandle cx,
+                         int64_t reverse, int64_t keep) {
+    const int64_t *size = sidefx_sizes(x), length = size[0], rows = size[1], units = sidefx_sizes(w_hh)[1];
+    const int64_t out[] = {length, rows, units}, kept[] = {length * rows * 5 * ((units + 15) / 16 * 16)};
+    SidefxWords words;
+    const int64_t sizes[] = {0, length, rows, size[2], units, reverse};
+    for (int64_t word : sizes) words.put(word);
+    words.put_strided(x, 3);
+    const AtenTensorHandle taken[] = {w_ih, w_hh, b_ih, b_hh, hx, cx};
+    for (AtenTensorHandle tensor : taken) words.put(tensor);
+    made[0] = words.make(3, out);
+    made[1] = words.make(2, out + 1);
+    made[2] = words.make(2, out + 1);
+    made[3] = words.make(1, kept, keep);
+    sidefx_lstm(words.at);
+}
+
+static void @KERNEL@lstm_backward(AtenTensorHandle* made, AtenTensorHandle x, AtenTensorHandle w_ih,
+                                  AtenTensorHandle w_hh, AtenTensorHandle hx, AtenTensorHandle cx,
+                                  AtenTensorHandle output, AtenTensorHandle kept, AtenTensorHandle grad,
+                                  AtenTensorHandle grad_hy, AtenTensorHandle grad_cy, int64_t reverse, int64_t wanted) {
+    const int64_t *size = sidefx_sizes(x), rows = size[1], inputs = size[2], units = sidefx_sizes(w_hh)[1];
+    const int64_t input[] = {4 * units, inputs}, hidden[] = {4 * units, units}, state[] = {rows, units};
+    SidefxWords words;
+    const int64_t sizes[] = {1, size[0], rows, inputs, units, reverse};
+    for (int64_t word : sizes) words.put(word);
+    words.put_strided(x, 3);
+    words.put_strided(grad, 3);
+    words.put_strided(grad_hy, 2);
+    words.put_strided(grad_cy, 2);
+    const AtenTensorHandle taken[] = {w_ih, w_hh, hx, cx, output, kept};
+    for (AtenTensorHandle tensor : taken) words.put(tensor);
+    made[0] = words.make(3, size, wanted & 1);
+    made[1] = words.make(2, input, wanted & 2);
+    made[2] = words.make(2, hidden, wanted & 2);
+    made[3] = words.make(1, input, wanted & 2);
+    made[4] = words.make(2, state, wanted & 4);
+    made[5] = words.make(2, state, wanted & 4);
+    sidefx_lstm(words.at);
+}
+"""
+
 
 def kernels_called(caller: str) -> str:
     """What stands in front of a caller of the native modules' kernels."""
-    parts = (("product", _PRODUCT), ("sum_rows", _SUM_ROWS))
+    parts = (("product", _PRODUCT), ("sum_rows", _SUM_ROWS), ("lstm", _LSTM))
     used = [text for name, text in parts if compat.KERNEL_FUNCTION + name in caller]
     return "".join([_TYPES, *used]).replace("@KERNEL@", compat.KERNEL_FUNCTION) if used else ""
 

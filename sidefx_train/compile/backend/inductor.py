@@ -30,6 +30,7 @@ from sidefx_train.compile.backend.moments import write_out_moments
 from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
+from sidefx_train.compile.backend.recurrent import choose_layers, has_layers
 from sidefx_train.compile.backend.repeats import Division, divide
 from sidefx_train.compile.backend.rows import may_add_rows, sum_rows_natively
 from sidefx_train.compile.backend.runner import generate
@@ -97,7 +98,7 @@ def _one_cpp_call(module: fx.GraphModule) -> bool:
 def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     """Functionalizes with Inductor's decompositions and compiles the result, or takes it from the cache."""
     clock = Clock()
-    start_build(with_rows=may_add_rows(traced.module.graph))
+    start_build(may_add_rows(traced.module.graph), has_layers(traced.module.graph))
     keep_freed_memory()
     key = key_of(traced, config)
     lowered = find(key, traced, load_library) if key is not None else None
@@ -304,8 +305,10 @@ def _compile(
                 module = compat.inductor_passes(graph.module, finds_attention)
                 check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
                 if config.autotune == "on":
-                    note, build.times = choose_products(module, threads)
-                    said.append(note)
+                    product_note, products = choose_products(module, threads)
+                    layer_note, layers = choose_layers(module, traced.fake_mode, threads)
+                    build.times = "\n".join(filter(None, (products, layers)))
+                    said += [product_note, layer_note]
                     said.append(sum_rows_natively(module, traced.fake_mode))
                 check_graph("products", module, traced.fake_mode, functional=True)
                 write_out_moments(module, traced.fake_mode)

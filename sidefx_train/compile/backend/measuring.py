@@ -197,7 +197,13 @@ def measured(
 
 def main() -> None:
     """Measures the tasks on standard input; for :func:`measure_elsewhere`."""
-    from sidefx_train.compile.backend import attention, convolutions, measuring, products  # noqa: F401 - they add measures
+    from sidefx_train.compile.backend import (  # noqa: F401 - they add their measures
+        attention,
+        convolutions,
+        measuring,
+        products,
+        recurrent,
+    )
 
     print(json.dumps(measuring._now(json.load(sys.stdin), _PATIENCE)))
 

@@ -5,57 +5,34 @@ stored the way a tile reads it is copied into a panel first. Libraries divide a 
 threads, which costs more than small products themselves.
 """
 
+from sidefx_train.compile.native.registers import REGISTERS
+
 NARROW = 2
 """Added to what the product is told of how: the numbers are bfloat16."""
 
 SOURCE = r"""
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=fast")
-
+@REGISTERS@
 #if defined(__AVX512F__)
-#define SIDEFX_LANES 16
 #define SIDEFX_ROWS 6
 #define SIDEFX_VECTORS 4
 #elif defined(__AVX__)
-#define SIDEFX_LANES 8
 #define SIDEFX_ROWS 6
 #define SIDEFX_VECTORS 2
 #else
-#define SIDEFX_LANES 4
 #define SIDEFX_ROWS 4
 #define SIDEFX_VECTORS 2
 #endif
 
 namespace products {
 
-constexpr int64_t LANES = SIDEFX_LANES, ROWS = SIDEFX_ROWS, VECTORS = SIDEFX_VECTORS, PANEL = LANES * VECTORS;
+using namespace registers;
+
+constexpr int64_t ROWS = SIDEFX_ROWS, VECTORS = SIDEFX_VECTORS, PANEL = LANES * VECTORS;
 constexpr int64_t ALONE = 1500000;  // floating-point operations below which one thread is done before two have begun
 
-typedef float Lanes __attribute__((vector_size(4 * LANES)));
-typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));  // anywhere in memory
-typedef int32_t Places __attribute__((vector_size(4 * LANES)));
-
 struct Matrix { const float* data; int64_t row, column; };  // strides in elements
-
-static inline Lanes everywhere(float value) {
-#ifdef __clang__
-    Lanes made;
-    for (int l = 0; l < LANES; ++l) made[l] = value;
-    return made;
-#else
-    return value - Lanes{};
-#endif
-}
-
-static inline Lanes choose(Lanes first, Lanes second, Places places) {
-#ifdef __clang__
-    Lanes made;
-    for (int l = 0; l < LANES; ++l) made[l] = places[l] < LANES ? first[places[l]] : second[places[l] - LANES];
-    return made;
-#else
-    return __builtin_shuffle(first, second, places);
-#endif
-}
 
 // rows [0, R) of V vectors of one panel: out[i][j] = bias[j] + sum over k of a[i][k] * b[k][j], where it is below 0
 // perhaps 0
@@ -97,41 +74,6 @@ static inline void rows(Matrix a, const float* b, int64_t b_row, const float* bi
     }
 }
 
-// One of the exchanges of blocks of STEP lanes between rows that turn a square over.
-template <int STEP>
-static inline void exchange(Lanes* held) {
-    Places low, high;
-#pragma GCC unroll 16
-    for (int l = 0; l < LANES; ++l) {
-        low[l] = l & STEP ? LANES + l - STEP : l;
-        high[l] = l & STEP ? LANES + l : l + STEP;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) {
-        if (i & STEP) continue;
-        const Lanes first = held[i], second = held[i + STEP];
-        held[i] = choose(first, second, low);
-        held[i + STEP] = choose(first, second, high);
-    }
-}
-
-// A square of LANES x LANES, turned over.
-static inline void turn(const float* from, int64_t from_row, float* to, int64_t to_row) {
-    Lanes held[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) held[i] = *(const Loose*)(from + i * from_row);
-    exchange<1>(held);
-    exchange<2>(held);
-#if SIDEFX_LANES > 4
-    exchange<4>(held);
-#endif
-#if SIDEFX_LANES > 8
-    exchange<8>(held);
-#endif
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) *(Loose*)(to + i * to_row) = held[i];
-}
-
 // Columns [0, width) of b as a panel of PANEL columns, the rest zero.
 static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
     int64_t turned = 0;
@@ -146,21 +88,6 @@ static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
         for (int64_t j = width; j < PANEL; ++j) panel[k * PANEL + j] = 0.0f;
     }
 }
-
-struct Room {  // of one thread, for one panel
-    float* at = nullptr;
-    int64_t size = 0;
-    ~Room() { delete[] at; }
-    float* of(int64_t wanted) {
-        if (wanted > size) {
-            delete[] at;
-            at = nullptr, size = 0;  // if there is no memory
-            at = new float[wanted];
-            size = wanted;
-        }
-        return at;
-    }
-};
 
 static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int64_t columns, int64_t depth,
                           int64_t first, int64_t last, int64_t column, bool relu) {
@@ -324,4 +251,4 @@ static PyObject* product(PyObject*, PyObject* const* given, Py_ssize_t count) {
 static PyObject* function(PyObject*, PyObject*) {
     return PyCapsule_New((void*)&sidefx_product_of, "sidefx_product", nullptr);
 }
-"""
+""".replace("@REGISTERS@", REGISTERS)

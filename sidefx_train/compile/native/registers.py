@@ -1,0 +1,91 @@
+"""C++ that native modules have in common: vectors that stay in registers, squares of numbers turned over, room."""
+
+REGISTERS = r"""
+#if defined(__AVX512F__)
+#define SIDEFX_LANES 16
+#elif defined(__AVX__)
+#define SIDEFX_LANES 8
+#else
+#define SIDEFX_LANES 4
+#endif
+
+namespace registers {
+
+constexpr int64_t LANES = SIDEFX_LANES;
+
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));  // anywhere in memory
+typedef int32_t Places __attribute__((vector_size(4 * LANES)));
+
+static inline Lanes everywhere(float value) {
+#ifdef __clang__
+    Lanes made;
+    for (int l = 0; l < LANES; ++l) made[l] = value;
+    return made;
+#else
+    return value - Lanes{};
+#endif
+}
+
+static inline Lanes choose(Lanes first, Lanes second, Places places) {
+#ifdef __clang__
+    Lanes made;
+    for (int l = 0; l < LANES; ++l) made[l] = places[l] < LANES ? first[places[l]] : second[places[l] - LANES];
+    return made;
+#else
+    return __builtin_shuffle(first, second, places);
+#endif
+}
+
+// One of the exchanges of blocks of STEP lanes between rows that turn a square over.
+template <int STEP>
+static inline void exchange(Lanes* held) {
+    Places low, high;
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; ++l) {
+        low[l] = l & STEP ? LANES + l - STEP : l;
+        high[l] = l & STEP ? LANES + l : l + STEP;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) {
+        if (i & STEP) continue;
+        const Lanes first = held[i], second = held[i + STEP];
+        held[i] = choose(first, second, low);
+        held[i + STEP] = choose(first, second, high);
+    }
+}
+
+// A square of LANES x LANES, turned over.
+static inline void turn(const float* from, int64_t from_row, float* to, int64_t to_row) {
+    Lanes held[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) held[i] = *(const Loose*)(from + i * from_row);
+    exchange<1>(held);
+    exchange<2>(held);
+#if SIDEFX_LANES > 4
+    exchange<4>(held);
+#endif
+#if SIDEFX_LANES > 8
+    exchange<8>(held);
+#endif
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) *(Loose*)(to + i * to_row) = held[i];
+}
+
+struct Room {  // that grows
+    float* at = nullptr;
+    int64_t size = 0;
+    ~Room() { delete[] at; }
+    float* of(int64_t wanted) {
+        if (wanted > size) {
+            delete[] at;
+            at = nullptr, size = 0;  // if there is no memory
+            at = new float[wanted];
+            size = wanted;
+        }
+        return at;
+    }
+};
+
+}  // namespace registers
+"""

@@ -30,7 +30,7 @@ from sidefx_train import cache
 from sidefx_train.compile.native import guards, lstm, products, rows, tensors, updates
 from sidefx_train.compile.native.python import python_header
 
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
+_FLAGS = ("-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 _PYTHON = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -61,6 +61,7 @@ class _Module:
         others: entries of the others in the table of methods.
         label: what it holds, in words.
         reads_tensors: it includes torch's header of a tensor where that is to be had.
+        level: of optimisation.
     """
 
     name: str
@@ -69,6 +70,7 @@ class _Module:
     others: tuple[str, ...]
     label: str
     reads_tensors: bool = False
+    level: str = "-O3"
     lock: Any = field(default_factory=threading.Lock)
     done: bool = False
     module: ModuleType | None = None
@@ -95,7 +97,7 @@ class _Module:
 _FUNCTION = ('{"function", function, METH_NOARGS, nullptr},',)
 _PRODUCTS = _Module("sidefx_products", products.SOURCE, ("product",), _FUNCTION, "products")
 _ROWS = _Module("sidefx_rows", rows.SOURCE, ("sum_rows",), _FUNCTION, "rows added up by index")
-_LSTM = _Module("sidefx_lstm", lstm.SOURCE, ("layer",), _FUNCTION, "layers of an LSTM")
+_LSTM = _Module("sidefx_lstm", lstm.SOURCE, ("layer",), _FUNCTION, "layers of an LSTM", level="-O2")
 _AROUND = _Module(
     "sidefx_native",
     updates.SOURCE,
@@ -215,7 +217,7 @@ def cpu_description() -> str:
 
 
 def _key(wanted: _Module) -> str:
-    parts = [wanted.source, *_FLAGS, platform.python_version(), compat.torch_build(), cpu_description()]
+    parts = [wanted.source, wanted.level, *_FLAGS, platform.python_version(), compat.torch_build(), cpu_description()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -269,6 +271,7 @@ def _compile(compiler: str, wanted: _Module) -> str | None:
         command = [
             *patient,
             compiler,
+            wanted.level,
             *_FLAGS,
             "-std=c++20",
             "-shared",

@@ -82,24 +82,26 @@ static inline Lanes tangent(Lanes x) {
 
 // --- products ----------------------------------------------------------------------------------------------------
 
+#define SIDEFX_ALL _Pragma("GCC unroll 8")  // also at a low level of optimisation
+
 // R rows of V vectors: out[i][j] = start[i][j] + sum over k of a[i][k] * b[k][j], b a packed panel
 template <int R, int V>
 static inline void tile(const float* a, int64_t a_row, int64_t a_column, const float* b, const float* start,
                         int64_t start_row, float* out, int64_t out_row, int64_t depth) {
     Lanes sum[R][V];
-    for (int i = 0; i < R; ++i)
-        for (int j = 0; j < V; ++j)
+    SIDEFX_ALL for (int i = 0; i < R; ++i)
+        SIDEFX_ALL for (int j = 0; j < V; ++j)
             sum[i][j] = start ? (Lanes)*(const Loose*)(start + i * start_row + j * LANES) : Lanes{};
     for (int64_t k = 0; k < depth; ++k) {
         Lanes right[V];
-        for (int j = 0; j < V; ++j) right[j] = *(const Lanes*)(b + k * PANEL + j * LANES);
-        for (int i = 0; i < R; ++i) {
+        SIDEFX_ALL for (int j = 0; j < V; ++j) right[j] = *(const Lanes*)(b + k * PANEL + j * LANES);
+        SIDEFX_ALL for (int i = 0; i < R; ++i) {
             const Lanes left = everywhere(a[i * a_row + k * a_column]);
-            for (int j = 0; j < V; ++j) sum[i][j] += left * right[j];
+            SIDEFX_ALL for (int j = 0; j < V; ++j) sum[i][j] += left * right[j];
         }
     }
-    for (int i = 0; i < R; ++i)
-        for (int j = 0; j < V; ++j) *(Loose*)(out + i * out_row + j * LANES) = sum[i][j];
+    SIDEFX_ALL for (int i = 0; i < R; ++i)
+        SIDEFX_ALL for (int j = 0; j < V; ++j) *(Loose*)(out + i * out_row + j * LANES) = sum[i][j];
 }
 
 template <int R> struct Rows { static constexpr int count = R; };

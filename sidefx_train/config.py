@@ -33,8 +33,9 @@ class CompileConfig:
         partition: how a forward whose backward is called from outside is cut from it. ``"min_cut"``: values that cheap
             operations can make again are not saved. ``"default"``: everything is saved that autograd saves.
         recapture_limit: captures kept for one step before it runs eagerly.
-        autotune: ``"on"``: what computes each matrix product and attention is measured, for two seconds at most, unless
-            that is known. ``"off"``: torch's own choice.
+        autotune: ``"on"``: what computes each matrix product, attention, convolution and recurrent layer is measured,
+            unless that is known. ``"off"``: torch's own choice.
+        autotune_seconds: of measuring for one graph, at most; ten times as many in a worker, for which nobody waits.
     """
 
     backend: Backend = "inductor"
@@ -48,6 +49,7 @@ class CompileConfig:
     partition: Literal["min_cut", "default"] = "min_cut"
     recapture_limit: int = 16
     autotune: Literal["on", "off"] = "on"
+    autotune_seconds: float = 2.0
 
     def __post_init__(self) -> None:
         if not callable(self.backend) and self.backend not in BACKEND_NAMES:
@@ -67,6 +69,8 @@ class CompileConfig:
             raise ValueError(f"partition={self.partition!r}: expected 'min_cut' or 'default'")
         if self.autotune not in ("on", "off"):
             raise ValueError(f"autotune={self.autotune!r}: expected 'on' or 'off'")
+        if not self.autotune_seconds >= 0:
+            raise ValueError(f"autotune_seconds={self.autotune_seconds}: expected a time in seconds, 0 or more")
         if self.cuda_graphs == "on":
             raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
         if self.verify < 0:

@@ -29,6 +29,7 @@ def compile_step(
     partition: Literal["min_cut", "default"] = "min_cut",
     recapture_limit: int = 16,
     autotune: Literal["on", "off"] = "on",
+    autotune_seconds: float = 2.0,
 ) -> Any:
     """Compiles a whole training step; a decorator, or called with the step.
 
@@ -50,9 +51,11 @@ def compile_step(
             cheap, ``"default"`` saves what autograd saves.
         recapture_limit: captures kept for the step; after them it runs eagerly wherever none fits, and a warning names
             the value that keeps changing.
-        autotune: ``"on"`` measures on this machine what computes each matrix product and attention fastest (two seconds
-            at most, and once: times are kept on disk, and shown in ``report.sources()["times"]``); ``"off"`` leaves the
-            choice to torch.
+        autotune: ``"on"`` measures on this machine what computes each matrix product, attention, convolution and
+            recurrent layer fastest (once: times are kept on disk, and shown in ``report.sources()["times"]``);
+            ``"off"`` leaves the choice to torch.
+        autotune_seconds: how long is measured for one graph, at most; ten times as long with ``warmup="background"``,
+            where nobody waits. What is not reached is computed as most of the others are.
 
     Returns:
         A :class:`CompiledStep`, or a decorator that makes one.
@@ -74,6 +77,7 @@ def compile_step(
         partition=partition,
         recapture_limit=recapture_limit,
         autotune=autotune,
+        autotune_seconds=autotune_seconds,
     )
     if fn is None:
         return lambda inner: CompiledStep(inner, config)

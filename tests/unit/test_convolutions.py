@@ -191,13 +191,12 @@ def test_of_many_and_large_images_a_part_is_measured() -> None:
 
 def test_measurements_of_one_compilation_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_memory", {})
-    monkeypatch.setattr(measuring, "_BUDGET", 10.0)
     clock = [0.0]
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
     monkeypatch.setitem(measuring.MEASURES, "slow", lambda: clock.__setitem__(0, clock[0] + 4.0) or {"way": 1.0})
-    measuring.begin()
+    measuring.begin(10.0)
     tasks: dict[str, measuring.Task] = {name: ("slow", []) for name in "abcd"}
     assert list(measuring.timings(tasks, share=0.5)) == ["a", "b"], "half of the time was up"
     assert list(measuring.timings({name: ("slow", []) for name in "efg"})) == ["e"]
-    measuring.begin()
+    measuring.begin(10.0)
     assert list(measuring.timings(tasks)) == ["a", "b", "c", "d"]

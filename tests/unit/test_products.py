@@ -353,6 +353,8 @@ def test_a_step_says_what_it_measured_and_chose() -> None:
     assert "(32, 64)" in times and "mkl" in times and "tiles" in times
     assert not untuned.report().sources()["times"]
     assert not any("matrix products" in note for note in untuned.report().captures[0].notes)
+    with pytest.raises(ValueError, match="autotune_seconds"):
+        sidefx_train.compile(step, autotune_seconds=-1.0)
     with pytest.raises(ValueError, match="autotune"):
         sidefx_train.compile(step, autotune="max")
 
@@ -413,3 +415,13 @@ def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(
 
 def test_a_caller_of_products_needs_no_header_of_torchs() -> None:
     assert lean_caller(entry.kernels_called(compat.KERNEL_FUNCTION + "product")) is not None
+
+
+def test_no_time_for_measuring(tmp_path, monkeypatch):
+    """What is not measured is torch's choice, and the report says that it was not."""
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measuring, "_memory", {})
+    step = sidefx_train.compile(lambda a, b: a @ b, fullgraph=True, autotune_seconds=0)
+    step(torch.randn(24, 40), torch.randn(40, 56))
+    times = step.report().sources()["times"]
+    assert "not measured" in times and " us" not in times

@@ -173,7 +173,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         decompositions = compat.inductor_decompositions()
     with compat.quick_vector_probes(accepts_flags):
         clock.lap("import")
-        begin_measuring()
+        begin_measuring(config.autotune_seconds)
         last, laid_out, convolved = torch.backends.mkldnn.is_available(), "", ""
         if last and config.autotune == "on":
             last, laid_out, convolved = choose_layout(traced.module.graph, torch.get_num_threads())

@@ -41,8 +41,7 @@ _SLOWEST = 5e7
 _MOST_RUNS = 75  # of one candidate in one part of a turn: a call costs some time, however small the product
 _PARTS = 4  # of a turn, each of which is timed
 _TURN = 0.002  # seconds of one candidate in one turn, after which no further part is begun
-_BUDGET = 2.0  # seconds of measuring in one compilation
-_PATIENCE = 20.0  # seconds, where nobody waits
+_PATIENCE = 10.0  # times as many seconds, where nobody waits
 
 _LATE = 0.001  # seconds of one call, and those of its operations at this rate: longer only if threads wait
 _LEAST_RATE = 4e9
@@ -51,14 +50,14 @@ _elsewhere = False
 _waited = False
 """In this compilation, threads of a measurement waited for each other: other processes have the processors."""
 
-_spent = 0.0
-"""Seconds of measuring in this compilation."""
+_budget, _spent = 2.0, 0.0
+"""Seconds of measuring in this compilation, at most and so far."""
 
 
-def begin() -> None:
-    """A compilation begins, whose measurements share the time there is for them."""
-    global _waited, _spent
-    _waited, _spent = False, 0.0
+def begin(seconds: float = 2.0) -> None:
+    """A compilation begins, whose measurements share so many seconds."""
+    global _waited, _budget, _spent
+    _waited, _budget, _spent = False, seconds, 0.0
 
 
 def measure_elsewhere() -> None:
@@ -78,7 +77,7 @@ def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
     known = {**_memory.get(path, {}), **_stored(path)}
     unknown = {key: task for key, task in tasks.items() if key not in known}
     if unknown:
-        sure, unsure = _in_a_process(unknown) if _elsewhere else _now(unknown, share * _BUDGET)
+        sure, unsure = _in_a_process(unknown) if _elsewhere else _now(unknown, share * _budget)
         _write(path, {**_stored(path), **sure})
         _memory.setdefault(path, {}).update(sure | unsure)
         known |= sure | unsure
@@ -116,7 +115,7 @@ def _write(path: Any, known: dict[str, Times]) -> None:
         return  # a read-only cache folder costs a measurement per process, nothing else
 
 
-def _now(tasks: Mapping[str, Task], budget: float = _BUDGET) -> tuple[dict[str, Times], dict[str, Times]]:
+def _now(tasks: Mapping[str, Task], budget: float) -> tuple[dict[str, Times], dict[str, Times]]:
     """What was measured, and what was measured while others had the processors, which is not kept on disk."""
     global _spent
     began = time.perf_counter() - _spent
@@ -133,7 +132,8 @@ def _now(tasks: Mapping[str, Task], budget: float = _BUDGET) -> tuple[dict[str, 
 
 def _in_a_process(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str, Times]]:
     command = [sys.executable, "-m", "sidefx_train.compile.backend.measuring"]
-    done = subprocess.run(command, input=json.dumps(dict(tasks)), capture_output=True, text=True, check=False)
+    given = {"tasks": dict(tasks), "seconds": _PATIENCE * _budget}
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         return {}, {}  # nothing is known: the usual library computes it
@@ -205,7 +205,8 @@ def main() -> None:
         recurrent,
     )
 
-    print(json.dumps(measuring._now(json.load(sys.stdin), _PATIENCE)))
+    given = json.load(sys.stdin)
+    print(json.dumps(measuring._now(given["tasks"], given["seconds"])))
 
 
 if __name__ == "__main__":

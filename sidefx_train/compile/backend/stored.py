@@ -138,6 +138,7 @@ def _settings(config: CompileConfig) -> str:
             cpu_description(),
             config.rng,
             config.autotune,
+            config.autotune_seconds,
             torch.get_num_threads(),
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),

@@ -108,6 +108,12 @@ def graph_of(*images: torch.Tensor, weight: torch.Tensor, backward: bool = False
     return make_fx(run, tracing_mode="fake")(weight, *images).graph  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_inductor_turns_no_image_of_its_own_accord(dtype: torch.dtype) -> None:
+    graph = graph_of(torch.randn(2, 4, 6, 6, dtype=dtype), weight=torch.randn(4, 4, 3, 3, dtype=dtype))
+    assert convolutions.all_may_turn(graph) == (dtype == torch.float32)
+
+
 def test_the_sum_decides_each_convolution_as_often_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 9, 9)
     times = {6: {LAST: 1.0, AS_CAPTURED: 2.0}, 9: {LAST: 3.0, AS_CAPTURED: 1.5}}

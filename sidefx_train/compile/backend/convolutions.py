@@ -64,6 +64,13 @@ def choose_layout(graph: fx.Graph, threads: int) -> tuple[bool, str, str]:
     return last, "" if last else "convolutions are contiguous", "\n".join(lines)
 
 
+def all_may_turn(graph: fx.Graph) -> bool:
+    """False where Inductor would turn images that the graph has as captured: results came out wrong."""
+    place = {aten.convolution.default: 0, aten.convolution_backward.default: 1}
+    images = [node.args[place[node.target]] for node in graph.nodes if node.target in place]
+    return all(layouts.may_turn(image.meta["val"]) for image in images)  # type: ignore[union-attr]
+
+
 def _task(node: fx.Node, threads: int) -> Task | None:
     """What to measure of a convolution of static shape that is not channels-last as it is."""
     if node.target is aten.convolution.default:

@@ -20,7 +20,7 @@ from sidefx_train.compile.backend.alike import AlikeLoops
 from sidefx_train.compile.backend.attention import expand_attention, is_written_out
 from sidefx_train.compile.backend.beside import Shared, may_fork
 from sidefx_train.compile.backend.columns import sum_by_blocks
-from sidefx_train.compile.backend.convolutions import choose_layout
+from sidefx_train.compile.backend.convolutions import all_may_turn, choose_layout
 from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
@@ -284,7 +284,7 @@ def _compile(
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
     compat.register_kernel_lowerings()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
-    chosen = options(config, graph) | {"layout_optimization": channels_last}
+    chosen = options(config, graph) | {"layout_optimization": channels_last and all_may_turn(graph.module.graph)}
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
     if kept or generators(graph.module):  # in ours, or in none: Inductor's takes one generator for another
         chosen |= {"fx_graph_cache": False, "force_disable_caches": True}  # an environment variable overrides the first

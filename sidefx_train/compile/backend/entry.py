@@ -164,7 +164,7 @@ SidefxLstm sidefx_lstm = nullptr;  // likewise
 }
 
 struct SidefxWords {  // what the module takes
-    int64_t at[34];
+    int64_t at[35];
     int count = 0;
     void put(int64_t word) { at[count++] = word; }
     void put(AtenTensorHandle tensor) {
@@ -233,8 +233,9 @@ static void @KERNEL@lstm_backward(AtenTensorHandle* made, AtenTensorHandle x, At
     made[1] = words.make(2, input, wanted & 2);
     made[2] = words.make(2, hidden, wanted & 2);
     made[3] = words.make(1, input, wanted & 2);
-    made[4] = words.make(2, state, wanted & 4);
+    made[4] = words.make(1, input, wanted & 2);
     made[5] = words.make(2, state, wanted & 4);
+    made[6] = words.make(2, state, wanted & 4);
     sidefx_lstm(words.at);
 }
 """

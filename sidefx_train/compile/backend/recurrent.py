@@ -47,7 +47,7 @@ _library.define(
 _library.define(
     "lstm_backward(Tensor x, Tensor w_ih, Tensor w_hh, Tensor? hx, Tensor? cx, Tensor output, Tensor kept,"
     " Tensor? grad, Tensor? grad_hy, Tensor? grad_cy, bool reverse, int wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -61,7 +61,7 @@ def _forward_fake(x: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any, hx: Any, c
 def _backward_fake(*args: Any) -> Any:
     x, w_ih, w_hh, wanted = *args[:3], args[-1]
     state, bias = (x.shape[1], w_hh.shape[1]), (w_ih.shape[0],)
-    sizes = zip((x.shape, w_ih.shape, w_hh.shape, bias, state, state), (1, 2, 2, 2, 4, 4), strict=True)
+    sizes = zip((x.shape, w_ih.shape, w_hh.shape, bias, bias, state, state), (1, 2, 2, 2, 2, 4, 4), strict=True)
     return tuple(x.new_empty(size if wanted & flag else [0] * len(size)) for size, flag in sizes)
 
 
@@ -258,9 +258,7 @@ def _rewrite(graph: fx.Graph, layer: _Layer, fake_mode: Any) -> None:
         kept = layer.backward.args[-1]
         given = (_as_it_was(x), w_ih, w_hh, *map(_state, (hx, cx)), output, kept, *grads, reverse, layer.wanted)
         made = call(torch.ops.sidefx.lstm_backward.default, *given)
-        parts = [call(operator.getitem, made, i) for i in range(6)]
-        parts.insert(4, call(aten.clone.default, parts[3]))  # two biases have one gradient, each of its own
-        _replace(layer.backward, dict(enumerate(parts)))
+        _replace(layer.backward, {i: call(operator.getitem, made, i) for i in range(7)})
     for node in dict.fromkeys((x, hx, cx)):
         _forget(graph, node)
 

@@ -34,6 +34,10 @@ _SIZES, _SIZES_BACKWARD = 8, 20
 """Where torch's operators take the sizes of packed sequences."""
 
 
+_BIASES = 3, 4
+"""Which results are the gradients of the two biases."""
+
+
 def _forward(*args: Any) -> tuple[torch.Tensor, ...]:
     with compat.training_kernels():  # without grad mode oneDNN keeps no workspace
         output, hy, cy, workspace = aten.mkldnn_rnn_layer.default(*args[:_SIZES], [], *args[_SIZES:-1])
@@ -46,7 +50,9 @@ def _forward_fake(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(aten.mkldnn_rnn_layer_backward.default(*args[:_SIZES_BACKWARD], [], *args[_SIZES_BACKWARD:]))
+    made = list(aten.mkldnn_rnn_layer_backward.default(*args[:_SIZES_BACKWARD], [], *args[_SIZES_BACKWARD:]))
+    made[_BIASES[1]] = made[_BIASES[0]].clone()  # oneDNN gives one tensor for both, and autograd would copy it
+    return tuple(made)
 
 
 _library.impl("rnn_layer", _forward, "CPU")

@@ -277,7 +277,7 @@ struct Forward : Sizes {
 struct Backward : Sizes {
     Sequence x, grad, grad_hidden, grad_cells;  // gradients may be missing
     const float *input_weights, *hidden_weights, *hidden, *cells, *out, *kept;  // packed; likewise
-    float *dx, *d_input_weights, *d_hidden_weights, *d_bias, *d_hidden, *d_cells;  // what is wanted
+    float *dx, *d_input_weights, *d_hidden_weights, *d_biases[2], *d_hidden, *d_cells;  // what is wanted
     float* gradients;  // of the gates, in the order of the weights
 
     int64_t wide() const { return 4 * units + LANES; }  // no power of two: rows lie in other places of the cache
@@ -368,10 +368,10 @@ struct Backward : Sizes {
                 const int64_t before = reverse ? t + 1 : t - 1;
                 return before >= 0 && before < length ? out + (before * rows + row) * units : hidden + row * units;
             }, 1, units, d_hidden_weights);
-            for (int64_t j = first; j < end && d_bias; j += LANES) {
-                Lanes sum = at ? part(d_bias + j, 1, end - j) : Lanes{};
+            for (int64_t j = first; j < end && d_biases[0]; j += LANES) {
+                Lanes sum = at ? part(d_biases[0] + j, 1, end - j) : Lanes{};
                 for (int64_t k = 0; k < depth; ++k) sum += part(left + k * wide() + j - first, 1, end - j);
-                keep_part(d_bias + j, sum, end - j);
+                for (float* bias : d_biases) keep_part(bias + j, sum, end - j);
             }
         }
     }
@@ -409,7 +409,7 @@ static void forward(const int64_t* n) {
 }
 
 // n: sizes, x, gradients of out and of the last states, each with strides, weights, initial states, out, what forward
-// kept, then the gradients that are wanted: of x, weights, bias, initial states
+// kept, then the gradients that are wanted: of x, weights, biases (one gradient twice), initial states
 static void backward(const int64_t* n) {
     const Sizes of = sizes(n);
     const float* weights[] = {(const float*)n[21], (const float*)n[22]};
@@ -428,7 +428,8 @@ static void backward(const int64_t* n) {
     }
     const Backward run{of, sequence(n + 5), sequence(n + 9), sequence(n + 13), sequence(n + 17), packed, packed_hidden,
                        hidden, (const float*)n[24], (const float*)n[25], (const float*)n[26], (float*)n[27],
-                       (float*)n[28], (float*)n[29], (float*)n[30], (float*)n[31], (float*)n[32], gradients};
+                       (float*)n[28], (float*)n[29], {(float*)n[30], (float*)n[31]}, (float*)n[32], (float*)n[33],
+                       gradients};
     const int64_t chunk = parts(parts(deep, threads), TILE) * TILE;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -454,11 +455,11 @@ static void sidefx_lstm(const int64_t* n) { n[0] ? lstm::backward(n + 1) : lstm:
 
 // layer(...): addresses and sizes
 static PyObject* layer(PyObject*, PyObject* const* given, Py_ssize_t count) {
-    int64_t n[34];
-    for (Py_ssize_t i = 0; i < count && i < 34; ++i) n[i] = PyLong_AsLongLong(given[i]);
+    int64_t n[35];
+    for (Py_ssize_t i = 0; i < count && i < 35; ++i) n[i] = PyLong_AsLongLong(given[i]);
     if (PyErr_Occurred()) return nullptr;
-    if (count < 1 || count != (n[0] ? 34 : 20)) {
-        PyErr_SetString(PyExc_TypeError, "layer takes 20 numbers, or 34");
+    if (count < 1 || count != (n[0] ? 35 : 20)) {
+        PyErr_SetString(PyExc_TypeError, "layer takes 20 numbers, or 35");
         return nullptr;
     }
     sidefx_lstm(n);

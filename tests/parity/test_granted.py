@@ -126,7 +126,7 @@ def test_distributions():
         optimizer = torch.optim.Adam(policy.parameters(), lr=0.05)
 
         def step(x, y, scale):
-            chosen = torch.distributions.Categorical(logits=policy(x) * scale.pow(-0.5).prod())
+            chosen = torch.distributions.Categorical(logits=policy(x) * scale.pow(-0.5).prod(), validate_args=True)
             action = chosen.sample()
             loss = -(chosen.log_prob(action) * y).mean() - 0.1 * chosen.entropy().mean()
             optimizer.zero_grad()

@@ -87,7 +87,7 @@ def _parts(pieces: Sequence[str]) -> list[list[str]]:
     """Kernels in parts of about equal size, one per processor: together they take longer than the caller."""
     if not pieces:
         return []
-    count = max(1, min(os.cpu_count() or 1, sum(map(len, pieces)) // LARGEST_PART))
+    count = max(1, min(os.cpu_count() or 1, len(pieces), sum(map(len, pieces)) // LARGEST_PART))
     parts: list[list[str]] = [[] for _ in range(count)]
     for piece in sorted(pieces, key=len, reverse=True):
         min(parts, key=lambda part: sum(map(len, part))).append(piece)

@@ -192,11 +192,6 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, said: str) -> None:
     """The forked process: compiles into the cache, says what went wrong, and leaves without any clean-up."""
     try:
         os.setsid()  # its compilers end with it, and Ctrl-C is for the training
-        silent = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(silent, stream)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         begin_fork()
         if not all(hand_over(graph, config) for graph in graphs):
             Path(said).write_text(_NOT_KEPT)

@@ -43,10 +43,16 @@ def may_fork() -> bool:
 def begin_fork() -> None:
     """In a forked process: no parallel kernel runs in it, since its OpenMP threads did not survive the fork.
 
-    Code that is generated for the other process goes on seeing its number of threads. It forks no further.
+    Code that is generated for the other process goes on seeing its number of threads. It says nothing, leaves Ctrl-C to
+    the training, and forks no further.
     """
     global _forked
     _forked = True
+    silent = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(silent, stream)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.get_num_threads = lambda: threads
@@ -141,11 +147,6 @@ class Shared:
 
     def _work_there(self) -> None:
         try:
-            silent = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(silent, stream)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             begin_fork()
             assert self._folder is not None, "work is shared while it runs"
             for i in range(self._count):

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import logging
 import math
+import multiprocessing
 import operator
 import os
 import re
@@ -73,9 +74,18 @@ def _load_apart(name: str) -> None:
     loading.join()
 
 
+def import_what_captures_need() -> None:
+    """Imports ``torch._dynamo``, which the first table of symbols does, and eager's first optimizer as well.
+
+    Processes that this one starts, such as the workers of a data loader, import this library for its names alone.
+    """
+    if multiprocessing.parent_process() is None:
+        _load_apart("torch._dynamo")
+
+
 def new_shape_env() -> ShapeEnv:
     """Symbol table of one capture; a tensor's ``item()`` may become a symbol."""
-    _load_apart("torch._dynamo")  # which the first table imports
+    _load_apart("torch._dynamo")
     return _QuietShapeEnv(allow_scalar_outputs=True)
 
 

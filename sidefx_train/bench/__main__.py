@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sidefx_train.bench import show
 from sidefx_train.bench.contenders import CONTENDERS, REFERENCE
 from sidefx_train.bench.guards import guard_cost
+from sidefx_train.bench.imports import import_cost
 from sidefx_train.bench.rounds import Plan, Run, measure
 from sidefx_train.bench.summary import summarize
 from sidefx_train.bench.workloads import GOALS, SUITES, names
@@ -79,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     console.print(show.tables(rows, GOALS, console.width))
     if any(row.contender == "sidefx" and row.status == "ok" for row in rows):
         console.print(str(guard_cost()), highlight=False)
+        console.print(str(import_cost()), highlight=False)
     if args.json is not None:
         show.write_json(args.json, plan, rows, runs)
         console.print(f"figures: {args.json}")

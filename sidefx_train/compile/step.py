@@ -20,7 +20,6 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import background, pipeline
 from sidefx_train.compile.artifacts import Executable
-from sidefx_train.compile.backend.garbage import fewer_collections
 from sidefx_train.compile.background import Job
 from sidefx_train.compile.capture.cleanup import cleans_up
 from sidefx_train.compile.capture.exceptions import of_the_program
@@ -46,6 +45,7 @@ from sidefx_train.errors import (
     UnfinishedError,
     VerificationError,
 )
+from sidefx_train.garbage import fewer_collections
 from sidefx_train.report import StepReport
 
 _MAX_EARLY = 3

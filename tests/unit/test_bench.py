@@ -118,3 +118,12 @@ def test_guard_cost_is_per_parameter():
     assert "100 ns for each further one" in str(GuardCost((10, 100), (3e-6, 12e-6)))
     found = guard_cost()
     assert found.parameters == (10, 100) and 0 < found.seconds[0] < found.seconds[1]
+
+
+def test_imports_before_a_first_step_are_told():
+    from sidefx_train.bench import imports
+
+    text = str(imports.ImportCost(1.0, 1.25, 0.75))
+    assert "torch 1.00 s, sidefx_train 1.25 s more" in text and "in 0.75 s" in text
+    torch_s, decimal_s = imports._seconds("decimal")
+    assert torch_s > decimal_s > 0

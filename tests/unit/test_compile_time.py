@@ -20,8 +20,8 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import cpp, inductor
 from sidefx_train.compile.backend.attention import is_written_out
 from sidefx_train.compile.backend.caller import lean_caller
-from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
 from sidefx_train.compile.native import guards_module, native_module, products_module
+from sidefx_train.garbage import collect_younger, fewer_collections
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from sidefx_train.compile.backend.columns import sum_by_blocks
 from sidefx_train.compile.backend.convolutions import all_may_turn, choose_layout
 from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
-from sidefx_train.compile.backend.garbage import collect_younger, fewer_collections
 from sidefx_train.compile.backend.measuring import begin as begin_measuring
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.moments import write_out_moments
@@ -44,6 +43,7 @@ from sidefx_train.compile.graph_checks import check_graph
 from sidefx_train.compile.graphs import generators
 from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
+from sidefx_train.garbage import collect_younger, fewer_collections
 
 _SERIAL_BELOW = 8192
 """Elements per thread below which entering a parallel region costs more than it saves."""

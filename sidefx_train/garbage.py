@@ -1,9 +1,10 @@
-"""When Python looks for garbage while a step is captured and compiled.
+"""When Python looks for garbage while this library is imported, and while a step is captured and compiled.
 
 Imports and graphs make hundreds of thousands of objects that stay, so that Python looks through all there are again and
-again: a fifth of the time of lowering, and once more when all is done, which takes as long as the C++ compiler. Here it
-looks among young objects only, and seldom, until the step has run, and among those made since it was captured while the
-C++ compiler runs and there is nothing else to do. What else is due when the step has run is for Python to say.
+again: a fifth of the time of importing and of lowering, and once more when all is done, which takes as long as the C++
+compiler. Here it looks among young objects only, and seldom, until the step has run, and among those made since it was
+captured while the C++ compiler runs and there is nothing else to do. What else is due when the step has run is for
+Python to say.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import attention, measuring
+from sidefx_train.compile.backend import attention
 
 
 class Mixer(nn.Module):
@@ -122,16 +122,6 @@ def test_all_forms_are_measured(dtype):
 
 def test_weights_that_take_much_memory_are_not_held():
     assert set(attention._measure([1, 64, 128, 32], True, 1, "bfloat16")) == {"fused", "wide"}
-
-
-def test_a_fresh_process_measures_for_one_that_cannot(chosen):
-    tasks = {"a": ("attention", [[1, 2, 8, 4], True, 1]), "p": ("product", [[[4, 4], [4, 1]], [[4, 4], [4, 1]], 1])}
-    sure, unsure = measuring._in_a_process(tasks)
-    found = sure | unsure
-    assert {key: set(times) for key, times in found.items()} == {
-        "a": {"fused", "products", "tiles"},
-        "p": {"mkl", "onednn", "tiles"},
-    }
 
 
 def test_of_a_large_attention_a_part_is_measured():

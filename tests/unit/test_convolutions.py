@@ -181,11 +181,6 @@ def test_both_layouts_are_measured(args: list[Any]) -> None:
     assert torch.equal(torch.rand(3), want)
 
 
-def test_a_fresh_process_measures_for_one_that_cannot() -> None:
-    sure, unsure = measuring._in_a_process({"one": ("convolution", TASKS[0])})
-    assert set((sure | unsure)["one"]) == {LAST, AS_CAPTURED}
-
-
 def test_of_many_and_large_images_a_part_is_measured() -> None:
     same = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
     part = lambda image, weight, threads=2: convolutions._part(image, weight, same, [], threads)  # noqa: E731

@@ -11,7 +11,7 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import measuring, recurrent
+from sidefx_train.compile.backend import recurrent
 from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.backend.recurrent import INPUT, STATES, WEIGHTS
 
@@ -276,11 +276,6 @@ def test_of_a_long_sequence_a_part_is_measured():
     assert recurrent._part(16, 8, 32, 32) == 16
     assert recurrent._part(32, 32, 128, 128) == 8
     assert recurrent._part(4, 512, 512, 512) == 4
-
-
-def test_a_fresh_process_measures_for_one_that_cannot():
-    sure, unsure = measuring._in_a_process({"a": ("lstm", [5, 3, 4, 6, WEIGHTS, 1])})
-    assert {key: set(times) for key, times in (sure | unsure).items()} == {"a": {"onednn", "native"}}
 
 
 STORED = """

@@ -23,7 +23,7 @@ from sidefx_train.compile.backend.casting import build_casting
 from sidefx_train.compile.backend.eager import build_eager
 from sidefx_train.compile.backend.functional import build_functional
 from sidefx_train.compile.backend.inductor import build_inductor, lower_for_another, take_lowered
-from sidefx_train.compile.backend.measuring import measure_elsewhere
+from sidefx_train.compile.backend.measuring import measure_apart
 from sidefx_train.compile.backend.stored import key_of
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
@@ -45,7 +45,7 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
     Raises:
         BackendError: the backend failed.
     """
-    measure_elsewhere()
+    measure_apart()
     try:
         with compat.autocast_off():
             return lower_for_another(traced, config)

@@ -1,14 +1,13 @@
 """Which of several ways to compute the same is faster here: measured once, kept on disk.
 
-A task is a kind of measurement with plain arguments, so that another process can do it: a forked worker cannot run
-parallel kernels itself (OpenMP's threads do not survive a fork).
+A task is a kind of measurement with plain arguments. In a forked worker tasks are measured on a thread of their own:
+OpenMP's threads did not survive the fork, and the worker's first thread, to which they belonged, would wait for them.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,7 +45,7 @@ _PATIENCE = 10.0  # times as many seconds, where nobody waits
 _LATE = 0.001  # seconds of one call, and those of its operations at this rate: longer only if threads wait
 _LEAST_RATE = 4e9
 
-_elsewhere = False
+_apart = False
 _waited = False
 """In this compilation, threads of a measurement waited for each other: other processes have the processors."""
 
@@ -60,10 +59,10 @@ def begin(seconds: float = 2.0) -> None:
     _waited, _budget, _spent = False, seconds, 0.0
 
 
-def measure_elsewhere() -> None:
-    """From now on tasks are measured by a fresh process instead of this one."""
-    global _elsewhere
-    _elsewhere = True
+def measure_apart() -> None:
+    """From now on tasks are measured on a thread of their own; for a forked process, for which nobody waits."""
+    global _apart
+    _apart = True
 
 
 def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
@@ -77,7 +76,7 @@ def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
     known = {**_memory.get(path, {}), **_stored(path)}
     unknown = {key: task for key, task in tasks.items() if key not in known}
     if unknown:
-        sure, unsure = _in_a_process(unknown) if _elsewhere else _now(unknown, share * _budget)
+        sure, unsure = _on_a_thread(unknown) if _apart else _now(unknown, share * _budget)
         _write(path, {**_stored(path), **sure})
         _memory.setdefault(path, {}).update(sure | unsure)
         known |= sure | unsure
@@ -130,15 +129,24 @@ def _now(tasks: Mapping[str, Task], budget: float) -> tuple[dict[str, Times], di
     return sure, unsure
 
 
-def _in_a_process(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str, Times]]:
-    command = [sys.executable, "-m", "sidefx_train.compile.backend.measuring"]
-    given = {"tasks": dict(tasks), "seconds": _PATIENCE * _budget}
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        return {}, {}  # nothing is known: the usual library computes it
-    sure, unsure = json.loads(lines[-1])
-    return sure, unsure
+def _on_a_thread(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str, Times]]:
+    """As :func:`_now`, with threads of OpenMP that belong to a thread of this process, and more time."""
+    found: list[tuple[dict[str, Times], dict[str, Times]]] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(_now(tasks, _PATIENCE * _budget))
+        except BaseException as error:  # raised again below
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="sidefx-measuring")
+    thread.start()
+    thread.join()
+    torch.set_num_threads(1)  # MKL keeps one number for all threads of a process
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 def measured(
@@ -193,21 +201,3 @@ def measured(
             return best
     finally:
         torch.set_num_threads(before)
-
-
-def main() -> None:
-    """Measures the tasks on standard input; for :func:`measure_elsewhere`."""
-    from sidefx_train.compile.backend import (  # noqa: F401 - they add their measures
-        attention,
-        convolutions,
-        measuring,
-        products,
-        recurrent,
-    )
-
-    given = json.load(sys.stdin)
-    print(json.dumps(measuring._now(given["tasks"], given["seconds"])))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,11 +14,11 @@ SEED   ?= 0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test fuzz opinfo bench cpython lint types unit clean help
+.PHONY: train test slow fuzz opinfo bench cpython lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make train | make test | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make lint | make clean"
+	@echo "make train | make test | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make lint | make clean"
 
 # A stamp is newer than what it was installed from, so an up-to-date .venv costs nothing.
 $(VENV)/.stamp-venv:
@@ -54,6 +54,10 @@ unit: $(VENV)/.stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 test: lint types unit
+
+# What takes minutes and proves little more than its like in `make test`.
+slow: $(VENV)/.stamp-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --ignore tests/fuzz $(ARGS)
 
 fuzz: $(VENV)/.stamp-test
 	FUZZ_N=$(N) FUZZ_SEED=$(SEED) FUZZ_PARTS=$(JOBS) OMP_NUM_THREADS=1 \

@@ -155,14 +155,26 @@ def is_replayed(node: fx.Node) -> bool:
 
 def below_base(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> list[fx.Node]:
     """Nodes of the way up that come after ``base``, whose first node is ``first``; none if they do not fit."""
+    place = _place_of_base(up, first)
+    if place is None or not same_layout(up[place].meta.get("val"), base):
+        return []  # the base was turned after the view was made
+    return up[:place]
+
+
+def base_turned(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> bool:
+    """True if ``base``, whose first node is ``first``, has another layout than when the view was made of it."""
+    place = _place_of_base(up, first)
+    return place is not None and not same_layout(up[place].meta.get("val"), base)
+
+
+def _place_of_base(up: list[fx.Node], first: fx.Node) -> int | None:
+    """The place, on the way up, of what a base was when a view was made of it."""
     if first not in up:
-        return []
+        return None
     place = up.index(first)
     while place > 0 and is_in_place(up[place - 1]):
         place -= 1
-    if not same_layout(up[place].meta.get("val"), base):
-        return []  # the base was turned after the view was made
-    return up[:place]
+    return place
 
 
 def before_turns(up: list[fx.Node], first: fx.Node) -> tuple[Any, list[fx.Node]]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import sidefx_train
 from sidefx_train.compile.backend import cpp, inductor
 from sidefx_train.compile.backend.alike import AlikeLoops
+from tests.caches import new_cache
 
 
 class Block(nn.Module):
@@ -50,7 +51,7 @@ class Network(nn.Module):
 @pytest.fixture
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What stood in for Inductor's generator in each lowering, and the kernels of each."""
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    new_cache(tmp_path, monkeypatch)
     found: list[Any] = []
     build = cpp.build_library
 
@@ -81,8 +82,15 @@ def _trained(width: int, dtype: torch.dtype = torch.float32, counts: bool = True
     return [*losses, *(p.detach() for p in model.parameters())]
 
 
-@pytest.mark.parametrize("counts", [False, True], ids=["", "counters"])
-@pytest.mark.parametrize("width", [32, 20], ids=["whole vectors", "rests"])
+@pytest.mark.parametrize(
+    ("width", "counts"),
+    [
+        pytest.param(32, True, id="whole vectors-counters"),
+        pytest.param(20, False, id="rests-"),
+        pytest.param(32, False, id="whole vectors-", marks=pytest.mark.slow),
+        pytest.param(20, True, id="rests-counters", marks=pytest.mark.slow),
+    ],
+)
 def test_the_code_is_what_inductor_generates(
     width: int, counts: bool, seen: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +110,7 @@ def test_the_code_is_what_inductor_generates(
     monkeypatch.setattr(AlikeLoops, "generating", counted)
     alike = _trained(width, counts=counts)
     monkeypatch.setattr(AlikeLoops, "generating", lambda loops, before: before)
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "other"))
+    new_cache(tmp_path / "other", monkeypatch)
     each = _trained(width, counts=counts)
     assert max(reused) >= 9, "the layers repeat each other, in 48 loops: a layer norm and what follows it are one"
     assert all(torch.equal(a, b) for a, b in zip(alike, each, strict=True))
@@ -118,7 +126,7 @@ def _calls(caller: str) -> list[str]:
 
 
 def test_small_types_are_left_to_inductor(seen: list[Any]) -> None:
-    results = _trained(32, torch.bfloat16)
+    results = _trained(32, torch.bfloat16, counts=False)
     assert all(result.isfinite().all() for result in results)
 
 

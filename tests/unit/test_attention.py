@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 import sidefx_train
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import attention
+from tests.caches import new_cache
 
 
 class Mixer(nn.Module):
@@ -29,7 +32,7 @@ class Mixer(nn.Module):
 
 @pytest.fixture
 def chosen(monkeypatch, tmp_path):
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a graph that was lowered by other figures is not taken
+    new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
     monkeypatch.setattr(attention, "timings", lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, "products": 0.1}))
     with compat.inductor_options({"cpp_cache_precompile_headers": False}):
         yield
@@ -83,10 +86,17 @@ def test_a_forward_without_its_backward_stays_fused(chosen):
     torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize(("way", "note"), [("wide", "in float32"), ("tiles", "as matrix products")])
-@pytest.mark.parametrize("contiguous", [False, True])
-def test_bfloat16_attention_on_float32_numbers(chosen, monkeypatch, autocast, way, note, contiguous):
+EACH_PAIR = [("wide", False, False), ("wide", True, True), ("tiles", False, True), ("tiles", True, False)]
+"""Way, contiguous and autocast, so that each two of them meet in every way."""
+ALL_THREE = [
+    pytest.param(*given, marks=[] if given in EACH_PAIR else pytest.mark.slow)
+    for given in itertools.product(("wide", "tiles"), (False, True), (False, True))
+]
+
+
+@pytest.mark.parametrize(("way", "contiguous", "autocast"), ALL_THREE)
+def test_bfloat16_attention_on_float32_numbers(chosen, monkeypatch, way, contiguous, autocast):
+    note = {"wide": "in float32", "tiles": "as matrix products"}[way]
     times = lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, way: 0.1})  # noqa: E731
     monkeypatch.setattr(attention, "timings", times)
     results = []

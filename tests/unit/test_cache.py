@@ -21,6 +21,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
 from sidefx_train.__main__ import main
 from sidefx_train.errors import SideFXWarning
+from tests.caches import new_cache
 
 
 @pytest.fixture
@@ -213,19 +214,20 @@ def recurrent(both: bool) -> list[str]:
 
 
 @pytest.mark.skipif(not compat.calls_dispatcher(), reason="this torch's Inductor calls no operators of ours from C++")
-@pytest.mark.parametrize("both", [False, True], ids=["one layer", "two layers in both directions"])
-def test_a_graph_with_a_recurrent_layer_is_kept(folder: Path, both: bool) -> None:
-    """Its operators are written in Python; the graph's C++ calls them through torch's dispatcher."""
-    script = f"from tests.unit.test_cache import recurrent; print(recurrent({both}))"
+def test_graphs_with_recurrent_layers_are_kept(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their operators are written in Python; a graph's C++ calls them through torch's dispatcher."""
+    new_cache(tmp_path, monkeypatch)
+    script = "from tests.unit.test_cache import recurrent; print(recurrent(both=False)); print(recurrent(both=True))"
     said = []
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
         )
         assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
-    assert FOUND not in said[0] and "wrapper failed" not in said[0]
-    assert FOUND in said[1]
+        said.append(done.stdout.splitlines())
+    for first, second in zip(*said, strict=True):
+        assert FOUND not in first and "wrapper failed" not in first
+        assert FOUND in second
 
 
 def test_a_changed_number_in_the_source_misses(folder: Path) -> None:
@@ -288,6 +290,7 @@ def test_a_second_process_neither_functionalizes_nor_lowers(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool
 ) -> None:
     """Regression: in the default folder nothing was found again; Inductor names one of its own once it is imported."""
+    new_cache(tmp_path if chosen else tmp_path / f"sidefx_train_{os.getuid()}", monkeypatch)
     if not chosen:
         monkeypatch.delenv("SIDEFX_CACHE_DIR")
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -320,7 +323,8 @@ assert (os.environ["TMPDIR"] in str(sidefx_train.cache_dir())) and "inductor" no
 
 def test_a_worker_leaves_its_graph_in_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: it left it in Inductor's, where the process that waited for it did not look."""
-    monkeypatch.delenv("SIDEFX_CACHE_DIR", raising=False)
+    new_cache(tmp_path / f"sidefx_train_{os.getuid()}", monkeypatch)
+    monkeypatch.delenv("SIDEFX_CACHE_DIR")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     root = str(Path(__file__).parents[2])

@@ -22,6 +22,7 @@ from sidefx_train.compile.backend.attention import is_written_out
 from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.native import guards_module, native_module, products_module
 from sidefx_train.garbage import collect_younger, fewer_collections
+from tests.caches import new_cache
 
 
 @pytest.fixture
@@ -319,13 +320,16 @@ def test_the_compilers_words_are_torchs_own() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
-def test_patterns_of_attention_and_templates_are_made_when_they_are_needed(tmp_path: Path) -> None:
+def test_patterns_of_attention_and_templates_are_made_when_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_cache(tmp_path, monkeypatch)
     command = [sys.executable, "-c", FIRST]
     subprocess.run(
         command,
         check=True,
         timeout=600,
-        env={**os.environ, "SIDEFX_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"},
+        env={**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"},
     )
 
 

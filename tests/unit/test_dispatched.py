@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train.compile.backend import whole
+from tests.caches import new_cache
 
 
 def test_they_are_in_the_report_and_nothing_is_logged(caplog):
@@ -44,7 +45,7 @@ CALLED = {
 
 @pytest.mark.parametrize("name", CALLED)
 def test_called_without_torchs_headers(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    new_cache(tmp_path, monkeypatch)
     monkeypatch.setattr(whole, "_FEWEST", 64)
     torch.manual_seed(0)
     x = torch.randn(2, 3, 64, 64, requires_grad=True)
@@ -63,7 +64,7 @@ def test_called_without_torchs_headers(name, tmp_path, monkeypatch):
 
 
 def test_what_the_dispatcher_is_given_is_freed(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    new_cache(tmp_path, monkeypatch)
     monkeypatch.setattr(whole, "_FEWEST_WINDOWS", 1)
     compiled = sidefx_train.compile(lambda x: F.interpolate(x.flip(3), scale_factor=2, mode="bilinear"), fullgraph=True)
     x = torch.randn(1, 1, 64, 64)

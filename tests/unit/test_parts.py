@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import sidefx_train
 from sidefx_train.compile.backend import inductor, repeats
 from sidefx_train.compile.backend.repeats import Division, divide
+from tests.caches import new_cache
 
 
 class Block(nn.Module):
@@ -46,7 +47,7 @@ class Network(nn.Module):
 @pytest.fixture
 def divisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Division | None]]:
     """How each graph was divided."""
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    new_cache(tmp_path, monkeypatch)
     found: list[Division | None] = []
 
     def noted(graph: fx.Graph) -> Division | None:
@@ -102,7 +103,7 @@ def test_parts_compute_what_the_whole_computes(
     divided, _ = _train(Network, _compile)
     assert divisions[-1] is not None
     monkeypatch.setattr(inductor, "divide", lambda graph: None)
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "another"))
+    new_cache(tmp_path / "another", monkeypatch)
     whole, _ = _train(Network, _compile)
     _same(whole, divided)
 
@@ -240,7 +241,7 @@ def test_a_fork_lowers_some_kinds_to_what_they_are_lowered_to_here(
     (capture,) = step.report().captures
     assert any("by a fork of the process" in note for note in capture.notes), capture.notes
     monkeypatch.setattr(inductor, "may_fork", lambda: False)
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "another"))
+    new_cache(tmp_path / "another", monkeypatch)
     alone, other = _train(Network, _compile)
     assert all(torch.equal(a, b) for a, b in zip(shared, alone, strict=True))
     assert step.report().sources()["inductor"] == other.report().sources()["inductor"]

@@ -21,6 +21,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import entry, measuring, products
 from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.native import products_module
+from tests.caches import new_cache
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the native module needs a C++ compiler")
@@ -99,7 +100,7 @@ def _turned(matrices: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("operator", ["bmm", "matmul"])
 def test_a_step_with_batched_products(operator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a graph that was lowered by other figures is not taken
+    new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
     times = lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.5})  # noqa: E731
     monkeypatch.setattr(products, "timings", times)
     multiply = getattr(torch, operator)

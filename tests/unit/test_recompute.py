@@ -13,6 +13,7 @@ import sidefx_train
 from sidefx_train.bench.memory import held_mb
 from sidefx_train.bench.workloads import gpt
 from sidefx_train.compile.backend import attention, recompute
+from tests.caches import new_cache
 from tests.parity.harness import mlp
 
 
@@ -37,7 +38,7 @@ def small_gpt():
 def any_size(monkeypatch, tmp_path):
     monkeypatch.setattr(recompute, "_LEAST", 0)
     monkeypatch.setattr(attention, "_LARGEST", 0)  # short attention taken apart is faster, and holds its weights
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a graph from the cache would not be lowered
+    new_cache(tmp_path, monkeypatch)  # a graph from the cache would not be lowered
 
 
 def both(optimizer):

@@ -17,11 +17,12 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import background
 from sidefx_train.compile.native import guards_module, native_module, products_module
 from sidefx_train.errors import BackendError
+from tests.caches import new_cache
 
 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    new_cache(tmp_path, monkeypatch)
     with compat.inductor_options({"cpp_cache_precompile_headers": False}):
         yield tmp_path
 

@@ -9,11 +9,12 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train.compile.backend import whole
+from tests.caches import new_cache
 
 
 @pytest.fixture(autouse=True)
 def everything_is_large(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    new_cache(tmp_path, monkeypatch)
     monkeypatch.setattr(whole, "_FEWEST", 64)
     monkeypatch.setattr(whole, "_FEWEST_WINDOWS", 64)
 

@@ -4,6 +4,9 @@ They reach all memory, and their derivative only what they are made of. Autograd
 its base has been written, or the view was turned in place where no gradients are recorded: outside as a view of the
 base, which reaches all of that, of a stand-in as the view was made. What turned the view in place since is forgotten
 then, of a stand-in, and of a conjugate or negative view also outside.
+
+What turned the base in place after the view was made is not forgotten, but made of another tensor then: outside a view
+has its place in the memory of the base, of a stand-in it is made again of the base as that is now.
 """
 
 from __future__ import annotations
@@ -12,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.ancestry import changes_layout, counted_since, first_of, is_replayed, parent_of, way_up
+from sidefx_train.compile.ancestry import (
+    base_turned,
+    changes_layout,
+    counted_since,
+    first_of,
+    is_replayed,
+    parent_of,
+    way_up,
+)
 from sidefx_train.compile.artifacts import NO_GRAD
 from sidefx_train.compile.functionalize.bases import STRIDED
 from sidefx_train.errors import Unsupported
@@ -48,13 +59,12 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
         otherwise = any(map(_reads_otherwise, up))
         turns = [node for node in up if changes_layout(node) and (otherwise or node.target not in _SQUEEZES)]
         anew = writes or any(counted_since(node) or NO_GRAD in node.meta for node in turns)
-        if turns and anew and tracer.stop is None:
-            reason = f"{func} takes, with gradients, a view that was turned in place"
-            # Not raised here: where autograd makes a history anew, an error ends the process. And behind a break it
-            # would be a view with its turn.
-            how = "in memory that is written or without gradients"
-            tracer.stop = Unsupported("SFX107", f"{reason}, {how}: autograd forgets the turn")
-            tracer.stop.whole = True
+        if turns and anew:
+            how = "in memory that is written or without gradients: autograd forgets the turn"
+            _stop(tracer, f"{func} takes, with gradients, a view that was turned in place, {how}")
+        if _base_turned(up, tensor, tracer) and (writes or _is_asked_anew(up, tensor)):
+            how = "after it was made: autograd makes its history anew"
+            _stop(tracer, f"{func} takes, with gradients, a view of what was turned in place {how}")
         strided = next((node for node in up if node.target in STRIDED), None)
         if strided is None or _is_of_base(strided, tensor, tracer):
             continue
@@ -62,6 +72,26 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
         if writes or counted_since(made):
             reason = f"{func} takes, with gradients, a view by as_strided of a view, in memory that is written"
             raise Unsupported("SFX107", f"{reason}: autograd makes its history anew")
+
+
+def _stop(tracer: GraphTracer, reason: str) -> None:
+    """Has the capture end, and not in two parts: behind a break it would be a view with its turn.
+
+    Not raised here: where autograd makes a history anew, an error ends the process.
+    """
+    if tracer.stop is None:
+        tracer.stop = Unsupported("SFX107", reason)
+        tracer.stop.whole = True
+
+
+def _base_turned(up: list[fx.Node], view: torch.Tensor, tracer: GraphTracer) -> bool:
+    base = view._base
+    return base is not None and tracer.has_node(base) and base_turned(up, first_of(tracer.node_of(base)), base)
+
+
+def _is_asked_anew(up: list[fx.Node], view: torch.Tensor) -> bool:
+    """True if reading a view has autograd make its history anew."""
+    return view.requires_grad and counted_since(next(filter(is_replayed, up)))
 
 
 _SQUEEZES = frozenset({aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims})

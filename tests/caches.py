@@ -1,0 +1,52 @@
+"""Caches of a test's own: without graphs that others have compiled, with what is made once per machine.
+
+That is native modules and precompiled headers. A test that is about neither would build them again, and each process
+that it starts, and headers are precompiled behind it, on the processors that the next tests run on.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from sidefx_train import cache
+from sidefx_train.compile.native import build
+
+_MACHINE = cache.machine_dir()
+
+
+def new_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes a folder the cache from now on; what was compiled into it stays if it was one before."""
+    native = _native(monkeypatch)
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(folder))
+    own = cache.machine_dir()
+    if not (own / "headers").exists():
+        (own / "headers").symlink_to(_MACHINE / "headers")
+        for key, library, label in native:
+            name = cache.add_library(library, machine=True)
+            assert cache.store("native", key, {"library": name}, label, machine=True)
+    return own
+
+
+@lru_cache(maxsize=1)
+def _native_modules() -> tuple[tuple[str, Path, str], ...]:
+    """Key, file and label of each native module; built if it is not there, none where nothing can be built."""
+    found = []
+    for module in (build._PRODUCTS, build._ROWS, build._LSTM, build._AROUND, build._GUARDS):
+        key = build._key(module)
+        if cache.load("native", key, machine=True) is None:
+            build._load(module)
+        known = cache.load("native", key, machine=True)
+        library = None if known is None else cache.library(known["library"], machine=True)
+        if library is not None:
+            found.append((key, library, module.label))
+    return tuple(found)
+
+
+def _native(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[str, Path, str], ...]:
+    with monkeypatch.context() as usual:
+        usual.setattr(cache, "machine_dir", lambda: _MACHINE)
+        (_MACHINE / "headers").mkdir(exist_ok=True)
+        return _native_modules()

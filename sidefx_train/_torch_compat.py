@@ -74,18 +74,22 @@ def _load_apart(name: str) -> None:
     loading.join()
 
 
+NEEDED = "torch._dynamo"
+"""Module that captures need."""
+
+
 def import_what_captures_need() -> None:
-    """Imports ``torch._dynamo``, which the first table of symbols does, and eager's first optimizer as well.
+    """Imports what is ``NEEDED``, which the first table of symbols does, and eager's first optimizer as well.
 
     Processes that this one starts, such as the workers of a data loader, import this library for its names alone.
     """
     if multiprocessing.parent_process() is None:
-        _load_apart("torch._dynamo")
+        _load_apart(NEEDED)
 
 
 def new_shape_env() -> ShapeEnv:
     """Symbol table of one capture; a tensor's ``item()`` may become a symbol."""
-    _load_apart("torch._dynamo")
+    _load_apart(NEEDED)
     return _QuietShapeEnv(allow_scalar_outputs=True)
 
 

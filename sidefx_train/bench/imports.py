@@ -7,6 +7,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from sidefx_train._torch_compat import NEEDED
+
 _PROCESSES = 3
 
 _PROGRAM = """
@@ -26,23 +28,23 @@ class ImportCost:
     Attributes:
         torch: ``import torch``.
         ours: ``import sidefx_train`` behind it.
-        dynamo: ``import torch._dynamo`` behind torch, which ours contains, and which eager's first optimizer does else.
+        needed: what ours contains and eager's first optimizer imports else, behind torch.
     """
 
     torch: float
     ours: float
-    dynamo: float
+    needed: float
 
     def __str__(self) -> str:
         return (
             f"imports, part of no first step: torch {self.torch:.2f} s, sidefx_train {self.ours:.2f} s more, most "
-            f"of it torch._dynamo, which eager's first optimizer imports in {self.dynamo:.2f} s"
+            f"of it {NEEDED}, which eager's first optimizer imports in {self.needed:.2f} s"
         )
 
 
 def import_cost() -> ImportCost:
     """Measures in processes of their own."""
-    found = [(_seconds("sidefx_train"), _seconds("torch._dynamo")) for _ in range(_PROCESSES)]
+    found = [(_seconds("sidefx_train"), _seconds(NEEDED)) for _ in range(_PROCESSES)]
     return ImportCost(min(ours[0] for ours, _ in found), *(min(each[i][1] for each in found) for i in range(2)))
 
 

@@ -27,7 +27,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
-from sidefx_train.compile.native import guards, lstm, products, rows, tensors, updates
+from sidefx_train.compile.native import attention, guards, lstm, products, rows, tensors, updates
 from sidefx_train.compile.native.python import python_header
 
 _FLAGS = ("-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
@@ -98,6 +98,9 @@ _FUNCTION = ('{"function", function, METH_NOARGS, nullptr},',)
 _PRODUCTS = _Module("sidefx_products", products.SOURCE, ("product",), _FUNCTION, "products")
 _ROWS = _Module("sidefx_rows", rows.SOURCE, ("sum_rows",), _FUNCTION, "rows added up by index")
 _LSTM = _Module("sidefx_lstm", lstm.SOURCE, ("layer",), _FUNCTION, "layers of an LSTM", level="-O2")
+_ATTENTION = _Module(
+    "sidefx_attention", attention.SOURCE, ("attend",), _FUNCTION, "attention", level="-O2"
+)
 _AROUND = _Module(
     "sidefx_native",
     updates.SOURCE,

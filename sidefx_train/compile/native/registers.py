@@ -37,6 +37,21 @@ static inline Lanes choose(Lanes first, Lanes second, Places places) {
 #endif
 }
 
+// the larger or smaller of two numbers, the second where one is none
+#if defined(__clang__)
+static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
+#elif defined(__AVX512F__)
+static inline Lanes larger(Lanes a, Lanes b) { return (Lanes)__builtin_ia32_maxps512_mask(a, b, Lanes{}, (uint16_t)-1, 4); }
+static inline Lanes smaller(Lanes a, Lanes b) { return (Lanes)__builtin_ia32_minps512_mask(a, b, Lanes{}, (uint16_t)-1, 4); }
+#elif defined(__AVX__)
+static inline Lanes larger(Lanes a, Lanes b) { return (Lanes)__builtin_ia32_maxps256(a, b); }
+static inline Lanes smaller(Lanes a, Lanes b) { return (Lanes)__builtin_ia32_minps256(a, b); }
+#else
+static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
+#endif
+
 // One of the exchanges of blocks of STEP lanes between rows that turn a square over.
 template <int STEP>
 static inline void exchange(Lanes* held) {

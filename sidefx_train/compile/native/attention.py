@@ -25,10 +25,7 @@ using namespace registers;
 
 constexpr int64_t WIDE = SIDEFX_WIDE;  // vectors of a tile, at most
 constexpr int64_t QUERIES = 64;  // of a block
-#ifndef SIDEFX_KEYS
-#define SIDEFX_KEYS 128
-#endif
-constexpr int64_t KEYS = SIDEFX_KEYS;  // of a block
+constexpr int64_t KEYS = 128;  // likewise
 constexpr int64_t STEP = 8;  // rows of tiles are a divisor of this
 constexpr int64_t ALONE = 1500000;  // floating-point operations below which one thread is done before two have begun
 constexpr int64_t KEPT = 1 << 18;  // numbers for which a thread keeps the room
@@ -121,37 +118,67 @@ static void product(const float* a, int64_t a_row, int64_t a_column, const float
 
 // --- rows --------------------------------------------------------------------------------------------------------
 
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2)));  // bfloat16
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+
+static inline Lanes load(const float* from) { return *(const Loose*)from; }
+
+static inline Lanes load(const uint16_t* from) {
+    return (Lanes)(__builtin_convertvector(*(const Halves*)from, Bits) << 16);
+}
+
+static inline float load_one(const float* from) { return *from; }
+
+static inline float load_one(const uint16_t* from) { return __builtin_bit_cast(float, (uint32_t)*from << 16); }
+
+static inline void store(float* to, Lanes value) { *(Loose*)to = value; }
+
+static inline void store(uint16_t* to, Lanes value) {
+    const Bits bits = (Bits)value, near = bits + 0x7FFF + (bits >> 16 & 1);
+    *(Halves*)to = __builtin_convertvector((value == value ? near : Bits{} + 0x7FC00000) >> 16, Halves);
+}
+
+static inline void store_one(float* to, float value) { *to = value; }
+
+static inline void store_one(uint16_t* to, float value) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+    *to = value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+template <class Number>
 struct Heads {  // of a tensor [rows, heads, length, width]
-    float* data;
+    Number* data;
     int64_t row, head, place, unit;  // strides in elements
 
-    float* at(int64_t which, int64_t heads) const { return data + which / heads * row + which % heads * head; }
+    // A place in the one of all heads with this number.
+    Number* at(int64_t which, int64_t heads, int64_t where) const {
+        return data + which / heads * row + which % heads * head + where * place;
+    }
 };
 
 // Rows as they are, with zeros behind width and below count; where asked, times a factor.
-static void pack(const Heads& from, const float* data, int64_t count, int64_t rows, int64_t width, float* to,
+template <class Number>
+static void pack(const Heads<Number>& of, const Number* from, int64_t count, int64_t rows, int64_t width, float* to,
                  int64_t row, float factor = 1.0f) {
-    for (int64_t i = 0; i < count; ++i) {
-        const float* mine = data + i * from.place;
+    for (int64_t i = 0; i < count; ++i, from += of.place, to += row) {
         int64_t j = 0;
-        if (from.unit == 1)
-            for (; j + LANES <= width; j += LANES) *(Lanes*)(to + i * row + j) = *(const Loose*)(mine + j) * factor;
-        for (; j < row; ++j) to[i * row + j] = j < width ? mine[j * from.unit] * factor : 0.0f;
+        if (of.unit == 1)
+            for (; j + LANES <= width; j += LANES) *(Lanes*)(to + j) = load(from + j) * factor;
+        for (; j < row; ++j) to[j] = j < width ? load_one(from + j * of.unit) * factor : 0.0f;
     }
-    for (int64_t j = count * row; j < rows * row; j += LANES) *(Lanes*)(to + j) = Lanes{};
+    for (int64_t j = 0; j < (rows - count) * row; j += LANES) *(Lanes*)(to + j) = Lanes{};
 }
 
 // Rows back to where they belong; each times a factor of its own, or all times one.
-static void unpack(const float* from, int64_t row, int64_t count, int64_t width, const Heads& to, float* data,
+template <class Number>
+static void unpack(const float* from, int64_t row, int64_t count, int64_t width, const Heads<Number>& of, Number* to,
                    const float* factors, float factor = 1.0f) {
-    for (int64_t i = 0; i < count; ++i) {
-        const float* mine = from + i * row;
-        float* target = data + i * to.place;
+    for (int64_t i = 0; i < count; ++i, from += row, to += of.place) {
         if (factors) factor = factors[i];
         int64_t j = 0;
-        if (to.unit == 1)
-            for (; j + LANES <= width; j += LANES) *(Loose*)(target + j) = *(const Lanes*)(mine + j) * factor;
-        for (; j < width; ++j) target[j * to.unit] = mine[j] * factor;
+        if (of.unit == 1)
+            for (; j + LANES <= width; j += LANES) store(to + j, *(const Lanes*)(from + j) * factor);
+        for (; j < width; ++j) store_one(to + j * of.unit, from[j] * factor);
     }
 }
 
@@ -229,11 +256,12 @@ static inline void by_vectors(int64_t key, int64_t keys, int64_t query, int64_t 
     }
 }
 
+template <class Number>
 struct Forward : Sizes {
-    Heads q, k, v, out;
+    Heads<Number> q, k, v, out;
     float* sums;  // the logarithm of the sum of all powers, of each query
 
-    struct Room_ {
+    struct Space {
         Keys block;
         float *natural, *turned, *weights, *made, *top, *total, *factor;
     };
@@ -242,7 +270,7 @@ struct Forward : Sizes {
         return 2 * (KEYS + STEP) * row() + 3 * QUERIES * row() + (KEYS + STEP) * QUERIES + 3 * QUERIES + LANES;
     }
 
-    Room_ divide(float* at) const {
+    Space divide(float* at) const {
         auto take = [&](int64_t size) { float* taken = at; at += size; return taken; };
         const int64_t wide = (KEYS + STEP) * row(), block = QUERIES * row();
         return {{take(wide), take(wide)}, take(block), take(block), take((KEYS + STEP) * QUERIES), take(block),
@@ -252,16 +280,16 @@ struct Forward : Sizes {
     void hold(Keys& block, int64_t which, int64_t at) const {
         if (block.held == which * key_blocks() + at) return;
         const int64_t key = at * KEYS, count = least(KEYS, keys - key);
-        pack(k, k.at(which, head) + key * k.place, count, count, width, block.keys, row());
+        pack(k, k.at(which, head, key), count, count, width, block.keys, row());
         for (int64_t i = count; i < rounded(count, STEP); ++i)  // the last once more, for the largest
             for (int64_t j = 0; j < row(); ++j) block.keys[i * row() + j] = block.keys[(count - 1) * row() + j];
-        pack(v, v.at(which, head) + key * v.place, count, count, width, block.values, row());
+        pack(v, v.at(which, head, key), count, count, width, block.values, row());
         block.held = which * key_blocks() + at;
     }
 
-    void run(int64_t which, int64_t at, Room_& room) const {
+    void run(int64_t which, int64_t at, Space& room) const {
         const int64_t query = at * QUERIES, count = least(QUERIES, queries - query), vectors = parts(count, LANES);
-        pack(q, q.at(which, head) + query * q.place, count, vectors * LANES, width, room.natural, row(), scale * BITS);
+        pack(q, q.at(which, head, query), count, vectors * LANES, width, room.natural, row(), scale * BITS);
         turn_block(room.natural, row(), vectors, room.turned);
         for (int64_t i = 0; i < QUERIES; ++i) room.top[i] = -__builtin_inff(), room.total[i] = 0.0f;
         for (int64_t b = 0; b < key_blocks() && seen(b * KEYS, query); ++b) {
@@ -299,11 +327,11 @@ struct Forward : Sizes {
             sums[which * queries + query + i] = NATURAL * room.top[i] + __builtin_logf(room.total[i]);
             room.factor[i] = room.total[i] == 0.0f ? 0.0f : 1.0f / room.total[i];
         }
-        unpack(room.made, row(), count, width, out, out.at(which, head) + query * out.place, room.factor);
+        unpack(room.made, row(), count, width, out, out.at(which, head, query), room.factor);
     }
 
     // Scores become powers, of one vector of queries.
-    void weigh(Room_& room, const float* before, int64_t key, int64_t here, int64_t query, int64_t j) const {
+    void weigh(Space& room, const float* before, int64_t key, int64_t here, int64_t query, int64_t j) const {
         const Lanes found = *(const Lanes*)(room.top + j * LANES);
         const Lanes top = found == -__builtin_inff() ? Lanes{} : found;
         const Lanes factor = power(*(const Loose*)(before + j * LANES) - top);
@@ -358,12 +386,13 @@ __attribute__((noinline)) static void unscore(const float* keys, const float* va
     }
 }
 
+template <class Number>
 struct Backward : Sizes {
-    Heads q, k, v, out;
+    Heads<Number> q, k, v, out;
     const float* sums;
-    Heads grad, dq, dk, dv;
+    Heads<Number> grad, dq, dk, dv;
 
-    struct Room_ {
+    struct Space {
         float *keys, *values, *d_keys, *d_values, *queries, *turned, *grads, *grads_turned, *weights, *inner, *sums,
             *drawn;
     };
@@ -372,7 +401,7 @@ struct Backward : Sizes {
         return 4 * (KEYS + STEP) * row() + 4 * QUERIES * row() + 2 * (KEYS + STEP) * QUERIES + 2 * QUERIES + LANES;
     }
 
-    Room_ divide(float* at) const {
+    Space divide(float* at) const {
         auto take = [&](int64_t size) { float* taken = at; at += size; return taken; };
         const int64_t wide = (KEYS + STEP) * row(), block = QUERIES * row(), square = (KEYS + STEP) * QUERIES;
         return {take(wide), take(wide), take(wide), take(wide), take(block), take(block), take(block), take(block),
@@ -382,23 +411,23 @@ struct Backward : Sizes {
     int64_t made_size() const { return rounded(queries, QUERIES) * row(); }
 
     // What a block of queries gives and takes.
-    void take_queries(int64_t which, int64_t query, int64_t count, int64_t vectors, Room_& room) const {
-        pack(q, q.at(which, head) + query * q.place, count, vectors * LANES, width, room.queries, row(), scale * BITS);
+    void take_queries(int64_t which, int64_t query, int64_t count, int64_t vectors, Space& room) const {
+        pack(q, q.at(which, head, query), count, vectors * LANES, width, room.queries, row(), scale * BITS);
         turn_block(room.queries, row(), vectors, room.turned);
-        pack(grad, grad.at(which, head) + query * grad.place, count, vectors * LANES, width, room.grads, row());
+        pack(grad, grad.at(which, head, query), count, vectors * LANES, width, room.grads, row());
         turn_block(room.grads, row(), vectors, room.grads_turned);
-        const float* made = out.at(which, head) + query * out.place;
+        const Number* made = out.at(which, head, query);
         for (int64_t i = 0; i < vectors * LANES; i += LANES) {
             alignas(64) float held[LANES * LANES];
             for (int64_t l = 0; l < LANES; ++l) {
                 Lanes sum{};
-                const float* mine = made + (i + l) * out.place;
+                const Number* mine = made + (i + l) * out.place;
                 int64_t c = 0;
                 if (i + l < count && out.unit == 1)
                     for (; c + LANES <= width; c += LANES)
-                        sum += *(const Loose*)(mine + c) * *(const Lanes*)(room.grads + (i + l) * row() + c);
+                        sum += load(mine + c) * *(const Lanes*)(room.grads + (i + l) * row() + c);
                 for (; i + l < count && c < width; ++c)
-                    sum[c % LANES] += mine[c * out.unit] * room.grads[(i + l) * row() + c];
+                    sum[c % LANES] += load_one(mine + c * out.unit) * room.grads[(i + l) * row() + c];
                 *(Lanes*)(held + l * LANES) = sum;
             }
             turn(held, LANES, held, LANES);
@@ -411,23 +440,23 @@ struct Backward : Sizes {
     }
 
     // Blocks of keys first, first + step and so on of one head; what their queries get is added up in made.
-    void run(int64_t which, int64_t first, int64_t step, float* made, Room_& room) const {
+    void run(int64_t which, int64_t first, int64_t step, float* made, Space& room) const {
         for (int64_t b = first; b < key_blocks(); b += step) {
             const int64_t key = b * KEYS, count = least(KEYS, keys - key), padded = rounded(count, STEP);
-            pack(k, k.at(which, head) + key * k.place, count, padded, width, room.keys, row());
-            pack(v, v.at(which, head) + key * v.place, count, padded, width, room.values, row());
+            pack(k, k.at(which, head, key), count, padded, width, room.keys, row());
+            pack(v, v.at(which, head, key), count, padded, width, room.values, row());
             int64_t began = 0;
             for (int64_t at = causal ? least(key / QUERIES, query_blocks()) : 0; at < query_blocks(); ++at)
                 meet(which, at, key, count, made, b > first, began++ > 0, room);
             if (!began)
                 for (int64_t i = 0; i < padded * row(); ++i) room.d_keys[i] = room.d_values[i] = 0.0f;
-            unpack(room.d_keys, row(), count, width, dk, dk.at(which, head) + key * dk.place, nullptr, NATURAL);
-            unpack(room.d_values, row(), count, width, dv, dv.at(which, head) + key * dv.place, nullptr);
+            unpack(room.d_keys, row(), count, width, dk, dk.at(which, head, key), nullptr, NATURAL);
+            unpack(room.d_values, row(), count, width, dv, dv.at(which, head, key), nullptr);
         }
     }
 
     void meet(int64_t which, int64_t at, int64_t key, int64_t count, float* made, bool more, bool more_keys,
-              Room_& room) const {
+              Space& room) const {
         const int64_t query = at * QUERIES, some = least(QUERIES, queries - query), vectors = parts(some, LANES);
         take_queries(which, query, some, vectors, room);
         const int64_t here = least(count, causal ? query + vectors * LANES - key : FAR), padded = rounded(here, STEP);
@@ -464,19 +493,25 @@ struct Backward : Sizes {
         for (int64_t p = 1; p < parts; ++p)
             for (int64_t i = causal ? p * KEYS * row() : 0; i < queries * row(); i += LANES)
                 *(Lanes*)(made + i) += *(const Lanes*)(made + p * next + i);
-        unpack(made, row(), queries, width, dq, dq.at(which, head), nullptr, scale);
+        unpack(made, row(), queries, width, dq, dq.at(which, head, 0), nullptr, scale);
     }
 };
 
 static Sizes sizes(const int64_t* n) {
-    return {n[0] * n[1], n[1], n[2], n[3], n[4], n[5] != 0, (float)__builtin_bit_cast(double, n[6])};
+    return {n[0] * n[1], n[1], n[2], n[3], n[4], (n[5] & 1) != 0, (float)__builtin_bit_cast(double, n[6])};
 }
 
-static Heads heads(const int64_t* n) { return {(float*)n[0], n[1], n[2], n[3], n[4]}; }
+template <class Number>
+static Heads<Number> heads(const int64_t* n) {
+    return {(Number*)n[0], n[1], n[2], n[3], n[4]};
+}
 
-// n: rows, heads, queries, keys, width, causal, bits of the scale; q, k, v, out, each with strides; what is kept
+// n: rows, heads, queries, keys, width, how (1: causal, 2: bfloat16), bits of the scale; q, k, v, out, each with
+// strides; the logarithms of sums
+template <class Number>
 static void forward(const int64_t* n) {
-    const Forward run{sizes(n), heads(n + 7), heads(n + 12), heads(n + 17), heads(n + 22), (float*)n[27]};
+    constexpr auto of = heads<Number>;
+    const Forward<Number> run{sizes(n), of(n + 7), of(n + 12), of(n + 17), of(n + 22), (float*)n[27]};
     const int64_t threads = run.threads(), blocks = run.query_blocks();
     const int64_t together = run.heads >= 4 * threads ? blocks : 1;  // heads enough: their blocks by one thread
     const int64_t tasks = run.heads * blocks / together;
@@ -484,7 +519,7 @@ static void forward(const int64_t* n) {
     {
         thread_local Room kept;
         Room own;
-        Forward::Room_ room = run.divide(aligned((run.room() > KEPT ? own : kept).of(run.room())));
+        auto room = run.divide(aligned((run.room() > KEPT ? own : kept).of(run.room())));
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
             if (together > 1)
@@ -496,9 +531,11 @@ static void forward(const int64_t* n) {
 }
 
 // n: what forward takes; gradients of out, q, k and v, each with strides
+template <class Number>
 static void backward(const int64_t* n) {
-    const Backward run{sizes(n), heads(n + 7), heads(n + 12), heads(n + 17), heads(n + 22), (const float*)n[27],
-                       heads(n + 28), heads(n + 33), heads(n + 38), heads(n + 43)};
+    constexpr auto of = heads<Number>;
+    const Backward<Number> run{sizes(n), of(n + 7), of(n + 12), of(n + 17), of(n + 22), (const float*)n[27],
+                               of(n + 28), of(n + 33), of(n + 38), of(n + 43)};
     const int64_t threads = run.threads(), made_size = run.made_size();
     const bool plenty = run.heads % threads == 0 || run.heads >= 4 * threads;
     const int64_t parts = plenty ? 1 : least(run.key_blocks(), threads);
@@ -511,7 +548,7 @@ static void backward(const int64_t* n) {
         const int64_t size = run.room() + (parts > 1 ? 0 : made_size);
         float* mine = aligned((size > KEPT ? own : kept).of(size));
         float* alone = mine;
-        Backward::Room_ room = run.divide(mine + (parts > 1 ? 0 : made_size));
+        auto room = run.divide(mine + (parts > 1 ? 0 : made_size));
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < run.heads * parts; ++task) {
             float* to = made ? made + task * made_size : alone;
@@ -530,7 +567,13 @@ static void backward(const int64_t* n) {
 #pragma GCC pop_options
 
 // n: 0 and what forward takes, or 1 and what backward takes
-static void sidefx_attention(const int64_t* n) { n[0] ? attention::backward(n + 1) : attention::forward(n + 1); }
+static void sidefx_attention(const int64_t* n) {
+    using namespace attention;
+    if (n[6] & 2)
+        n[0] ? backward<uint16_t>(n + 1) : forward<uint16_t>(n + 1);
+    else
+        n[0] ? backward<float>(n + 1) : forward<float>(n + 1);
+}
 
 // attend(...): addresses and sizes
 static PyObject* attend(PyObject*, PyObject* const* given, Py_ssize_t count) {

@@ -145,41 +145,80 @@ static inline void store_one(uint16_t* to, float value) {
     *to = value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-template <class Number>
 struct Heads {  // of a tensor [rows, heads, length, width]
-    Number* data;
+    char* data;
     int64_t row, head, place, unit;  // strides in elements
+    bool narrow;
 
     // A place in the one of all heads with this number.
+    template <class Number>
     Number* at(int64_t which, int64_t heads, int64_t where) const {
-        return data + which / heads * row + which % heads * head + where * place;
+        return (Number*)data + which / heads * row + which % heads * head + where * place;
     }
 };
 
-// Rows as they are, with zeros behind width and below count; where asked, times a factor.
+struct Part {  // some places of a head
+    const Heads& of;
+    int64_t which, heads, where;
+
+    template <class Number>
+    Number* data() const { return of.at<Number>(which, heads, where); }
+};
+
 template <class Number>
-static void pack(const Heads<Number>& of, const Number* from, int64_t count, int64_t rows, int64_t width, float* to,
-                 int64_t row, float factor = 1.0f) {
-    for (int64_t i = 0; i < count; ++i, from += of.place, to += row) {
+static void pack_rows(const Part& part, int64_t count, int64_t width, float* to, int64_t row, float factor) {
+    const Number* from = part.data<Number>();
+    for (int64_t i = 0; i < count; ++i, from += part.of.place, to += row) {
         int64_t j = 0;
-        if (of.unit == 1)
+        if (part.of.unit == 1)
             for (; j + LANES <= width; j += LANES) *(Lanes*)(to + j) = load(from + j) * factor;
-        for (; j < row; ++j) to[j] = j < width ? load_one(from + j * of.unit) * factor : 0.0f;
+        for (; j < row; ++j) to[j] = j < width ? load_one(from + j * part.of.unit) * factor : 0.0f;
     }
-    for (int64_t j = 0; j < (rows - count) * row; j += LANES) *(Lanes*)(to + j) = Lanes{};
+}
+
+// Rows as they are, with zeros behind width and below count; where asked, times a factor.
+static void pack(const Part& part, int64_t count, int64_t rows, int64_t width, float* to, int64_t row,
+                 float factor = 1.0f) {
+    (part.of.narrow ? pack_rows<uint16_t> : pack_rows<float>)(part, count, width, to, row, factor);
+    for (int64_t j = count * row; j < rows * row; j += LANES) *(Lanes*)(to + j) = Lanes{};
+}
+
+template <class Number>
+static void unpack_rows(const float* from, int64_t row, int64_t count, int64_t width, const Part& part,
+                        const float* factors, float factor) {
+    Number* to = part.data<Number>();
+    for (int64_t i = 0; i < count; ++i, from += row, to += part.of.place) {
+        if (factors) factor = factors[i];
+        int64_t j = 0;
+        if (part.of.unit == 1)
+            for (; j + LANES <= width; j += LANES) store(to + j, *(const Lanes*)(from + j) * factor);
+        for (; j < width; ++j) store_one(to + j * part.of.unit, from[j] * factor);
+    }
 }
 
 // Rows back to where they belong; each times a factor of its own, or all times one.
-template <class Number>
-static void unpack(const float* from, int64_t row, int64_t count, int64_t width, const Heads<Number>& of, Number* to,
+static void unpack(const float* from, int64_t row, int64_t count, int64_t width, const Part& part,
                    const float* factors, float factor = 1.0f) {
-    for (int64_t i = 0; i < count; ++i, from += row, to += of.place) {
-        if (factors) factor = factors[i];
-        int64_t j = 0;
-        if (of.unit == 1)
-            for (; j + LANES <= width; j += LANES) store(to + j, *(const Lanes*)(from + j) * factor);
-        for (; j < width; ++j) store_one(to + j * of.unit, from[j] * factor);
+    (part.of.narrow ? unpack_rows<uint16_t> : unpack_rows<float>)(from, row, count, width, part, factors, factor);
+}
+
+// Of each of LANES rows, up to count, the product with one that is packed.
+template <class Number>
+static Lanes products_of(const Part& part, const float* packed, int64_t row, int64_t count, int64_t width) {
+    const Number* from = part.data<Number>();
+    alignas(64) float held[LANES * LANES] = {};
+    for (int64_t l = 0; l < least(LANES, count); ++l, from += part.of.place, packed += row) {
+        Lanes sum{};
+        int64_t c = 0;
+        if (part.of.unit == 1)
+            for (; c + LANES <= width; c += LANES) sum += load(from + c) * *(const Lanes*)(packed + c);
+        for (; c < width; ++c) sum[c % LANES] += load_one(from + c * part.of.unit) * packed[c];
+        *(Lanes*)(held + l * LANES) = sum;
     }
+    turn(held, LANES, held, LANES);
+    Lanes sum{};
+    for (int64_t l = 0; l < LANES; ++l) sum += *(const Lanes*)(held + l * LANES);
+    return sum;
 }
 
 // Packed rows of a block of queries as columns.
@@ -256,9 +295,8 @@ static inline void by_vectors(int64_t key, int64_t keys, int64_t query, int64_t 
     }
 }
 
-template <class Number>
 struct Forward : Sizes {
-    Heads<Number> q, k, v, out;
+    Heads q, k, v, out;
     float* sums;  // the logarithm of the sum of all powers, of each query
 
     struct Space {
@@ -280,16 +318,16 @@ struct Forward : Sizes {
     void hold(Keys& block, int64_t which, int64_t at) const {
         if (block.held == which * key_blocks() + at) return;
         const int64_t key = at * KEYS, count = least(KEYS, keys - key);
-        pack(k, k.at(which, head, key), count, count, width, block.keys, row());
+        pack({k, which, head, key}, count, count, width, block.keys, row());
         for (int64_t i = count; i < rounded(count, STEP); ++i)  // the last once more, for the largest
             for (int64_t j = 0; j < row(); ++j) block.keys[i * row() + j] = block.keys[(count - 1) * row() + j];
-        pack(v, v.at(which, head, key), count, count, width, block.values, row());
+        pack({v, which, head, key}, count, count, width, block.values, row());
         block.held = which * key_blocks() + at;
     }
 
     void run(int64_t which, int64_t at, Space& room) const {
         const int64_t query = at * QUERIES, count = least(QUERIES, queries - query), vectors = parts(count, LANES);
-        pack(q, q.at(which, head, query), count, vectors * LANES, width, room.natural, row(), scale * BITS);
+        pack({q, which, head, query}, count, vectors * LANES, width, room.natural, row(), scale * BITS);
         turn_block(room.natural, row(), vectors, room.turned);
         for (int64_t i = 0; i < QUERIES; ++i) room.top[i] = -__builtin_inff(), room.total[i] = 0.0f;
         for (int64_t b = 0; b < key_blocks() && seen(b * KEYS, query); ++b) {
@@ -327,7 +365,7 @@ struct Forward : Sizes {
             sums[which * queries + query + i] = NATURAL * room.top[i] + __builtin_logf(room.total[i]);
             room.factor[i] = room.total[i] == 0.0f ? 0.0f : 1.0f / room.total[i];
         }
-        unpack(room.made, row(), count, width, out, out.at(which, head, query), room.factor);
+        unpack(room.made, row(), count, width, {out, which, head, query}, room.factor);
     }
 
     // Scores become powers, of one vector of queries.
@@ -386,11 +424,10 @@ __attribute__((noinline)) static void unscore(const float* keys, const float* va
     }
 }
 
-template <class Number>
 struct Backward : Sizes {
-    Heads<Number> q, k, v, out;
+    Heads q, k, v, out;
     const float* sums;
-    Heads<Number> grad, dq, dk, dv;
+    Heads grad, dq, dk, dv;
 
     struct Space {
         float *keys, *values, *d_keys, *d_values, *queries, *turned, *grads, *grads_turned, *weights, *inner, *sums,
@@ -412,29 +449,13 @@ struct Backward : Sizes {
 
     // What a block of queries gives and takes.
     void take_queries(int64_t which, int64_t query, int64_t count, int64_t vectors, Space& room) const {
-        pack(q, q.at(which, head, query), count, vectors * LANES, width, room.queries, row(), scale * BITS);
+        pack({q, which, head, query}, count, vectors * LANES, width, room.queries, row(), scale * BITS);
         turn_block(room.queries, row(), vectors, room.turned);
-        pack(grad, grad.at(which, head, query), count, vectors * LANES, width, room.grads, row());
+        pack({grad, which, head, query}, count, vectors * LANES, width, room.grads, row());
         turn_block(room.grads, row(), vectors, room.grads_turned);
-        const Number* made = out.at(which, head, query);
-        for (int64_t i = 0; i < vectors * LANES; i += LANES) {
-            alignas(64) float held[LANES * LANES];
-            for (int64_t l = 0; l < LANES; ++l) {
-                Lanes sum{};
-                const Number* mine = made + (i + l) * out.place;
-                int64_t c = 0;
-                if (i + l < count && out.unit == 1)
-                    for (; c + LANES <= width; c += LANES)
-                        sum += load(mine + c) * *(const Lanes*)(room.grads + (i + l) * row() + c);
-                for (; i + l < count && c < width; ++c)
-                    sum[c % LANES] += load_one(mine + c * out.unit) * room.grads[(i + l) * row() + c];
-                *(Lanes*)(held + l * LANES) = sum;
-            }
-            turn(held, LANES, held, LANES);
-            Lanes sum{};
-            for (int64_t l = 0; l < LANES; ++l) sum += *(const Lanes*)(held + l * LANES);
-            *(Lanes*)(room.drawn + i) = sum;
-        }
+        for (int64_t i = 0; i < vectors * LANES; i += LANES)
+            *(Lanes*)(room.drawn + i) = (out.narrow ? products_of<uint16_t> : products_of<float>)(
+                {out, which, head, query + i}, room.grads + i * row(), row(), count - i, width);
         for (int64_t i = 0; i < vectors * LANES; ++i)
             room.sums[i] = i < count ? BITS * sums[which * queries + query + i] : 0.0f;
     }
@@ -443,15 +464,15 @@ struct Backward : Sizes {
     void run(int64_t which, int64_t first, int64_t step, float* made, Space& room) const {
         for (int64_t b = first; b < key_blocks(); b += step) {
             const int64_t key = b * KEYS, count = least(KEYS, keys - key), padded = rounded(count, STEP);
-            pack(k, k.at(which, head, key), count, padded, width, room.keys, row());
-            pack(v, v.at(which, head, key), count, padded, width, room.values, row());
+            pack({k, which, head, key}, count, padded, width, room.keys, row());
+            pack({v, which, head, key}, count, padded, width, room.values, row());
             int64_t began = 0;
             for (int64_t at = causal ? least(key / QUERIES, query_blocks()) : 0; at < query_blocks(); ++at)
                 meet(which, at, key, count, made, b > first, began++ > 0, room);
             if (!began)
                 for (int64_t i = 0; i < padded * row(); ++i) room.d_keys[i] = room.d_values[i] = 0.0f;
-            unpack(room.d_keys, row(), count, width, dk, dk.at(which, head, key), nullptr, NATURAL);
-            unpack(room.d_values, row(), count, width, dv, dv.at(which, head, key), nullptr);
+            unpack(room.d_keys, row(), count, width, {dk, which, head, key}, nullptr, NATURAL);
+            unpack(room.d_values, row(), count, width, {dv, which, head, key}, nullptr);
         }
     }
 
@@ -493,7 +514,7 @@ struct Backward : Sizes {
         for (int64_t p = 1; p < parts; ++p)
             for (int64_t i = causal ? p * KEYS * row() : 0; i < queries * row(); i += LANES)
                 *(Lanes*)(made + i) += *(const Lanes*)(made + p * next + i);
-        unpack(made, row(), queries, width, dq, dq.at(which, head, 0), nullptr, scale);
+        unpack(made, row(), queries, width, {dq, which, head, 0}, nullptr, scale);
     }
 };
 
@@ -501,17 +522,13 @@ static Sizes sizes(const int64_t* n) {
     return {n[0] * n[1], n[1], n[2], n[3], n[4], (n[5] & 1) != 0, (float)__builtin_bit_cast(double, n[6])};
 }
 
-template <class Number>
-static Heads<Number> heads(const int64_t* n) {
-    return {(Number*)n[0], n[1], n[2], n[3], n[4]};
-}
+static Heads heads(const int64_t* n, bool narrow) { return {(char*)n[0], n[1], n[2], n[3], n[4], narrow}; }
 
 // n: rows, heads, queries, keys, width, how (1: causal, 2: bfloat16), bits of the scale; q, k, v, out, each with
 // strides; the logarithms of sums
-template <class Number>
 static void forward(const int64_t* n) {
-    constexpr auto of = heads<Number>;
-    const Forward<Number> run{sizes(n), of(n + 7), of(n + 12), of(n + 17), of(n + 22), (float*)n[27]};
+    auto of = [=](int64_t at) { return heads(n + at, n[5] & 2); };
+    const Forward run{sizes(n), of(7), of(12), of(17), of(22), (float*)n[27]};
     const int64_t threads = run.threads(), blocks = run.query_blocks();
     const int64_t together = run.heads >= 4 * threads ? blocks : 1;  // heads enough: their blocks by one thread
     const int64_t tasks = run.heads * blocks / together;
@@ -531,11 +548,10 @@ static void forward(const int64_t* n) {
 }
 
 // n: what forward takes; gradients of out, q, k and v, each with strides
-template <class Number>
 static void backward(const int64_t* n) {
-    constexpr auto of = heads<Number>;
-    const Backward<Number> run{sizes(n), of(n + 7), of(n + 12), of(n + 17), of(n + 22), (const float*)n[27],
-                               of(n + 28), of(n + 33), of(n + 38), of(n + 43)};
+    auto of = [=](int64_t at) { return heads(n + at, n[5] & 2); };
+    const Backward run{sizes(n), of(7), of(12), of(17), of(22), (const float*)n[27],
+                               of(28), of(33), of(38), of(43)};
     const int64_t threads = run.threads(), made_size = run.made_size();
     const bool plenty = run.heads % threads == 0 || run.heads >= 4 * threads;
     const int64_t parts = plenty ? 1 : least(run.key_blocks(), threads);
@@ -568,11 +584,7 @@ static void backward(const int64_t* n) {
 
 // n: 0 and what forward takes, or 1 and what backward takes
 static void sidefx_attention(const int64_t* n) {
-    using namespace attention;
-    if (n[6] & 2)
-        n[0] ? backward<uint16_t>(n + 1) : forward<uint16_t>(n + 1);
-    else
-        n[0] ? backward<float>(n + 1) : forward<float>(n + 1);
+    n[0] ? attention::backward(n + 1) : attention::forward(n + 1);
 }
 
 // attend(...): addresses and sizes

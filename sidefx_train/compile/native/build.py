@@ -1,7 +1,7 @@
 """Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
 
-There are five: products, which are measured while a graph is lowered; rows added up by index, and layers of an LSTM,
-for graphs that have some; what is called around a graph (optimizer updates, index checks); and the guards, whose
+There are six: products, which are measured while a graph is lowered; rows added up by index, layers of an LSTM, and
+attention, for graphs that have some; what is called around a graph (optimizer updates, index checks); and the guards, whose
 headers of torch take longer to read than all else takes to compile. Nobody waits for the guards: Python tests them
 until they are there, and where there are no more than two processors they are built once the first graph is. Where no
 compiler is found, or the build fails, there is no module, and torch's operators and Python are used.
@@ -124,7 +124,7 @@ _GUARDS = _Module(
 _builders: dict[str, threading.Thread] = {}
 
 
-def start_build(with_rows: bool = False, with_lstm: bool = False) -> None:
+def start_build(with_rows: bool = False, with_lstm: bool = False, with_attention: bool = False) -> None:
     """Builds in the background what is not there yet.
 
     With no more than two processors, one of which is the capture's, the guards are left for later, and the others are
@@ -133,6 +133,7 @@ def start_build(with_rows: bool = False, with_lstm: bool = False) -> None:
     Args:
         with_rows: a graph adds rows by index.
         with_lstm: a graph has layers of an LSTM.
+        with_attention: a graph has attention.
     """
     if (os.cpu_count() or 1) > 2:
         for module in (_PRODUCTS, _AROUND, _GUARDS):
@@ -143,6 +144,8 @@ def start_build(with_rows: bool = False, with_lstm: bool = False) -> None:
         _start(_ROWS)
     if with_lstm:
         _start(_LSTM)
+    if with_attention:
+        _start(_ATTENTION)
 
 
 def _start(*modules: _Module) -> None:
@@ -188,6 +191,11 @@ def lstm_module() -> ModuleType | None:
     return _LSTM.get()
 
 
+def attention_module() -> ModuleType | None:
+    """Attention, built on first use; ``None`` if this machine cannot build it."""
+    return _ATTENTION.get()
+
+
 def native_module() -> ModuleType | None:
     """What is called around graphs, built on first use; ``None`` if this machine cannot build it."""
     return _AROUND.get()
@@ -200,7 +208,7 @@ def guards_module() -> ModuleType | None:
 
 def _new_locks() -> None:
     _builders.clear()
-    for module in (_PRODUCTS, _ROWS, _LSTM, _AROUND, _GUARDS):
+    for module in (_PRODUCTS, _ROWS, _LSTM, _ATTENTION, _AROUND, _GUARDS):
         module.lock = threading.Lock()
 
 

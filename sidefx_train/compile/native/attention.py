@@ -297,7 +297,7 @@ static inline void by_vectors(int64_t key, int64_t keys, int64_t query, int64_t 
 
 struct Forward : Sizes {
     Heads q, k, v, out;
-    float* sums;  // the logarithm of the sum of all powers, of each query
+    float* sums;  // of all powers of each query, the logarithms to the base 2
 
     struct Space {
         Keys block;
@@ -362,8 +362,9 @@ struct Forward : Sizes {
                     causal ? query - key : FAR, b > 0);
         }
         for (int64_t i = 0; i < count; ++i) {
-            sums[which * queries + query + i] = NATURAL * room.top[i] + __builtin_logf(room.total[i]);
-            room.factor[i] = room.total[i] == 0.0f ? 0.0f : 1.0f / room.total[i];
+            const bool none = room.total[i] == 0.0f;  // all scores are minus infinity: as torch's kernel, all zeros
+            sums[which * queries + query + i] = none ? 0.0f : room.top[i] + __builtin_log2f(room.total[i]);
+            room.factor[i] = none ? 0.0f : 1.0f / room.total[i];
         }
         unpack(room.made, row(), count, width, {out, which, head, query}, room.factor);
     }
@@ -457,7 +458,7 @@ struct Backward : Sizes {
             *(Lanes*)(room.drawn + i) = (out.narrow ? products_of<uint16_t> : products_of<float>)(
                 {out, which, head, query + i}, room.grads + i * row(), row(), count - i, width);
         for (int64_t i = 0; i < vectors * LANES; ++i)
-            room.sums[i] = i < count ? BITS * sums[which * queries + query + i] : 0.0f;
+            room.sums[i] = i < count ? sums[which * queries + query + i] : 0.0f;
     }
 
     // Blocks of keys first, first + step and so on of one head; what their queries get is added up in made.
@@ -525,7 +526,7 @@ static Sizes sizes(const int64_t* n) {
 static Heads heads(const int64_t* n, bool narrow) { return {(char*)n[0], n[1], n[2], n[3], n[4], narrow}; }
 
 // n: rows, heads, queries, keys, width, how (1: causal, 2: bfloat16), bits of the scale; q, k, v, out, each with
-// strides; the logarithms of sums
+// strides; the logarithms of sums, to the base 2
 static void forward(const int64_t* n) {
     auto of = [=](int64_t at) { return heads(n + at, n[5] & 2); };
     const Forward run{sizes(n), of(7), of(12), of(17), of(22), (float*)n[27]};

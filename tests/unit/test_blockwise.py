@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import platform
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -13,8 +16,9 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import attention
+from sidefx_train.compile.backend import attention, blockwise
 from sidefx_train.compile.backend.caller import lean_caller
+from sidefx_train.compile.native import build
 
 NOTE = "attentions by the native module"
 
@@ -164,6 +168,27 @@ def test_no_number_stays_none():
     assert dq[0, 0].isnan().any(-1).tolist() == [i == 5 for i in range(20)]
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86")
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_with_the_vectors_of_other_processors(level, monkeypatch, tmp_path):
+    has = torch.backends.cpu.get_cpu_capability()
+    if level > "x86-64-v2" and not has.startswith("AVX512" if level == "x86-64-v4" else "AVX"):
+        pytest.skip(f"not on this processor, which has {has}")
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, f"-march={level}"))
+    fresh = dataclasses.replace(build._ATTENTION, done=False, module=None, lock=threading.Lock())
+    module = fresh.get()
+    assert module is not None
+    monkeypatch.setattr(blockwise, "attention_module", lambda: module)
+    torch.manual_seed(0)
+    for rows, heads, queries, keys, width in SIZES:
+        for causal in (False, True):
+            q, k, v, grad = (laid_out(rows, heads, n, width, "packed") for n in (queries, keys, keys, queries))
+            have, want = (f(q, k, v, grad, causal, width**-0.5) for f in (computed, wanted_of))
+            for a, b in zip(have, want, strict=True):
+                assert (a - b).abs().max() <= 3e-6 * max(b.abs().max().item(), 1e-2)
+
+
 # --- in a step ---------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +218,7 @@ class Mixer(nn.Module):
 
 
 def trained(model, compiled, **options):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
 
     def step(x):
         optimizer.zero_grad()

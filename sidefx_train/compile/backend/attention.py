@@ -3,8 +3,9 @@
 The fused kernel of the CPU works through a head in blocks, which saves memory for long sequences. For short ones its
 many small products cost more than batched ones do, and its softmax cannot be fused with what surrounds it. In bfloat16
 each of its small products goes through a library's preparations: there it may be faster on float32 numbers, fused or
-taken apart. The native module (``native/attention.py``) works in blocks too, on tiles that stay in registers, and leaves
-out what a causal mask hides. All forms are timed once per shape and number of threads; results are kept on disk with those of products.
+taken apart. The native module (``native/attention.py``) works in blocks too, on tiles that stay in registers, and
+leaves out what a causal mask hides. All forms are timed once per shape and number of threads; results are kept on disk
+with those of products.
 """
 
 from __future__ import annotations

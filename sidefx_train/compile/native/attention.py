@@ -26,7 +26,8 @@ using namespace registers;
 constexpr int64_t WIDE = SIDEFX_WIDE;  // vectors of a tile, at most
 constexpr int64_t QUERIES = 64;  // of a block
 constexpr int64_t KEYS = 128;  // likewise
-constexpr int64_t STEP = 8;  // rows of tiles are a divisor of this
+constexpr int TALL = LANES < 8 ? 4 : 8, LOW = 4;  // rows of a tile: no more than LANES, so that a mask hides whole tiles
+constexpr int64_t STEP = TALL;  // what rows are rounded up to
 constexpr int64_t ALONE = 1500000;  // floating-point operations below which one thread is done before two have begun
 constexpr int64_t KEPT = 1 << 18;  // numbers for which a thread keeps the room
 constexpr int64_t FAR = 1 << 30;
@@ -39,8 +40,6 @@ static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t parts(int64_t size, int64_t of) { return (size + of - 1) / of; }
 
 static inline int64_t rounded(int64_t size, int64_t to) { return parts(size, to) * to; }
-
-static inline float* aligned(float* at) { return (float*)(((uintptr_t)at + 63) / 64 * 64); }
 
 #define SIDEFX_ALL _Pragma("GCC unroll 8")  // also at a low level of optimisation
 
@@ -104,13 +103,13 @@ static void product(const float* a, int64_t a_row, int64_t a_column, const float
         const float* from = b + column;
         float* to = out + column;
         switch (least(WIDE, (row - column) / LANES)) {
-            case 1: tiles<8, 1>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
+            case 1: tiles<TALL, 1>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
 #if SIDEFX_WIDE == 4
-            case 2: tiles<8, 2>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
-            case 3: tiles<8, 3>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
-            case 4: tiles<4, 4>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
+            case 2: tiles<TALL, 2>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
+            case 3: tiles<TALL, 3>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
+            case 4: tiles<LOW, 4>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
 #else
-            case 2: tiles<4, 2>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
+            case 2: tiles<LOW, 2>(a, a_row, a_column, from, to, row, rows, depth, begin, end, more); break;
 #endif
         }
     }
@@ -224,7 +223,7 @@ static Lanes products_of(const Part& part, const float* packed, int64_t row, int
 // Packed rows of a block of queries as columns.
 static void turn_block(const float* from, int64_t row, int64_t vectors, float* to) {
     for (int64_t j = 0; j < row; j += LANES)
-        for (int64_t i = 0; i < vectors; ++i) turn(from + i * LANES * row + j, row, to + j * QUERIES + i * LANES, QUERIES);
+        for (int64_t i = 0; i < vectors * LANES; i += LANES) turn(from + i * row + j, row, to + j * QUERIES + i, QUERIES);
 }
 
 // --- blocks ------------------------------------------------------------------------------------------------------
@@ -343,13 +342,13 @@ struct Forward : Sizes {
                              causal, some);
                 };
                 switch (wide) {
-                    case 1: call(score<8, 1>); break;
+                    case 1: call(score<TALL, 1>); break;
 #if SIDEFX_WIDE == 4
-                    case 2: call(score<8, 2>); break;
-                    case 3: call(score<4, 3>); break;
-                    case 4: call(score<4, 4>); break;
+                    case 2: call(score<TALL, 2>); break;
+                    case 3: call(score<LOW, 3>); break;
+                    case 4: call(score<LOW, 4>); break;
 #else
-                    case 2: call(score<4, 2>); break;
+                    case 2: call(score<LOW, 2>); break;
 #endif
                 }
             });
@@ -420,7 +419,8 @@ __attribute__((noinline)) static void unscore(const float* keys, const float* va
         SIDEFX_ALL for (int j = 0; j < V; ++j)
             SIDEFX_ALL for (int r = 0; r < R; ++r) {
                 const int64_t at = (k + r) * QUERIES + j * LANES;
-                *(Lanes*)(inner + at) = *(const Lanes*)(weights + at) * (sum[r][j] - *(const Lanes*)(drawn + j * LANES));
+                const Lanes weight = *(const Lanes*)(weights + at);
+                *(Lanes*)(inner + at) = weight * (sum[r][j] - *(const Lanes*)(drawn + j * LANES));
             }
     }
 }
@@ -490,13 +490,13 @@ struct Backward : Sizes {
                          room.sums + j * LANES, room.drawn + j * LANES, key + k, query + j * LANES, causal, few);
             };
             switch (wide) {
-                case 1: call(unscore<8, 1>); break;
+                case 1: call(unscore<TALL, 1>); break;
 #if SIDEFX_WIDE == 4
-                case 2: call(unscore<8, 2>); break;
-                case 3: call(unscore<4, 3>); break;
-                case 4: call(unscore<4, 4>); break;
+                case 2: call(unscore<TALL, 2>); break;
+                case 3: call(unscore<LOW, 3>); break;
+                case 4: call(unscore<LOW, 4>); break;
 #else
-                case 2: call(unscore<4, 2>); break;
+                case 2: call(unscore<LOW, 2>); break;
 #endif
             }
         });

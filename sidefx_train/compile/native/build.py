@@ -1,10 +1,10 @@
 """Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
 
 There are six: products, which are measured while a graph is lowered; rows added up by index, layers of an LSTM, and
-attention, for graphs that have some; what is called around a graph (optimizer updates, index checks); and the guards, whose
-headers of torch take longer to read than all else takes to compile. Nobody waits for the guards: Python tests them
-until they are there, and where there are no more than two processors they are built once the first graph is. Where no
-compiler is found, or the build fails, there is no module, and torch's operators and Python are used.
+attention, for graphs that have some; what is called around a graph (optimizer updates, index checks); and the guards,
+whose headers of torch take longer to read than all else takes to compile. Nobody waits for the guards: Python tests
+them until they are there, and where there are no more than two processors they are built once the first graph is. Where
+no compiler is found, or the build fails, there is no module, and torch's operators and Python are used.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ _FUNCTION = ('{"function", function, METH_NOARGS, nullptr},',)
 _PRODUCTS = _Module("sidefx_products", products.SOURCE, ("product",), _FUNCTION, "products")
 _ROWS = _Module("sidefx_rows", rows.SOURCE, ("sum_rows",), _FUNCTION, "rows added up by index")
 _LSTM = _Module("sidefx_lstm", lstm.SOURCE, ("layer",), _FUNCTION, "layers of an LSTM", level="-O2")
-_ATTENTION = _Module(
-    "sidefx_attention", attention.SOURCE, ("attend",), _FUNCTION, "attention", level="-O2"
-)
+_ATTENTION = _Module("sidefx_attention", attention.SOURCE, ("attend",), _FUNCTION, "attention", level="-O2")
 _AROUND = _Module(
     "sidefx_native",
     updates.SOURCE,

@@ -147,8 +147,6 @@ static void multiply_panel(const float* a, int64_t a_row, int64_t a_column, cons
 
 // --- rows and panels ---------------------------------------------------------------------------------------------
 
-static inline float* aligned(float* at) { return (float*)(((uintptr_t)at + 63) / 64 * 64); }
-
 // As many numbers as there are, zeros behind them.
 static inline Lanes part(const float* from, int64_t step, int64_t count) {
     if (step == 1 && count >= LANES) return *(const Loose*)from;

@@ -26,7 +26,7 @@ using namespace registers;
 constexpr int64_t WIDE = SIDEFX_WIDE;  // vectors of a tile, at most
 constexpr int64_t QUERIES = 64;  // of a block
 constexpr int64_t KEYS = 128;  // likewise
-constexpr int TALL = LANES < 8 ? 4 : 8, LOW = 4;  // rows of a tile: no more than LANES, so that a mask hides whole tiles
+constexpr int TALL = LANES < 8 ? 4 : 8, LOW = 4;  // rows of a tile: no more than LANES, of which a mask hides all
 constexpr int64_t STEP = TALL;  // what rows are rounded up to
 constexpr int64_t ALONE = 1500000;  // floating-point operations below which one thread is done before two have begun
 constexpr int64_t KEPT = 1 << 18;  // numbers for which a thread keeps the room
@@ -223,7 +223,8 @@ static Lanes products_of(const Part& part, const float* packed, int64_t row, int
 // Packed rows of a block of queries as columns.
 static void turn_block(const float* from, int64_t row, int64_t vectors, float* to) {
     for (int64_t j = 0; j < row; j += LANES)
-        for (int64_t i = 0; i < vectors * LANES; i += LANES) turn(from + i * row + j, row, to + j * QUERIES + i, QUERIES);
+        for (int64_t i = 0; i < vectors * LANES; i += LANES)
+            turn(from + i * row + j, row, to + j * QUERIES + i, QUERIES);
 }
 
 // --- blocks ------------------------------------------------------------------------------------------------------

@@ -1528,7 +1528,7 @@ def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
 
 KERNEL_FUNCTION = "aoti_torch_sidefx_"
 """What C++ that Inductor writes calls for ``sidefx::product``, ``product_relu``, ``products`` (behind their names
-``_narrow`` for bfloat16), ``sum_rows``, ``lstm`` and ``lstm_backward`` begins with this."""
+``_narrow`` for bfloat16), ``sum_rows`` and the kernels of :data:`_WHOLE` begins with this."""
 
 
 def register_kernel_lowerings() -> None:
@@ -1579,9 +1579,12 @@ def register_kernel_lowerings() -> None:
         args = [ir.ExternKernel.realize_input(each) if isinstance(each, ir.IRNode) else each for each in given]
         for at in plain:
             args[at] = args[at] and ir.ExternKernel.require_contiguous(args[at])
-        return [ir.TensorBox.create(made) for made in ir.FallbackKernel.create(target, *args)]
+        made = ir.FallbackKernel.create(target, *args)
+        return [*map(ir.TensorBox.create, made)] if isinstance(made, (list, tuple)) else ir.TensorBox.create(made)
 
-    for name, plain in (("lstm", range(1, 7)), ("lstm_backward", range(1, 7))):  # all but sequences and gradients
+    made_whole: list[tuple[str, Sequence[int]]] = [("lstm", range(1, 7)), ("lstm_backward", range(1, 7))]  # all but x
+    made_whole += [("attention", ()), ("attention_backward", (5,)), ("attention_backward_joined", (5,))]
+    for name, plain in made_whole:  # and which of their arguments are taken without gaps
         target = getattr(torch.ops.sidefx, name).default
         lowering.register_lowering(target, type_promotion_kind=None)(functools.partial(lower_layer, target, plain))
 
@@ -1626,8 +1629,11 @@ def _call_unlowered(graph: fx.Graph) -> None:
             lowering.make_fallback(op, layout_constraint=constraint, warn=False, override_decomp=True)
 
 
-_LAYERS = {"sidefx::lstm": "lstm", "sidefx::lstm_backward": "lstm_backward"}
-"""Operators with several results that are kernels of the native modules, and their functions' names."""
+_WHOLE = {
+    f"sidefx::{name}": name
+    for name in ("lstm", "lstm_backward", "attention", "attention_backward", "attention_backward_joined")
+}
+"""Operators that make their results and are kernels of the native modules, and their functions' names."""
 
 
 DISPATCH_FUNCTION = "sidefx_dispatched"
@@ -1653,7 +1659,7 @@ def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
     def generate(
         wrapper: Any, buf_name: Any, python_kernel_name: Any, get_args: Any, op: Any, raw_args: Any, outputs: Any
     ) -> None:
-        kernel = _LAYERS.get(op._schema.name) if isinstance(op, OpOverload) else None
+        kernel = _WHOLE.get(op._schema.name) if isinstance(op, OpOverload) else None
         words = _words(op, list(raw_args)) if kernel is None and isinstance(op, OpOverload) else None
         if words is None and kernel is None:
             before(wrapper, buf_name, python_kernel_name, get_args, op, raw_args, outputs)
@@ -1681,7 +1687,9 @@ def _plain_word(value: Any) -> str:
     """A tensor, none, or a number, as a function of C++ takes it."""
     if value is None:
         return "nullptr"
-    return str(value.codegen_reference()) if hasattr(value, "codegen_reference") else str(int(value))
+    if hasattr(value, "codegen_reference"):
+        return str(value.codegen_reference())
+    return repr(value) if isinstance(value, float) else str(int(value))
 
 
 def _words(op: Any, given: list[Any]) -> list[str] | None:

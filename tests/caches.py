@@ -34,7 +34,7 @@ def new_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _native_modules() -> tuple[tuple[str, Path, str], ...]:
     """Key, file and label of each native module; built if it is not there, none where nothing can be built."""
     found = []
-    for module in (build._PRODUCTS, build._ROWS, build._LSTM, build._AROUND, build._GUARDS):
+    for module in (build._PRODUCTS, build._ROWS, build._LSTM, build._ATTENTION, build._AROUND, build._GUARDS):
         key = build._key(module)
         if cache.load("native", key, machine=True) is None:
             build._load(module)

@@ -126,15 +126,17 @@ def test_bfloat16_attention_on_float32_numbers(chosen, monkeypatch, way, contigu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_forms_are_measured(dtype):
     found = attention._measure([1, 2, 8, 4], True, 1, dtype)
-    wanted = {"fused", "products", "tiles"} | ({"wide"} if dtype == "bfloat16" else set())
+    wanted = {"fused", "native", "products", "tiles"} | ({"wide"} if dtype == "bfloat16" else set())
     assert set(found) == wanted and all(0 < seconds < 1 for seconds in found.values())
 
 
 def test_weights_that_take_much_memory_are_not_held():
-    assert set(attention._measure([1, 64, 128, 32], True, 1, "bfloat16")) == {"fused", "wide"}
+    assert set(attention._measure([1, 64, 128, 32], True, 1, "bfloat16")) == {"fused", "native", "wide"}
 
 
 def test_of_a_large_attention_a_part_is_measured():
-    assert attention._part([8, 16, 1024, 64], 2) == [1, 2, 1024, 64]
-    assert attention._part([4, 4, 32, 16], 2) == [4, 4, 32, 16]
-    assert attention._part([1, 2, 8192, 64], 2) == [1, 2, 1024, 64]
+    assert attention._part([8, 16, 1024, 64], 2) == ([1, 2, 1024, 64], None)
+    assert attention._part([4, 4, 32, 16], 2) == ([4, 4, 32, 16], None)
+    assert attention._part([1, 2, 8192, 64], 2) == ([1, 2, 1024, 64], None)
+    assert attention._part([1, 2, 8192, 64], 2, 1024) == ([1, 2, 1024, 64], 1024)
+    assert attention._part([1, 2, 256, 64], 2, 65536) == ([1, 2, 256, 64], 4096)

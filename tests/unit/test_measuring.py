@@ -54,6 +54,6 @@ def test_a_forked_process_measures_on_threads_of_its_own(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     found = {key: set(ways) for key, ways in json.loads(done.stdout).items()}
     assert found["product"] == {"mkl", "onednn", "tiles"}
-    assert found["attention"] >= {"fused", "products", "tiles"}
+    assert found["attention"] >= {"fused", "native", "products", "tiles"}
     assert found["convolution"] == {"channels-last", "contiguous"}
     assert found["lstm"] == {"onednn", "native"}

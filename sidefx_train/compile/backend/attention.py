@@ -1,9 +1,11 @@
-"""Attention as matrix products and a softmax, where that is faster than torch's fused kernel.
+"""Attention by the native module, or as matrix products and a softmax, where that is faster than torch's fused kernel.
 
 The fused kernel of the CPU works through a head in blocks, which saves memory for long sequences. For short ones its
 many small products cost more than batched ones do, and its softmax cannot be fused with what surrounds it. In bfloat16
 each of its small products goes through a library's preparations: there it may be faster on float32 numbers, fused or
-taken apart. All forms are timed once per shape and number of threads; results are kept on disk with those of products.
+taken apart. The native module (``native/attention.py``) works in blocks too, on tiles that stay in registers, and
+leaves out what a causal mask hides. All forms are timed once per shape and number of threads; results are kept on disk
+with those of products.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from sidefx_train.compile.backend.blockwise import attend, attend_backward, put_in_place
 from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, times_as_text, timings
 from sidefx_train.compile.backend.products import products_out_of
 from sidefx_train.compile.graphs import emit
-from sidefx_train.compile.native import products_module
+from sidefx_train.compile.native import attention_module, products_module
 
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -37,6 +40,11 @@ _WEIGHTS = (aten.bmm.default, aten.baddbmm.default)
 _SOFTMAX = (aten.exp.default, aten._softmax.default, aten._safe_softmax.default)
 
 
+def has_attention(graph: fx.Graph) -> bool:
+    """True if there may be attention in a captured graph for :func:`expand_attention`."""
+    return any(node.target is _FORWARD for node in graph.nodes)
+
+
 def is_written_out(module: fx.GraphModule) -> bool:
     """True if there may be attention as products and a softmax, which Inductor has patterns for."""
     targets = Counter(node.target for node in module.graph.nodes if node.op == "call_function")
@@ -44,7 +52,7 @@ def is_written_out(module: fx.GraphModule) -> bool:
 
 
 def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple[str, str]:
-    """Rewrites attention that is faster taken apart; returns a note for the report and the times measured.
+    """Rewrites attention that is faster in another form; returns a note for the report and the times measured.
 
     Args:
         module: a functional graph.
@@ -55,6 +63,7 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
     producers = _producers(module.graph)
     weights: dict[fx.Node, fx.Node] = {}
     wide: set[fx.Node] = set()
+    native: dict[fx.Node, bool] = {}
     asked = {node: _key(node, threads) for node in found if _fits(node)}
     known = timings({key: _task(node, threads) for node, key in asked.items()})
     for node, key in asked.items():
@@ -64,11 +73,17 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
         elif way == "wide":
             _Expansion(module.graph, node, fake_mode).widen()
             wide.add(node)
+        elif way == "native":
+            native[node] = bool(_causal(node, 4))
     for node, producer in producers.items():
         if producer in weights:
             _Expansion(module.graph, node, fake_mode).backward(weights[producer])
         elif producer in wide:
             _Expansion(module.graph, node, fake_mode).widen()
+        elif producer in native:
+            put_in_place(node, fake_mode, True, native[producer])
+    for node, causal in native.items():
+        put_in_place(node, fake_mode, False, causal)
     for node in reversed(found):
         if node in weights or node in wide:
             for user in list(node.users):
@@ -76,10 +91,11 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
                     module.graph.erase_node(user)
             if not node.users:
                 module.graph.erase_node(node)
-    if weights or wide:
+    if weights or wide or native:
         module.graph.lint()
         module.recompile()
     told = [f"{len(weights)} of {len(found)} attentions as matrix products"] if weights else []
+    told += [f"{len(native)} of {len(found)} attentions by the native module"] if native else []
     told += [f"{len(wide)} of {len(found)} attentions in float32"] if wide else []
     return "; ".join(told), "\n".join(times_as_text(key, known.get(key, {})) for key in dict.fromkeys(asked.values()))
 
@@ -92,25 +108,23 @@ def _producers(graph: fx.Graph) -> dict[fx.Node, Any]:
 
 
 def _task(node: fx.Node, threads: int) -> Task:
-    value = node.args[0].meta["val"]  # type: ignore[union-attr]
-    return "attention", [list(value.shape), bool(_causal(node, 4)), threads, str(value.dtype)[6:]]
+    q, k = (node.args[i].meta["val"] for i in range(2))  # type: ignore[union-attr]
+    keys = k.shape[2] if k.shape[2] != q.shape[2] else None
+    return "attention", [list(q.shape), bool(_causal(node, 4)), threads, str(q.dtype)[6:], keys]
 
 
 def _fits(node: fx.Node) -> bool:
-    """True for self-attention of static shape, without dropout and mask tensor, with plain layouts."""
-    values = [a.meta["val"] for a in node.args[:3]]  # type: ignore[union-attr]
+    """True for attention of static shape, without dropout and mask tensor, with plain layouts."""
+    q, k, v = (a.meta["val"] for a in node.args[:3])  # type: ignore[union-attr]
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
     if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
         return False
-    for value in values:
+    for value in (q, k, v):
         if value.dtype not in (torch.float32, torch.bfloat16) or value.device.type != "cpu" or value.dim() != 4:
             return False
         if not all(isinstance(n, int) for n in (*value.shape, *value.stride())) or 0 in value.shape:
             return False
-    if any(value.shape != values[0].shape for value in values):
-        return False
-    rows, heads, length, _ = values[0].shape
-    if values[0].dtype == torch.float32 and rows * heads * length * length > _most(values[0].shape):
+    if k.shape != v.shape or (*k.shape[:2], k.shape[3]) != (*q.shape[:2], q.shape[3]) or k.dtype != q.dtype:
         return False
     backward = [user for get in node.users for user in get.users if user.target is _BACKWARD]
     users = [*node.users, *(get for user in backward for get in user.users)]
@@ -130,31 +144,40 @@ def _most(shape: Any) -> int:
 
 
 def _key(node: fx.Node, threads: int) -> str:
-    shape, causal, _, dtype = _task(node, threads)[1]
-    part = " (a part of it)" * (_part(shape, threads) != list(shape))
-    return f"{threads}: attention {tuple(shape)} causal {causal}" + f" {dtype}" * (dtype != "float32") + part
+    shape, causal, _, dtype, keys = _task(node, threads)[1]
+    part = " (a part of it)" * (_part(shape, threads, keys) != (shape, keys))
+    of = f" of {keys} keys" * (keys is not None)
+    return f"{threads}: attention {tuple(shape)}{of} causal {causal}" + f" {dtype}" * (dtype != "float32") + part
 
 
 def _causal(node: fx.Node, position: int) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get("is_causal", False)
 
 
-def _measure(shape: list[int], causal: bool, threads: int, dtype: str = "float32") -> dict[str, float]:
-    """Seconds of forward and backward of each form, run by torch's operators and the native module's products.
+def _measure(
+    shape: list[int], causal: bool, threads: int, dtype: str = "float32", keys: int | None = None
+) -> dict[str, float]:
+    """Seconds of forward and backward of each form, run by torch's operators and the native modules' kernels.
 
     Of many heads, some are measured, and of long sequences a part.
     """
     rows, heads, length, width = shape
-    may_be_apart = rows * heads * length * length <= _most(shape)
-    rows, heads, length, width = _part(shape, threads)
+    may_be_apart = keys is None and rows * heads * length * length <= _most(shape)
+    (rows, heads, length, width), keys = _part(shape, threads, keys)
 
     def candidates() -> dict[str, Callable[[], None]]:
-        given = [torch.rand(rows, length, heads, width).to(getattr(torch, dtype)).transpose(1, 2) for _ in range(4)]
+        lengths = (length, keys or length, keys or length, length)
+        given = [torch.rand(rows, n, heads, width).to(getattr(torch, dtype)).transpose(1, 2) for n in lengths]
         mask = torch.full((length, length), -math.inf).triu(1) if causal else torch.zeros(length, length)
 
         def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
             out, lse = _FORWARD(q, k, v, 0.0, causal)
             return [out, *_BACKWARD(g, q, k, v, out, lse, 0.0, causal)]
+
+        def native() -> None:
+            q, k, v, g = given
+            out, sums = attend(q, k, v, causal)
+            attend_backward(g, q, k, v, out, sums, causal)
 
         def wide() -> None:
             for result in fused(*[t.float() for t in given]):
@@ -174,6 +197,8 @@ def _measure(shape: list[int], causal: bool, threads: int, dtype: str = "float32
             return products_out_of(a, b, out=torch.empty(a.shape[0], a.shape[1], b.shape[2]))
 
         ways: dict[str, Callable[[], Any]] = {"fused": lambda: fused(*given)}
+        if attention_module() is not None:
+            ways["native"] = native
         if dtype != "float32":
             ways["wide"] = wide
         if may_be_apart:
@@ -182,30 +207,32 @@ def _measure(shape: list[int], causal: bool, threads: int, dtype: str = "float32
                 ways["tiles"] = lambda: apart(tiles)
         return ways
 
-    return measured(candidates, _operations([rows, heads, length, width]), threads)
+    return measured(candidates, _operations([rows, heads, length, width], keys), threads)
 
 
-def _part(shape: Any, threads: int) -> list[int]:
+def _part(shape: Any, threads: int, keys: int | None = None) -> tuple[list[int], int | None]:
     """As much of an attention as is worth measuring: heads enough for the threads to share, and long sequences."""
     rows, heads, length, width = shape
-    while _operations([rows, heads, length, width]) > LARGEST:
+    while _operations([rows, heads, length, width], keys) > LARGEST:
         if rows * heads >= 2 * threads:
             rows, heads = (rows // 2, heads) if rows > 1 else (rows, heads // 2)
-        elif length > _LONG:
+        elif length > _LONG and (keys is None or length >= keys):
             length //= 2
+        elif keys is not None and keys > _LONG:
+            keys //= 2
         else:
             break
-    return [rows, heads, length, width]
+    return [rows, heads, length, width], keys
 
 
 _LONG = 1024
 """Sequences up to here are measured as they are."""
 
 
-def _operations(shape: Any) -> float:
+def _operations(shape: Any, keys: int | None = None) -> float:
     """Floating-point operations of forward and backward."""
     rows, heads, length, width = shape
-    return 12.0 * rows * heads * length * length * width
+    return 12.0 * rows * heads * length * (keys or length) * width
 
 
 MEASURES["attention"] = _measure

@@ -27,7 +27,7 @@ from sidefx_train.compile.backend.entry import DISPATCH, ENTRY, OUTPUTS, kernels
 from sidefx_train.compile.backend.kernels import Kernels
 from sidefx_train.compile.backend.vectors import HEADER
 from sidefx_train.compile.backend.workshop import BuildFailed, Unit, Workshop
-from sidefx_train.compile.native import lstm_module, products_module, rows_module
+from sidefx_train.compile.native import attention_module, lstm_module, products_module, rows_module
 from sidefx_train.compile.native.python import python_header
 
 
@@ -158,7 +158,12 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
     module = cache.load_module("sidefx_graph", path) if path is not None else None
     if module is None:
         return None
-    needs = (("bind_product", products_module), ("bind_sum_rows", rows_module), ("bind_lstm", lstm_module))
+    needs = (
+        ("bind_product", products_module),
+        ("bind_sum_rows", rows_module),
+        ("bind_lstm", lstm_module),
+        ("bind_attention", attention_module),
+    )
     for name, native_module in needs:
         if hasattr(module, name):
             native = native_module()

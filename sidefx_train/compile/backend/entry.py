@@ -10,6 +10,7 @@ typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_
                               int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 typedef int (*SidefxSumRows)(const int64_t*, const float*, float*, int64_t, int64_t, int64_t);
 typedef void (*SidefxLstm)(const int64_t*);
+typedef void (*SidefxAttention)(const int64_t*);
 """
 """Functions of the native modules."""
 
@@ -29,6 +30,7 @@ extern const int64_t sidefx_outputs;
 extern SidefxProduct sidefx_product __attribute__((weak));  // in callers that use it
 extern SidefxSumRows sidefx_sum_rows __attribute__((weak));
 extern SidefxLstm sidefx_lstm __attribute__((weak));
+extern SidefxAttention sidefx_attention __attribute__((weak));
 }
 
 struct SidefxHandles {
@@ -82,7 +84,13 @@ static PyObject* sidefx_bind_lstm(PyObject*, PyObject* function) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef sidefx_methods[5] = {{"call", sidefx_call, METH_O, nullptr}};
+static PyObject* sidefx_bind_attention(PyObject*, PyObject* function) {
+    sidefx_attention = (SidefxAttention)PyCapsule_GetPointer(function, "sidefx_attention");
+    if (!sidefx_attention) return nullptr;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef sidefx_methods[6] = {{"call", sidefx_call, METH_O, nullptr}};
 static struct PyModuleDef sidefx_module = {PyModuleDef_HEAD_INIT, "sidefx_graph", nullptr, -1, sidefx_methods};
 
 PyMODINIT_FUNC PyInit_sidefx_graph(void) {
@@ -90,6 +98,7 @@ PyMODINIT_FUNC PyInit_sidefx_graph(void) {
     if (&sidefx_product != nullptr) *next++ = {"bind_product", sidefx_bind_product, METH_O, nullptr};
     if (&sidefx_sum_rows != nullptr) *next++ = {"bind_sum_rows", sidefx_bind_sum_rows, METH_O, nullptr};
     if (&sidefx_lstm != nullptr) *next++ = {"bind_lstm", sidefx_bind_lstm, METH_O, nullptr};
+    if (&sidefx_attention != nullptr) *next++ = {"bind_attention", sidefx_bind_attention, METH_O, nullptr};
     return PyModule_Create(&sidefx_module);
 }
 """.replace("@TYPES@", _TYPES)
@@ -158,13 +167,9 @@ static AOTITorchError @KERNEL@sum_rows(AtenTensorHandle out, AtenTensorHandle in
 }
 """
 
-_LSTM = """
-extern "C" {
-SidefxLstm sidefx_lstm = nullptr;  // likewise
-}
-
-struct SidefxWords {  // what the module takes
-    int64_t at[35];
+_WORDS = """
+struct SidefxWords {  // what a module takes
+    int64_t at[49];
     int count = 0;
     void put(int64_t word) { at[count++] = word; }
     void put(AtenTensorHandle tensor) {
@@ -194,6 +199,13 @@ static int64_t* sidefx_sizes(AtenTensorHandle tensor) {
     int64_t* sizes;
     aoti_torch_get_sizes(tensor, &sizes);
     return sizes;
+}
+"""
+"""Of modules that take one array of numbers."""
+
+_LSTM = """
+extern "C" {
+SidefxLstm sidefx_lstm = nullptr;  // likewise
 }
 
 static void @KERNEL@lstm(AtenTensorHandle* made, AtenTensorHandle x, AtenTensorHandle w_ih, AtenTensorHandle w_hh,
@@ -240,11 +252,100 @@ static void @KERNEL@lstm_backward(AtenTensorHandle* made, AtenTensorHandle x, At
 }
 """
 
+_ATTENTION = """
+extern "C" {
+SidefxAttention sidefx_attention = nullptr;  // likewise
+}
+
+struct SidefxAttentionWords : SidefxWords {  // of tensors [rows, heads, length, width]
+    const int64_t* size;
+    int32_t dtype;
+
+    SidefxAttentionWords(int64_t which, AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v, int64_t causal,
+                         double scale)
+        : size(sidefx_sizes(q)) {
+        aoti_torch_get_dtype(q, &dtype);
+        const int64_t how = causal + 2 * (dtype == aoti_torch_dtype_bfloat16());
+        const int64_t sizes[] = {which, size[0], size[1], size[2], sidefx_sizes(k)[2], size[3], how,
+                                 __builtin_bit_cast(int64_t, scale)};
+        for (int64_t word : sizes) put(word);
+        put_heads(q);
+        put_heads(k);
+        put_heads(v);
+    }
+    void put_heads(AtenTensorHandle tensor) {
+        int64_t* strides;
+        aoti_torch_get_strides(tensor, &strides);
+        put(tensor);
+        for (int64_t i = 0; i < 4; ++i) put(strides[i]);
+    }
+    static AtenTensorHandle empty(int64_t dims, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+        AtenTensorHandle made = nullptr;
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes, strides, dtype,
+                                                             aoti_torch_device_type_cpu(), 0, &made));
+        return made;
+    }
+    AtenTensorHandle make_heads(AtenTensorHandle like, int64_t turned) {  // turned: heads behind places in memory
+        const int64_t* of = sidefx_sizes(like);
+        const int64_t head = turned ? of[3] : of[2] * of[3], place = turned ? of[1] * of[3] : of[3];
+        const int64_t strides[] = {of[1] * of[2] * of[3], head, place, 1};
+        const AtenTensorHandle made = empty(4, of, strides, dtype);
+        put_heads(made);
+        return made;
+    }
+};
+
+static void @KERNEL@attention(AtenTensorHandle* made, AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
+                              int64_t causal, double scale, int64_t turned) {
+    SidefxAttentionWords words(0, q, k, v, causal, scale);
+    const int64_t *size = words.size, strides[] = {size[1] * size[2], size[2], 1};
+    made[0] = words.make_heads(q, turned & 1);
+    made[1] = words.empty(3, size, strides, aoti_torch_dtype_float32());
+    words.put(made[1]);
+    sidefx_attention(words.at);
+}
+
+static void @KERNEL@attention_backward(AtenTensorHandle* made, AtenTensorHandle grad, AtenTensorHandle q,
+                                       AtenTensorHandle k, AtenTensorHandle v, AtenTensorHandle out,
+                                       AtenTensorHandle sums, int64_t causal, double scale, int64_t turned) {
+    SidefxAttentionWords words(1, q, k, v, causal, scale);
+    words.put_heads(out);
+    words.put(sums);
+    words.put_heads(grad);
+    made[0] = words.make_heads(q, turned & 1);
+    made[1] = words.make_heads(k, turned & 2);
+    made[2] = words.make_heads(v, turned & 4);
+    sidefx_attention(words.at);
+}
+
+static void @KERNEL@attention_backward_joined(AtenTensorHandle* made, AtenTensorHandle grad, AtenTensorHandle q,
+                                              AtenTensorHandle k, AtenTensorHandle v, AtenTensorHandle out,
+                                              AtenTensorHandle sums, int64_t causal, double scale) {
+    SidefxAttentionWords words(1, q, k, v, causal, scale);
+    words.put_heads(out);
+    words.put(sums);
+    words.put_heads(grad);
+    const int64_t *size = words.size, wide = size[1] * size[3], all = 3 * wide;
+    const int64_t sizes[] = {size[0], size[2], all}, strides[] = {size[2] * all, all, 1};
+    made[0] = words.empty(3, sizes, strides, words.dtype);
+    void* data;
+    aoti_torch_get_data_ptr(made[0], &data);
+    for (int64_t i = 0; i < 3; ++i) {
+        const int64_t part[] = {reinterpret_cast<int64_t>(data) + i * wide * (words.at[6] & 2 ? 2 : 4), strides[0],
+                                size[3], all, 1};
+        for (int64_t word : part) words.put(word);
+    }
+    sidefx_attention(words.at);
+}
+"""
+
 
 def kernels_called(caller: str) -> str:
     """What stands in front of a caller of the native modules' kernels."""
-    parts = (("product", _PRODUCT), ("sum_rows", _SUM_ROWS), ("lstm", _LSTM))
+    parts = (("product", _PRODUCT), ("sum_rows", _SUM_ROWS), ("lstm", _LSTM), ("attention", _ATTENTION))
     used = [text for name, text in parts if compat.KERNEL_FUNCTION + name in caller]
+    if any(text in (_LSTM, _ATTENTION) for text in used):
+        used.insert(0, _WORDS)
     return "".join([_TYPES, *used]).replace("@KERNEL@", compat.KERNEL_FUNCTION) if used else ""
 
 

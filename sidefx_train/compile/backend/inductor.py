@@ -17,7 +17,7 @@ from torch import fx
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
 from sidefx_train.compile.backend.alike import AlikeLoops
-from sidefx_train.compile.backend.attention import expand_attention, is_written_out
+from sidefx_train.compile.backend.attention import expand_attention, has_attention, is_written_out
 from sidefx_train.compile.backend.beside import Shared, may_fork
 from sidefx_train.compile.backend.columns import sum_by_blocks
 from sidefx_train.compile.backend.convolutions import all_may_turn, choose_layout
@@ -98,7 +98,8 @@ def _one_cpp_call(module: fx.GraphModule) -> bool:
 def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     """Functionalizes with Inductor's decompositions and compiles the result, or takes it from the cache."""
     clock = Clock()
-    start_build(may_add_rows(traced.module.graph), has_layers(traced.module.graph))
+    graph = traced.module.graph
+    start_build(may_add_rows(graph), has_layers(graph), has_attention(graph))
     keep_freed_memory()
     key = key_of(traced, config)
     lowered = find(key, traced, load_library) if key is not None else None

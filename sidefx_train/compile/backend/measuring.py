@@ -29,7 +29,7 @@ MEASURES: dict[str, Callable[..., Times]] = {}
 LARGEST = 2e9
 """Floating-point operations of one call, above which a part of the same work is measured in its place."""
 
-_VERSION = 4  # of the candidates
+_VERSION = 5  # of the candidates
 _TURNS = 6  # of each candidate that may be the fastest
 _LARGE, _FEW_TURNS = 1e8, 3  # floating-point operations of calls whose times vary little
 _CLEARLY = 1.5  # times slower than the fastest: no further turns after two

@@ -1,6 +1,7 @@
 """The small C++ modules beside the generated code: kernels, optimizer updates, index checks, guards on held objects."""
 
 from sidefx_train.compile.native.build import (
+    attention_module,
     cpu_description,
     guards_module,
     guards_ready,
@@ -15,6 +16,7 @@ from sidefx_train.compile.native.products import NARROW
 
 __all__ = [
     "NARROW",
+    "attention_module",
     "cpu_description",
     "guards_module",
     "guards_ready",

@@ -1,10 +1,10 @@
 """Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
 
-There are five: products, which are measured while a graph is lowered; rows added up by index, and layers of an LSTM,
-for graphs that have some; what is called around a graph (optimizer updates, index checks); and the guards, whose
-headers of torch take longer to read than all else takes to compile. Nobody waits for the guards: Python tests them
-until they are there, and where there are no more than two processors they are built once the first graph is. Where no
-compiler is found, or the build fails, there is no module, and torch's operators and Python are used.
+There are six: products, which are measured while a graph is lowered; rows added up by index, layers of an LSTM, and
+attention, for graphs that have some; what is called around a graph (optimizer updates, index checks); and the guards,
+whose headers of torch take longer to read than all else takes to compile. Nobody waits for the guards: Python tests
+them until they are there, and where there are no more than two processors they are built once the first graph is. Where
+no compiler is found, or the build fails, there is no module, and torch's operators and Python are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
-from sidefx_train.compile.native import guards, lstm, products, rows, tensors, updates
+from sidefx_train.compile.native import attention, guards, lstm, products, rows, tensors, updates
 from sidefx_train.compile.native.python import python_header
 
 _FLAGS = ("-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
@@ -98,6 +98,7 @@ _FUNCTION = ('{"function", function, METH_NOARGS, nullptr},',)
 _PRODUCTS = _Module("sidefx_products", products.SOURCE, ("product",), _FUNCTION, "products")
 _ROWS = _Module("sidefx_rows", rows.SOURCE, ("sum_rows",), _FUNCTION, "rows added up by index")
 _LSTM = _Module("sidefx_lstm", lstm.SOURCE, ("layer",), _FUNCTION, "layers of an LSTM", level="-O2")
+_ATTENTION = _Module("sidefx_attention", attention.SOURCE, ("attend",), _FUNCTION, "attention", level="-O2")
 _AROUND = _Module(
     "sidefx_native",
     updates.SOURCE,
@@ -121,7 +122,7 @@ _GUARDS = _Module(
 _builders: dict[str, threading.Thread] = {}
 
 
-def start_build(with_rows: bool = False, with_lstm: bool = False) -> None:
+def start_build(with_rows: bool = False, with_lstm: bool = False, with_attention: bool = False) -> None:
     """Builds in the background what is not there yet.
 
     With no more than two processors, one of which is the capture's, the guards are left for later, and the others are
@@ -130,6 +131,7 @@ def start_build(with_rows: bool = False, with_lstm: bool = False) -> None:
     Args:
         with_rows: a graph adds rows by index.
         with_lstm: a graph has layers of an LSTM.
+        with_attention: a graph has attention.
     """
     if (os.cpu_count() or 1) > 2:
         for module in (_PRODUCTS, _AROUND, _GUARDS):
@@ -140,6 +142,8 @@ def start_build(with_rows: bool = False, with_lstm: bool = False) -> None:
         _start(_ROWS)
     if with_lstm:
         _start(_LSTM)
+    if with_attention:
+        _start(_ATTENTION)
 
 
 def _start(*modules: _Module) -> None:
@@ -185,6 +189,11 @@ def lstm_module() -> ModuleType | None:
     return _LSTM.get()
 
 
+def attention_module() -> ModuleType | None:
+    """Attention, built on first use; ``None`` if this machine cannot build it."""
+    return _ATTENTION.get()
+
+
 def native_module() -> ModuleType | None:
     """What is called around graphs, built on first use; ``None`` if this machine cannot build it."""
     return _AROUND.get()
@@ -197,7 +206,7 @@ def guards_module() -> ModuleType | None:
 
 def _new_locks() -> None:
     _builders.clear()
-    for module in (_PRODUCTS, _ROWS, _LSTM, _AROUND, _GUARDS):
+    for module in (_PRODUCTS, _ROWS, _LSTM, _ATTENTION, _AROUND, _GUARDS):
         module.lock = threading.Lock()
 
 

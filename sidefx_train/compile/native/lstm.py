@@ -34,21 +34,7 @@ static inline int64_t parts(int64_t size, int64_t of) { return (size + of - 1) /
 
 // --- activations -------------------------------------------------------------------------------------------------
 
-#if defined(__clang__)  // the larger or smaller of two numbers, the second where one is none
-#define SIDEFX_LARGER(a, b) ((a) > (b) ? (a) : (b))
-#define SIDEFX_SMALLER(a, b) ((a) < (b) ? (a) : (b))
-#elif defined(__AVX512F__)
-#define SIDEFX_LARGER(a, b) ((Lanes)__builtin_ia32_maxps512_mask(a, b, Lanes{}, (uint16_t)-1, 4))
-#define SIDEFX_SMALLER(a, b) ((Lanes)__builtin_ia32_minps512_mask(a, b, Lanes{}, (uint16_t)-1, 4))
-#elif defined(__AVX__)
-#define SIDEFX_LARGER(a, b) ((Lanes)__builtin_ia32_maxps256(a, b))
-#define SIDEFX_SMALLER(a, b) ((Lanes)__builtin_ia32_minps256(a, b))
-#else
-#define SIDEFX_LARGER(a, b) ((a) > (b) ? (a) : (b))
-#define SIDEFX_SMALLER(a, b) ((a) < (b) ? (a) : (b))
-#endif
-
-static inline Lanes between(Lanes low, Lanes x, Lanes high) { return SIDEFX_SMALLER(high, SIDEFX_LARGER(low, x)); }
+static inline Lanes between(Lanes low, Lanes x, Lanes high) { return smaller(high, larger(low, x)); }
 
 // 1 / (1 + exp(-x)); the power is one of 2, times a polynomial that fits between 2 ** -0.5 and 2 ** 0.5
 static inline Lanes sigmoid(Lanes x) {
@@ -160,8 +146,6 @@ static void multiply_panel(const float* a, int64_t a_row, int64_t a_column, cons
 }
 
 // --- rows and panels ---------------------------------------------------------------------------------------------
-
-static inline float* aligned(float* at) { return (float*)(((uintptr_t)at + 63) / 64 * 64); }
 
 // As many numbers as there are, zeros behind them.
 static inline Lanes part(const float* from, int64_t step, int64_t count) {

@@ -37,6 +37,22 @@ static inline Lanes choose(Lanes first, Lanes second, Places places) {
 #endif
 }
 
+// the larger or smaller of two numbers, the second where one is none
+#if defined(__clang__)
+static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
+#elif defined(__AVX512F__)
+#define SIDEFX_OF(FUNCTION) (Lanes) __builtin_ia32_##FUNCTION##ps512_mask(a, b, Lanes{}, (uint16_t)-1, 4)
+static inline Lanes larger(Lanes a, Lanes b) { return SIDEFX_OF(max); }
+static inline Lanes smaller(Lanes a, Lanes b) { return SIDEFX_OF(min); }
+#elif defined(__AVX__)
+static inline Lanes larger(Lanes a, Lanes b) { return (Lanes)__builtin_ia32_maxps256(a, b); }
+static inline Lanes smaller(Lanes a, Lanes b) { return (Lanes)__builtin_ia32_minps256(a, b); }
+#else
+static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
+#endif
+
 // One of the exchanges of blocks of STEP lanes between rows that turn a square over.
 template <int STEP>
 static inline void exchange(Lanes* held) {
@@ -86,6 +102,12 @@ struct Room {  // that grows
         return at;
     }
 };
+
+// The first place for a vector, at most LANES numbers on.
+static inline float* aligned(float* at) {
+    constexpr uintptr_t bytes = sizeof(Lanes);
+    return (float*)(((uintptr_t)at + bytes - 1) / bytes * bytes);
+}
 
 }  // namespace registers
 """

@@ -19,6 +19,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import attention, blockwise
 from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.native import build
+from tests.caches import new_cache
 
 NOTE = "attentions by the native module"
 
@@ -33,7 +34,7 @@ def threads(request):
 
 @pytest.fixture
 def chosen(monkeypatch, tmp_path):
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a graph that was lowered by other figures is not taken
+    new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
     monkeypatch.setattr(attention, "timings", lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, "native": 0.1}))
     with compat.inductor_options({"cpp_cache_precompile_headers": False}):
         yield
@@ -363,7 +364,7 @@ print(*step.report().captures[0].notes, sep="; ")
 
 
 def test_a_later_process_takes_it_from_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    new_cache(tmp_path, monkeypatch)
     notes = [
         subprocess.run([sys.executable, "-c", STORED], capture_output=True, text=True, check=True).stdout for _ in "ab"
     ]

@@ -347,7 +347,9 @@ class Retracer:
         """What a view is made of, in the layout it had, unless a write to that memory is to be seen elsewhere."""
         viewed, stride = node.args[0], tuple(compat.from_functional(value).stride())
         captured = viewed.meta.get("val") if isinstance(viewed, fx.Node) else None
-        if not isinstance(captured, torch.Tensor) or stride == tuple(captured.stride()):
+        if not isinstance(captured, torch.Tensor) or compat.has_unbacked_sizes(captured):
+            return value  # a comparison of sizes that only the graph knows would be recorded
+        if stride == tuple(captured.stride()):
             return value
         if self._written is None:
             aliases = Aliases(self.traced.module.graph)

@@ -293,7 +293,7 @@ class CompiledStep:
         learned = self._learned
         try:
             return attempt(learned)
-        except CaptureFailed as stop:
+        except CaptureFailed:
             if not (learned.dynamic or learned.all_dynamic):
                 raise
         # Perhaps it is the symbolic sizes: if exact ones work, they are exact from now on.

@@ -1,4 +1,4 @@
-"""What is the same for the whole process, so asked for during the capture: installed packages, rules that torch reads."""
+"""What is the same for the whole process, so asked for during the capture: packages, rules of torch."""
 
 from __future__ import annotations
 

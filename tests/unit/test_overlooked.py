@@ -1,4 +1,4 @@
-"""Sums with a multiple of a tensor beside matrix products, which Inductor's patterns take for sums without one."""
+"""Arguments that Inductor overlooks: multiples in sums beside matrix products, types of running sums, integer powers."""
 
 from __future__ import annotations
 
@@ -49,3 +49,22 @@ def test_update_written_by_hand():
         return [parameter.detach() for parameter in model.parameters()]
 
     torch.testing.assert_close(trained(True), trained(False))
+
+
+TYPES = {
+    "floats": lambda i: torch.ones(3, 5).cumsum(1, dtype=torch.float64),
+    "integers": lambda i: torch.ones(4).cumsum(0, dtype=torch.int32) + i[:4],
+    "that overflow": lambda i: torch.full((3,), 200, dtype=torch.uint8).cumsum(0, dtype=torch.uint8),
+    "of a mask": lambda i: torch.ones(4, dtype=torch.bool).cumsum(0),
+    "power of 2": lambda i: 2**i + 1,
+    "power of another": lambda i: (-3) ** i.int() * 2,
+    "power in floating point": lambda i: 2.0**i,
+    "frequencies": lambda i: (2 ** torch.arange(4)).float() * 3.0,
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_type(name):
+    given = torch.arange(5)
+    wanted, found = TYPES[name](given), sidefx_train.compile(TYPES[name])(given)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

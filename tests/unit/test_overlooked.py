@@ -1,4 +1,4 @@
-"""Arguments that Inductor overlooks: multiples in sums beside matrix products, types of running sums, integer powers."""
+"""What Inductor overlooks: multiples in sums beside matrix products, types of running sums, integer powers."""
 
 from __future__ import annotations
 

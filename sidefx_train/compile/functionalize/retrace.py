@@ -21,7 +21,7 @@ from sidefx_train.compile.functionalize import layouts
 from sidefx_train.compile.functionalize.aliases import Aliases, extent
 from sidefx_train.compile.functionalize.bases import STRIDED, members, place_in, view_of
 from sidefx_train.compile.functionalize.fused import fused_update, whole_update
-from sidefx_train.compile.functionalize.hazards import IndexUse
+from sidefx_train.compile.functionalize.hazards import FACTORIZED, IndexUse
 from sidefx_train.compile.functionalize.rewrites import CHANNELS_LAST, REWRITES
 from sidefx_train.compile.functionalize.scalar_ops import (
     TensorScalar,
@@ -83,7 +83,8 @@ class Retraced:
         mutated: input positions that the graph writes.
         metadata: input position -> new (size, stride, distance from where it started).
         layouts: (size, stride, offset) of the results.
-        report: output position of the flag that says an index was out of range, or a condition not what was granted.
+        report: output position of the flag that says an index was out of range, a matrix had no factorization, or a
+            condition was not what was granted.
         bases: memory in which inputs overlap.
         mutated_bases: those that the graph writes.
     """
@@ -246,6 +247,9 @@ class Retracer:
             return
         if node.target is GRANTED:
             self._check_granted(*node.args)  # type: ignore[arg-type]
+            return
+        if node.target is FACTORIZED:
+            self.flags.append(self._value(node.args[0]).ne(0).any())  # type: ignore[arg-type]
             return
         given = self.options.same[node]
         if given in self.member_of and changes_layout(node):

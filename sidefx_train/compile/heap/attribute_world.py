@@ -98,6 +98,9 @@ class AttributeWorld(CallingWorld):
 
     def instance_attr(self, obj: Any, name: str) -> Any:
         value = self._instance_attr(obj, name)
+        if self.moved_later and id(obj) in self.moved_later and value is not ABSENT:
+            reason = f"reads {name} of an object that {self.moved_later[id(obj)]}, called before, changes after the graph"
+            self.heap.refuse("SFX103", reason)
         if self.reads.listening:
             self.reads.attribute(obj, name, value)
         return value

@@ -99,8 +99,8 @@ class AttributeWorld(CallingWorld):
     def instance_attr(self, obj: Any, name: str) -> Any:
         value = self._instance_attr(obj, name)
         if self.moved_later and id(obj) in self.moved_later and value is not ABSENT:
-            reason = f"reads {name} of an object that {self.moved_later[id(obj)]}, called before, changes after the graph"
-            self.heap.refuse("SFX103", reason)
+            by = self.moved_later[id(obj)]
+            self.heap.refuse("SFX103", f"reads {name} of an object that {by}, called before, changes after the graph")
         if self.reads.listening:
             self.reads.attribute(obj, name, value)
         return value

@@ -111,6 +111,7 @@ class CallingWorld:
     granted: dict[Location, None]
     hooked: set[Any]
     deferred: list[DeferredCall]
+    moved_later: dict[int, str]
     reentry: Reentry
     led_back: list[Callable[..., Any]]
     defined_at: Location | None

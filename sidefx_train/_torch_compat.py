@@ -710,6 +710,22 @@ def inside_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def outside_transforms() -> Any:
+    """A context outside the transforms of ``torch.func`` that are under way: a tensor made inside would be theirs."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def loads_batching_rules() -> Any:
+    """The function by which torch reads ``vmap``'s decompositions when they are first needed."""
+    from torch._functorch import vmap
+
+    return vmap.lazy_load_decompositions
+
+
 def _autocast_nesting() -> int:
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

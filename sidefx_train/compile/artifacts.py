@@ -179,6 +179,7 @@ class RunnerPlan:
         report: result that says an index computed by the step was out of range, or a condition not what was taken for
             granted (then nothing may be committed).
         granted: there are such conditions.
+        factorized: the flag says so of matrices that have no factorization, too.
         covered: True if nothing but the checked operations can raise for bad values.
         notes: choices worth reporting.
     """
@@ -198,6 +199,7 @@ class RunnerPlan:
     checks: tuple[IndexCheck, ...] = ()
     report: str | None = None
     granted: bool = False
+    factorized: bool = False
     covered: bool = True
     notes: tuple[str, ...] = ()
     bases: tuple[SyntheticBase, ...] = ()

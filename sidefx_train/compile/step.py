@@ -204,6 +204,8 @@ class CompiledStep:
         missed = self._learn(args, kwargs)
         if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
             return self._over_limit(missed, args, kwargs)
+        if self._failed_jobs >= _MAX_FAILED_JOBS:  # each attempt takes as long as one that succeeds
+            return self._eager(next(s for s in reversed(self._stopped) if s.code == "SFX201"), args, kwargs)
         began = time.perf_counter()
         refused: CaptureFailed | None = None
         with ExitStack() as quiet:
@@ -217,7 +219,9 @@ class CompiledStep:
             self._let_go(refused, args)
             if refused is not None:  # not in the handler: the step's own exceptions have no context of ours
                 self._stopped.append(refused)
+                self._failed_jobs += refused.code == "SFX201"
                 return self._eager(refused, args, kwargs)
+            self._failed_jobs = 0
             if missed is not None:
                 label, old, new, location = missed
                 self._report.record_recapture(label, old, new, location, time.perf_counter() - began)
@@ -289,8 +293,8 @@ class CompiledStep:
         learned = self._learned
         try:
             return attempt(learned)
-        except CaptureFailed as stop:
-            if stop.raised or not (learned.dynamic or learned.all_dynamic):
+        except CaptureFailed:
+            if not (learned.dynamic or learned.all_dynamic):
                 raise
         # Perhaps it is the symbolic sizes: if exact ones work, they are exact from now on.
         done = attempt(replace(learned, dynamic=frozenset(), all_dynamic=False))

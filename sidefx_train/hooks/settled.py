@@ -1,4 +1,4 @@
-"""Installed packages and their versions: the same for the whole process, so asked for during the capture."""
+"""What is the same for the whole process, so asked for during the capture: packages, rules of torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.caches import settled
@@ -30,3 +31,9 @@ def _find_spec(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
         return ABSENT if args[0] in sys.modules or importlib.util.find_spec(args[0]) is not None else None
     spec = getattr(module, "__spec__", None)
     return ABSENT if spec is None else world.heap.shadow(spec, world.heap.sources.const(spec, f"the spec of {args[0]}"))
+
+
+@registry.intercept(compat.loads_batching_rules())
+def _load_batching_rules(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    with compat.real_world():
+        compat.loads_batching_rules()()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -507,3 +510,46 @@ FUNC = [per_sample, grad_and_value, ensemble, with_side_effect, lambda: trained(
 @pytest.mark.parametrize("make", FUNC, ids=lambda make: make.__name__.strip("<>"))
 def test_func(make):
     parity(make, steps=3)
+
+
+# ---------------------------------------------------------------------- transforms of functions over outside tensors
+WEIGHT = torch.arange(1.0, 5.0)
+OVER_OUTSIDE = {
+    "grad": lambda x, w: torch.func.grad(lambda v: (v * w * WEIGHT).sin().sum())(x),
+    "vmap": lambda x, w: torch.func.vmap(lambda v: (v * w * WEIGHT).sin().sum())(x),
+    "vmap of grad": lambda x, w: torch.func.vmap(torch.func.grad(lambda v: (v * w * WEIGHT).sin().sum()))(x),
+    "vjp": lambda x, w: torch.func.vjp(lambda v: (v * w * WEIGHT).sin(), x)[1](x)[0],
+    "jvp": lambda x, w: torch.func.jvp(lambda v: (v * w * WEIGHT).sin(), (x,), (x,))[1] + WEIGHT,
+    "jacfwd": lambda x, w: torch.func.jacfwd(lambda v: (v * w * WEIGHT).sin().sum(0))(x),
+    "hessian": lambda x, w: torch.func.hessian(lambda v: (v * w * WEIGHT).sin().sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", OVER_OUTSIDE)
+def test_function_over_outside_tensors(name):
+    """The first read of them is inside the transform, which must not take their stand-ins for tensors of its own."""
+
+    def make() -> Program:
+        w = nn.Parameter(torch.linspace(-1, 1, 4))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+
+        def step(x):
+            found = OVER_OUTSIDE[name](x, w)
+            found.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return found.detach()
+
+        return Program(step, batches((3, 4)), (w, optimizer))
+
+    parity(make, steps=3)
+
+
+def test_vmap_in_a_new_process():
+    """Its rules are read when they are first needed, which is during the capture."""
+    code = (
+        "import torch, sidefx_train\n"
+        "step = sidefx_train.compile(torch.func.vmap(torch.sin), backend='eager', fullgraph=True, on_failure='raise')\n"
+        "assert torch.equal(step(torch.ones(2, 3)), torch.ones(2, 3).sin())\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=300)

@@ -125,3 +125,23 @@ def test_backward_of_chosen_rows_outside(loss_of, backend):
         for have, like in zip(got, [want.detach(), *(p.grad for p in twin.parameters())], strict=True):
             torch.testing.assert_close(have, like, rtol=1e-5, atol=1e-6)
     assert sidefx_train.explain(compiled).fallback_count == 0
+
+
+def test_chosen_rows_beside_a_convolution():
+    """Convolutions turn images, and views are laid out anew behind them: not those of sizes that the graph knows."""
+
+    def make() -> Program:
+        model = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 6))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            rows = torch.where(y == 1)[0]
+            loss = (model(x)[None, rows].reshape(-1, 6) + x[rows]).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, batches((8, 6), classes=3), (model, optimizer))
+
+    parity(make, steps=4, backend="inductor", autotune="off")

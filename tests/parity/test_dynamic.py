@@ -185,3 +185,31 @@ def test_where_symbolic_sizes_do_not_compile_exact_ones_go_on():
         return module.forward
 
     parity(sized(SIZES), backend=picky, captures=len(set(SIZES)))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_where_symbolic_sizes_do_not_go_through_an_operator_exact_ones_go_on(layer):
+    """Recurrent layers ask for numbers in C++: after a ragged batch, whatever changed left every step to eager."""
+
+    def make() -> Program:
+        model = layer(6, 5, batch_first=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scale = {"name": "a"}
+
+        def batch(index):
+            return (torch.randn(3 if index == 2 else 4, 5, 6),)
+
+        def step(x):
+            loss = model(x)[0].square().mean() * (2 if scale["name"] == "b" else 1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, batch, (model, optimizer, scale))
+
+    def between(program, index):
+        if index == 4:
+            program.watch[2]["name"] = "b"
+
+    parity(make, steps=6, captures=3, between=between)

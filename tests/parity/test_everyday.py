@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import sys
 import warnings
@@ -427,3 +428,40 @@ def test_gradient_scaler_skips_a_step_with_infinities():
 
     report = parity(make, steps=8, whole=False, captures=None)
     assert not report.fallbacks and not any(part.fallbacks for part in report.parts)
+
+
+def test_progress_bar_read_after_it_has_moved():
+    """Its call waits for the graph, and what is read of it in the step is what the call leaves."""
+    tqdm = pytest.importorskip("tqdm")
+
+    def body(model, optimizer):
+        bar = tqdm.tqdm(total=20, file=io.StringIO())
+
+        def step(x, y):
+            loss = train(model, optimizer, x, y)
+            before = bar.n
+            bar.update(2)
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+            return before, bar.n, bar.n % 4 == 0, bar.postfix
+
+        return step
+
+    report = check(body, whole=False, captures=None)
+    assert {record.code for record in report.breaks} == {"SFX103"}, str(report)
+
+
+def test_progress_bar_that_is_only_moved():
+    tqdm = pytest.importorskip("tqdm")
+
+    def body(model, optimizer):
+        bar = tqdm.tqdm(total=20, file=io.StringIO())
+
+        def step(x, y):
+            loss = train(model, optimizer, x, y)
+            bar.set_postfix(loss=f"{loss.item():.3f}", at=bar.n)
+            bar.update()
+            return loss
+
+        return step
+
+    check(body, captures=2)

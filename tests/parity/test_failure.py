@@ -126,6 +126,29 @@ def test_backend_that_raises():
     assert len([w for w in caught if issubclass(w.category, SideFXWarning)]) == 1, "warned other than once"
 
 
+def test_backend_that_raises_is_not_asked_again_and_again():
+    """Each attempt takes as long as a compilation, whatever else has changed meanwhile."""
+    asked: list[int] = []
+
+    def broken(gm, example_inputs):
+        asked.append(1)
+        raise RuntimeError(f"no code for {len(asked)}")
+
+    notes = {"last": torch.zeros(2)}
+
+    def step(x):
+        return x.sin() + notes["last"]
+
+    compiled = sidefx_train.compile(step, backend=broken)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        for call in range(8):
+            assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin() + call)
+            notes["last"] = torch.full((2,), call + 1.0)
+    assert len(asked) == 2
+    assert compiled.report().fallback_count == 8
+
+
 def test_backend_that_raises_with_on_failure_raise():
     def broken(gm, example_inputs):
         raise RuntimeError("no code today")

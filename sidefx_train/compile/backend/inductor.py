@@ -26,6 +26,7 @@ from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.measuring import begin as begin_measuring
 from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.moments import write_out_moments
+from sidefx_train.compile.backend.overlooked import write_out_overlooked
 from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
 from sidefx_train.compile.backend.products import choose_products
 from sidefx_train.compile.backend.recompute import recompute
@@ -305,6 +306,8 @@ def _compile(
             ):
                 module = compat.inductor_passes(graph.module, finds_attention)
                 check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
+                write_out_overlooked(module, traced.fake_mode)
+                check_graph("what is overlooked", module, traced.fake_mode, functional=True)
                 if config.autotune == "on":
                     product_note, products = choose_products(module, threads)
                     layer_note, layers = choose_layers(module, traced.fake_mode, threads)

@@ -188,6 +188,9 @@ def _stop_on_report(graph: RunnerPlan, source: Source, indent: str) -> None:
     if graph.granted:
         source.bind("NotGranted", NotGranted)
         source(f"{indent}    raise NotGranted()")
+    elif graph.factorized:
+        source.bind("LinAlgError", torch.linalg.LinAlgError)
+        source(f"{indent}    raise LinAlgError('a matrix has no such factorization, or an index is out of range')")
     else:
         source(f"{indent}    raise IndexError('an index computed in the step is out of range')")
 

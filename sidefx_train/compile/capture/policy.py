@@ -306,9 +306,14 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
         return True
     if args and issubclass(type(args[0]), logging.Logger):
         return attribute_of(fn, "__name__", "") in LOGGING_METHODS or isinstance(fn, functools._lru_cache_wrapper)
-    module, name = attribute_of(fn, "__module__"), attribute_of(fn, "__name__", "")
-    if module == "logging" and name in LOGGING_METHODS:
+    if looks_at_callers(fn) and attribute_of(fn, "__name__", "") in LOGGING_METHODS:
         return True
+    return moves_object(fn)
+
+
+def moves_object(fn: Any) -> bool:
+    """True for deferred methods after which their object is not what it was: a progress bar counts."""
+    module, name = attribute_of(fn, "__module__"), attribute_of(fn, "__name__", "")
     return isinstance(module, str) and any(
         module == package or module.startswith(package + ".")
         for package, names in DEFERRED_METHODS.items()

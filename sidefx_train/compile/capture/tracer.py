@@ -74,6 +74,17 @@ class GraphTracer:
         Sizes of the dimensions in ``dynamic`` are symbolic. ``twin`` is ``real``, or its base, and the stand-in of
         another tensor that has its version counter.
         """
+        with compat.outside_transforms():
+            return self._add_tensor(real, kind, source, dynamic, twin)
+
+    def _add_tensor(
+        self,
+        real: torch.Tensor,
+        kind: InputKind,
+        source: str,
+        dynamic: frozenset[int],
+        twin: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
         with compat.no_recording():
             if twin is not None:
                 self._twins.append(compat.fake_twin(self.fake_mode, *twin))  # nothing else need hold that of a base

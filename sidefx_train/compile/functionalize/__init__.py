@@ -26,7 +26,7 @@ from sidefx_train.compile.artifacts import OWN, FunctionalGraph, Name, Output, T
 from sidefx_train.compile.functionalize.aliases import Aliases, drop_dead
 from sidefx_train.compile.functionalize.bases import find_bases
 from sidefx_train.compile.functionalize.check import check_functional
-from sidefx_train.compile.functionalize.hazards import find_hazards, held_back
+from sidefx_train.compile.functionalize.hazards import factorizes, find_hazards, held_back
 from sidefx_train.compile.functionalize.plan import refuse_unsupported, view_bits, view_layout
 from sidefx_train.compile.functionalize.retrace import Retraced, RetraceOptions, Retracer
 from sidefx_train.compile.functionalize.scalars import (
@@ -76,8 +76,8 @@ def functionalize(
     guarded = hazards.uses if tensor_scalars else {}
     left = tuple(node for node in hazards.unchecked if node not in guarded)
     waiting = held_back(graph, aliases, left)
-    granted = bool(conditions(graph))
-    if guarded or granted:
+    granted, factorized = bool(conditions(graph)), factorizes(graph)
+    if guarded or granted or factorized:
         waiting = {n for n in graph.nodes if n.op == "placeholder"}
     skip, defer = frozenset(tail.nodes), frozenset(waiting)
     options = RetraceOptions(
@@ -95,7 +95,7 @@ def functionalize(
     )
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
-    result = replace(layout.assemble(retraced, hazards.checks, not left), granted=granted)
+    result = replace(layout.assemble(retraced, hazards.checks, not left), granted=granted, factorized=factorized)
     check_functional(result)
     check_graph("functionalization", result.module, traced.fake_mode, result.feeds, functional=True)
     return result

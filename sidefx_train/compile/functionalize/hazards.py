@@ -51,6 +51,10 @@ _MOVES = frozenset(
 """Operations whose result holds nothing but values of their first argument."""
 
 
+FACTORIZED = aten._linalg_check_errors.default
+"""Raises where a matrix had no factorization, as its first argument says. The graph reports that, too."""
+
+
 @dataclass(frozen=True)
 class IndexUse:
     """An index tensor computed by the step: its values must lie in ``[low, high)`` or equal ``ignore``."""
@@ -167,6 +171,11 @@ def find_hazards(graph: fx.Graph, aliases: Aliases) -> Hazards:
                 checks[IndexCheck(placeholders[source], low, size, ignore)] = None
     known = {node: tuple(found) for node, found in uses.items() if node not in unknown}
     return Hazards(tuple(checks), tuple(unchecked), known)
+
+
+def factorizes(graph: fx.Graph) -> bool:
+    """True if the graph asks whether a matrix could be factorized."""
+    return any(node.target is FACTORIZED for node in graph.nodes)
 
 
 def _indices_in_place(node: fx.Node, name: str) -> list[tuple[fx.Node, int | None, int | None, bool]] | None:

@@ -21,7 +21,7 @@ from sidefx_train.compile.functionalize import layouts
 from sidefx_train.compile.functionalize.aliases import Aliases, extent
 from sidefx_train.compile.functionalize.bases import STRIDED, members, place_in, view_of
 from sidefx_train.compile.functionalize.fused import fused_update, whole_update
-from sidefx_train.compile.functionalize.hazards import IndexUse
+from sidefx_train.compile.functionalize.hazards import FACTORIZED, IndexUse
 from sidefx_train.compile.functionalize.rewrites import CHANNELS_LAST, REWRITES
 from sidefx_train.compile.functionalize.scalar_ops import (
     TensorScalar,
@@ -83,7 +83,8 @@ class Retraced:
         mutated: input positions that the graph writes.
         metadata: input position -> new (size, stride, distance from where it started).
         layouts: (size, stride, offset) of the results.
-        report: output position of the flag that says an index was out of range, or a condition not what was granted.
+        report: output position of the flag that says an index was out of range, a matrix had no factorization, or a
+            condition was not what was granted.
         bases: memory in which inputs overlap.
         mutated_bases: those that the graph writes.
     """
@@ -247,6 +248,9 @@ class Retracer:
         if node.target is GRANTED:
             self._check_granted(*node.args)  # type: ignore[arg-type]
             return
+        if node.target is FACTORIZED:
+            self.flags.append(self._value(node.args[0]).ne(0).any())  # type: ignore[arg-type]
+            return
         given = self.options.same[node]
         if given in self.member_of and changes_layout(node):
             member, made = self.member_of[given], node.meta["val"]
@@ -347,7 +351,9 @@ class Retracer:
         """What a view is made of, in the layout it had, unless a write to that memory is to be seen elsewhere."""
         viewed, stride = node.args[0], tuple(compat.from_functional(value).stride())
         captured = viewed.meta.get("val") if isinstance(viewed, fx.Node) else None
-        if not isinstance(captured, torch.Tensor) or stride == tuple(captured.stride()):
+        if not isinstance(captured, torch.Tensor) or compat.has_unbacked_sizes(captured):
+            return value  # a comparison of sizes that only the graph knows would be recorded
+        if stride == tuple(captured.stride()):
             return value
         if self._written is None:
             aliases = Aliases(self.traced.module.graph)

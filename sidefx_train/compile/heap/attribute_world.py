@@ -98,6 +98,9 @@ class AttributeWorld(CallingWorld):
 
     def instance_attr(self, obj: Any, name: str) -> Any:
         value = self._instance_attr(obj, name)
+        if self.moved_later and id(obj) in self.moved_later and value is not ABSENT:
+            by = self.moved_later[id(obj)]
+            self.heap.refuse("SFX103", f"reads {name} of an object that {by}, called before, changes after the graph")
         if self.reads.listening:
             self.reads.attribute(obj, name, value)
         return value

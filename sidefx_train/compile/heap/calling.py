@@ -111,6 +111,7 @@ class CallingWorld:
     granted: dict[Location, None]
     hooked: set[Any]
     deferred: list[DeferredCall]
+    moved_later: dict[int, str]
     reentry: Reentry
     led_back: list[Callable[..., Any]]
     defined_at: Location | None
@@ -653,6 +654,8 @@ class CallingWorld:
         place = Place(caller) if caller is not None and policy.looks_at_callers(fn) else None
         call = DeferredCall(fn, freezer.many(args), freezer.named(kwargs), self.locate(), place)
         self.deferred.append(call)
+        if args and policy.moves_object(fn):
+            self.moved_later[id(args[0])] = policy.describe(fn)
 
     def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
         """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""

@@ -59,6 +59,7 @@ class TraceWorld(AttributeWorld):
         whole: names of classes whose methods are not captured but replayed whole after the graph.
         running: objects of such kinds whose method is being interpreted.
         deferred: calls to replay after the graph, in order.
+        moved_later: by the address of objects (held by those calls), the deferred method that changes them.
         context: context variables that the step reads, sets and resets.
         locks: locks that it takes and releases.
         reads: what Python that runs in a recorded backward reads.
@@ -107,6 +108,7 @@ class TraceWorld(AttributeWorld):
         self.settings = compat.settings()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
+        self.moved_later: dict[int, str] = {}
         self.context = opaque.ContextVariables(self)
         self.locks = opaque.Locks(self)
         self.reads = reads.Reads(self)

@@ -1,0 +1,70 @@
+"""What Inductor overlooks: multiples in sums beside matrix products, types of running sums, integer powers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import sidefx_train
+
+SUMS = {
+    "added to a product": lambda x, a, b: torch.add(a @ b, x, alpha=0.1),
+    "a product added": lambda x, a, b: x.add(a @ b, alpha=-0.1),
+    "subtracted": lambda x, a, b: x.sub(a @ b, alpha=3),
+    "in place": lambda x, a, b: x.clone().add_(a @ b, alpha=2),
+    "a number": lambda x, a, b: torch.add(a @ b, 3, alpha=2),
+    "a mask": lambda x, a, b: torch.add(a @ b, x > 0, alpha=2),
+    "of another type": lambda x, a, b: torch.add(x.double(), a @ b, alpha=0.1),
+    "numbers": lambda x, a, b: torch.add(x.long(), b.long()[:1], alpha=3),
+}
+
+
+@pytest.mark.parametrize("autotune", ["off", "on"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SUMS)
+def test_sum(name, dtype, autotune):
+    generator = torch.Generator().manual_seed(0)
+    x, a, b = (torch.randn(*size, generator=generator, dtype=dtype) for size in ((8, 5), (8, 6), (6, 5)))
+    wanted = SUMS[name](x, a, b)
+    torch.testing.assert_close(sidefx_train.compile(SUMS[name], autotune=autotune)(x, a, b), wanted)
+
+
+def test_update_written_by_hand():
+    """A gradient is a product, and the update a sum with a multiple of it: the rate went unnoticed."""
+
+    def trained(compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3, bias=False))
+
+        def step(x):
+            gradients = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter.add_(gradient, alpha=-0.1)
+
+        run = sidefx_train.compile(step, autotune="off", fullgraph=True) if compiled else step
+        for _ in range(3):
+            run(torch.randn(5, 6))
+        return [parameter.detach() for parameter in model.parameters()]
+
+    torch.testing.assert_close(trained(True), trained(False))
+
+
+TYPES = {
+    "floats": lambda i: torch.ones(3, 5).cumsum(1, dtype=torch.float64),
+    "integers": lambda i: torch.ones(4).cumsum(0, dtype=torch.int32) + i[:4],
+    "that overflow": lambda i: torch.full((3,), 200, dtype=torch.uint8).cumsum(0, dtype=torch.uint8),
+    "of a mask": lambda i: torch.ones(4, dtype=torch.bool).cumsum(0),
+    "power of 2": lambda i: 2**i + 1,
+    "power of another": lambda i: (-3) ** i.int() * 2,
+    "power in floating point": lambda i: 2.0**i,
+    "frequencies": lambda i: (2 ** torch.arange(4)).float() * 3.0,
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_type(name):
+    given = torch.arange(5)
+    wanted, found = TYPES[name](given), sidefx_train.compile(TYPES[name])(given)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -378,3 +378,38 @@ def test_a_caller_of_attention_needs_no_header_of_torchs():
     names = ("attention", "attention_backward", "attention_backward_joined", "lstm")
     calls = "".join(f"{compat.KERNEL_FUNCTION}{name}(stack, a, b);" for name in names)
     assert lean_caller(kernels_called(calls) + calls) is not None
+
+
+class Unturned(nn.Module):
+    """Heads are taken out of the places without a turn; where there are as many of both, the shapes are a turn's."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = nn.Linear(32, 96)
+
+    def forward(self, x):
+        rows, length, width = x.shape
+        q, k, v = (t.reshape(rows, 8, length, width // 8) for t in self.packed(x).split(width, 2))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).reshape(rows, length, width)
+
+
+def test_gradients_are_not_joined_where_nothing_was_turned(chosen):
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 32)
+    have, want = Unturned(), Unturned()
+    have.load_state_dict(want.state_dict())
+
+    def step_of(model):
+        def step(x):
+            loss = model(x).square().sum()
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    compiled = sidefx_train.compile(step_of(have), fullgraph=True)
+    compiled(x)
+    step_of(want)(x)
+    assert any(NOTE in note for note in compiled.report().captures[0].notes)
+    for ours, eager in zip(have.parameters(), want.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, eager.grad, rtol=1e-4, atol=1e-5)

@@ -149,11 +149,13 @@ def _joined(node: fx.Node) -> fx.Node | None:
         return None
     parts: dict[Any, fx.Node] = {}
     for get in node.users:
-        last = get
+        last, turns = get, 0
         while len(last.users) == 1 and (after := next(iter(last.users))).target is not aten.cat.default:
             if not _moves(after, [rows, length, heads, width], [rows, length, heads * width]):
                 return None
-            last = after
+            last, turns = after, turns + (after.target in _TURNS)
+        if turns != 1:  # where there are as many heads as places, shapes do not tell
+            return None
         if len(last.users) != 1 or list(last.meta["val"].shape) != [rows, length, heads * width]:
             return None
         parts[get.args[1]] = last
@@ -165,10 +167,13 @@ def _joined(node: fx.Node) -> fx.Node | None:
     return reader if reader.args[0] == [parts[i] for i in range(3)] and dim in (2, -1) else None
 
 
+_TURNS = (aten.permute.default, aten.transpose.int)
+
+
 def _moves(node: fx.Node, turned: list[int], flat: list[int]) -> bool:
     """True for the turn of heads and places, for a copy without gaps, and for heads becoming one."""
     value = node.meta["val"]
-    if node.target in (aten.permute.default, aten.transpose.int):
+    if node.target in _TURNS:
         before = node.args[0].meta["val"]  # type: ignore[union-attr]
         dims = [0, 2, 1, 3] if node.target is aten.transpose.int else list(node.args[1])  # type: ignore[arg-type]
         swapped = node.target is aten.permute.default or sorted(d % 4 for d in node.args[1:]) == [1, 2]  # type: ignore

@@ -1464,6 +1464,67 @@ def _quick_codegen() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _recursion_limit_kept() -> Iterator[None]:
+    """Inductor raises the interpreter's limit and leaves it so; it is the program's."""
+    limit = sys.getrecursionlimit()
+    try:
+        yield
+    finally:
+        if sys.getrecursionlimit() != limit:
+            sys.setrecursionlimit(limit)
+
+
+@contextmanager
+def _kernels_in_order() -> Iterator[None]:
+    """Kernels run after those whose results they take, whatever Inductor does to their loops.
+
+    What writes into a buffer in place, as ``bernoulli_`` does, gives it a name by which its later readers depend on it.
+    Where Inductor takes up the loops of such a reader anew, to join them with others, it forgets that name (torch 2.11
+    to 2.13, ``SchedulerNode.recompute_size_and_body``): dropout read a mask that was not drawn yet. The order in which
+    kernels are written is compared with the dependencies that there were before loops were joined.
+    """
+    from torch._inductor import scheduler
+
+    def renaming(before: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(node: Any, *args: Any, **kwargs: Any) -> None:
+            before(node, *args, **kwargs)
+            renames = getattr(node, "mutation_renames", None)  # none yet where the node is made
+            if renames:
+                node.set_read_writes(node.read_writes.rename(renames))
+
+        return compute
+
+    def remembering(before: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(plan: Any) -> None:
+            before(plan)
+            plan.sidefx_after = {
+                node.get_name(): {plan.name_to_buf[dep.name].defining_op_name() for dep in node.unmet_dependencies}
+                for node in plan.nodes
+            }
+
+        return compute
+
+    def in_order(before: Callable[..., Any]) -> Callable[..., Any]:
+        def codegen(plan: Any) -> Any:
+            after: dict[str, set[str]] = getattr(plan, "sidefx_after", {})
+            place = {part.get_name(): i for i, node in enumerate(plan.nodes) for part in node.get_nodes()}
+            for name, earlier in after.items():
+                late = [each for each in earlier if place.get(each, -1) > place.get(name, len(place))]
+                if late:
+                    raise RuntimeError(f"Inductor puts {name} before {', '.join(late)}, whose result it takes")
+            return before(plan)
+
+        return codegen
+
+    with (
+        _replaced(scheduler.SchedulerNode, "_compute_attrs", renaming),
+        _replaced(scheduler.Scheduler, "compute_ancestors", remembering),
+        _replaced(scheduler.Scheduler, "codegen", in_order),
+    ):
+        yield
+
+
 def codegen_parts() -> types.SimpleNamespace:
     """What of Inductor's C++ code generation ``compile/backend/alike.py`` works with."""
     from torch._inductor import config, metrics
@@ -1759,6 +1820,8 @@ def inductor_lowering(
         tracing(TracingContext(fake_mode)),
         torch.no_grad(),
         _quick_codegen(),
+        _kernels_in_order(),
+        _recursion_limit_kept(),
         _replaced(compile_fx, "fake_tensor_prop", _known_values),
         _replaced(codegen_parts().Proxy, "codegen_nodes", generating),
     ):

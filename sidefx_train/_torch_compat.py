@@ -6,6 +6,7 @@ underscore or from an experimental module, so a torch release is supported by re
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -1216,6 +1217,17 @@ def inductor_options(options: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def inductor_cache_of(maker: str) -> Iterator[None]:
+    """Inductor's own cache gives what the same ``maker`` has left in it, and nothing that others have.
+
+    It knows torch's sources, not ours, which have a part in what it keeps.
+    """
+    settings = torch.compiler.config
+    with settings.patch(cache_key_tag=f"{settings.cache_key_tag}:{maker}"):  # type: ignore[attr-defined]
+        yield
+
+
 def forget_compile_threads() -> None:
     """For a forked process: Inductor's threads stayed behind, and what is given to them would be waited for forever."""
     threads = sys.modules.get("torch._inductor.async_compile")
@@ -1476,6 +1488,38 @@ def _recursion_limit_kept() -> Iterator[None]:
 
 
 @contextmanager
+def _nothing_written_while_read() -> Iterator[None]:
+    """Inductor writes into an operand that nobody needs afterwards, unless another operand is a view of it, or itself.
+
+    ``v.index_put(indices, v[:3], accumulate=True)`` read, in ``torch.compile`` too (torch 2.11 to 2.13), what it had
+    just written.
+    """
+    from torch._inductor.fx_passes import reinplace
+    from torch._inductor.fx_utils import get_node_storage
+
+    def is_read(node: fx.Node, positions: Sequence[int]) -> bool:
+        def storages(arguments: Any) -> set[Any]:
+            found: set[Any] = set()
+            fx.map_arg(arguments, lambda operand: found.add(get_node_storage(operand)))
+            return found - {None}
+
+        written = [node.args[i] for i in positions]
+        others = [argument for i, argument in enumerate(node.args) if i not in positions]
+        return not storages(written).isdisjoint(storages((others, node.kwargs)))
+
+    def unless_read(before: dict[Any, Any]) -> dict[Any, Any]:
+        def checked(how: Any) -> Any:
+            at = (how.mutated_arg,) if isinstance(how.mutated_arg, int) else tuple(how.mutated_arg)
+            allowed = how.extra_check
+            return dataclasses.replace(how, extra_check=lambda node: not is_read(node, at) and allowed(node))
+
+        return {target: checked(how) for target, how in before.items()}
+
+    with _replaced(reinplace, "inplaceable_ops", unless_read):
+        yield
+
+
+@contextmanager
 def _kernels_in_order() -> Iterator[None]:
     """Kernels run after those whose results they take, whatever Inductor does to their loops.
 
@@ -1483,8 +1527,26 @@ def _kernels_in_order() -> Iterator[None]:
     Where Inductor takes up the loops of such a reader anew, to join them with others, it forgets that name (torch 2.11
     to 2.13, ``SchedulerNode.recompute_size_and_body``): dropout read a mask that was not drawn yet. The order in which
     kernels are written is compared with the dependencies that there were before loops were joined.
+
+    Where random numbers are eager's, kernels that draw them run in the order of the graph, and also for nobody's sake.
     """
-    from torch._inductor import scheduler
+    from torch._inductor import config, scheduler
+    from torch._inductor.virtualized import V
+
+    def draws(node: Any) -> bool:
+        tags = getattr(getattr(node.node, "op_overload", None), "tags", ())
+        return torch.Tag.nondeterministic_seeded in tags and config.fallback_random
+
+    def drawing_in_turn(before: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(plan: Any) -> None:
+            for earlier, later in itertools.pairwise(filter(draws, plan.nodes)):
+                V.graph.additional_buffer_deps[later.get_name()].add(earlier.get_outputs()[0].get_name())
+            before(plan)
+
+        return compute
+
+    def or_draws(before: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda node: before(node) or draws(node)
 
     def renaming(before: Callable[..., Any]) -> Callable[..., Any]:
         def compute(node: Any, *args: Any, **kwargs: Any) -> None:
@@ -1519,6 +1581,8 @@ def _kernels_in_order() -> Iterator[None]:
 
     with (
         _replaced(scheduler.SchedulerNode, "_compute_attrs", renaming),
+        _replaced(scheduler.Scheduler, "compute_dependencies", drawing_in_turn),
+        _replaced(scheduler.ExternKernelSchedulerNode, "has_side_effects", or_draws),
         _replaced(scheduler.Scheduler, "compute_ancestors", remembering),
         _replaced(scheduler.Scheduler, "codegen", in_order),
     ):
@@ -1821,6 +1885,7 @@ def inductor_lowering(
         torch.no_grad(),
         _quick_codegen(),
         _kernels_in_order(),
+        _nothing_written_while_read(),
         _recursion_limit_kept(),
         _replaced(compile_fx, "fake_tensor_prop", _known_values),
         _replaced(codegen_parts().Proxy, "codegen_nodes", generating),

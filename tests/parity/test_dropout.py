@@ -1,4 +1,4 @@
-"""Masks are drawn before they are used, in the order of the step; and what Inductor schedules is looked at again."""
+"""Masks are drawn before they are used, in the order of the step; and what Inductor makes of a graph is looked at."""
 
 from __future__ import annotations
 
@@ -80,6 +80,29 @@ def test_masks_are_drawn_before_they_are_used(body, trains, cache):
     parity(make, steps=3, backend="inductor", rng="eager")
 
 
+@pytest.mark.parametrize("rng", ["eager", "fast"])
+def test_what_is_drawn_for_nobody(rng, cache):
+    """Regression: a mask that nothing uses was not drawn, and every later draw of the step was another."""
+
+    def drawn(x):
+        F.dropout(x, 0.5)
+        torch.empty_like(x).uniform_()
+        first = x * torch.rand_like(x)
+        torch.randn(3)
+        return first, F.dropout(x, 0.1), torch.randn(5), torch.empty(4).bernoulli_(0.3)
+
+    x = torch.randn(ROWS, LENGTH, WIDTH)
+    step = sidefx_train.compile(drawn, rng=rng, fullgraph=True, on_failure="raise")
+    torch.manual_seed(1)
+    wanted = [*drawn(x), torch.rand(2)]
+    torch.manual_seed(1)
+    found = [*step(x), torch.rand(2)]
+    assert [tensor.shape for tensor in found] == [tensor.shape for tensor in wanted]
+    if rng == "eager":
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_an_order_that_is_wrong_is_not_run(cache, monkeypatch):
     """Whatever moves a kernel in front of what it takes, the step is run eagerly, and says so."""
     from torch._inductor.scheduler import Scheduler
@@ -106,3 +129,47 @@ def test_the_recursion_limit_stays_the_programs(cache):
     finally:
         sys.setrecursionlimit(before)
     assert sidefx_train.explain(step).fallback_count == 0
+
+
+def added_to_itself(x, ids):
+    scaled = x * 1.5
+    return scaled.index_add(1, ids, scaled)
+
+
+def a_part_added_to_the_whole(x, ids):
+    scaled = x * 1.5
+    return scaled.index_put((ids[:3],), scaled[2:5], accumulate=True)
+
+
+def put_into_itself(x, ids):
+    scaled = x @ torch.ones(WIDTH, WIDTH)
+    return scaled.index_put((torch.arange(LENGTH // 2),), scaled.flip(0)[: LENGTH // 2]), scaled.scatter(
+        0, ids[:1, None, None].expand(1, LENGTH, WIDTH), scaled[1:2]
+    )
+
+
+@pytest.mark.parametrize(
+    "body", [added_to_itself, a_part_added_to_the_whole, put_into_itself], ids=lambda b: b.__name__
+)
+def test_what_is_read_is_not_written_meanwhile(body, cache):
+    """Regression, in ``torch.compile`` too: rows were added to where they were read."""
+    ids = torch.tensor([3, 1, 1, 0, 7, 3, 5, 2] * 2)
+
+    def make():
+        return Program(lambda x: body(x, ids), lambda i: (torch.randn(LENGTH, LENGTH, WIDTH),))
+
+    parity(make, steps=2, backend="inductor")
+
+
+def test_inductors_cache_is_known_by_what_fills_it(monkeypatch):
+    """Regression: graphs that are not kept in ours were found as an earlier version had lowered them."""
+    from torch._inductor.codecache import FxGraphHashDetails
+
+    from sidefx_train import _torch_compat as compat
+
+    seen = []
+    for maker in ("one", "another"):
+        with compat.inductor_cache_of(maker):
+            seen.append(FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, []).cache_key_tag)
+    assert len(set(seen)) == 2
+    assert torch.compiler.config.cache_key_tag == ""

@@ -35,7 +35,7 @@ from sidefx_train.compile.backend.repeats import Division, divide
 from sidefx_train.compile.backend.rows import may_add_rows, sum_rows_natively
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
-from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of
+from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of, own_source
 from sidefx_train.compile.backend.tail import write_tail
 from sidefx_train.compile.backend.whole import join_complex, kept_whole
 from sidefx_train.compile.backend.workshop import BuildFailed
@@ -301,6 +301,7 @@ def _compile(
                 building.begin()
             with (
                 compat.lowering_notes() as warned,
+                compat.inductor_cache_of(own_source()),
                 compat.building_cpp(build, build.add),
                 compat.inductor_lowering(traced.fake_mode, AlikeLoops().generating),
             ):

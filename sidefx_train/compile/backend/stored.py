@@ -132,7 +132,7 @@ def _settings(config: CompileConfig) -> str:
     ignored = ("TORCHINDUCTOR_CACHE_DIR",)
     return repr(
         (
-            _own_source(),
+            own_source(),
             compat.torch_build(),
             platform.python_version(),
             cpu_description(),
@@ -151,7 +151,7 @@ def _settings(config: CompileConfig) -> str:
 
 
 @lru_cache(maxsize=1)
-def _own_source() -> str:
+def own_source() -> str:
     """A hash of every file of this library that has a part in lowering."""
     package = Path(__file__).parent.parent
     files = [*package.glob("functionalize/*.py"), *package.glob("backend/*.py"), *package.glob("native/*.py")]

@@ -1,0 +1,56 @@
+"""Random functions of tensors through Inductor, against eager: a fixed few, and many under ``make fuzz``."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.caches import new_cache
+from tests.fuzz.compare import Differs
+from tests.fuzz.kernels import check, generate
+from tests.fuzz.shrink import shrink
+
+FIXED = (1010, 1021, 2)
+"""The first was added to where it was read; the second drew less than eager."""
+
+MANY = int(os.environ.get("FUZZ_N", "5000")) // 50
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+_PART = 10
+
+
+def run(number: int) -> None:
+    """Checks one program; fails with a shorter one that differs."""
+    source = generate(number)
+    try:
+        check(source)
+    except Differs as error:
+        shorter = shrink(source, _differs, 60)
+        pytest.fail(f"program {number}: {error}\n{shorter}", pytrace=False)
+
+
+def _differs(source: str) -> bool:
+    try:
+        check(source)
+    except Differs:
+        return True
+    except Exception:  # the shorter program is broken: no counterexample
+        return False
+    return False
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    new_cache(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("number", FIXED)
+def test_fixed_kernels(number):
+    run(number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(max(1, MANY // _PART)))
+def test_many_kernels(part):
+    for number in range(_PART):
+        run(SEED * 1_000_000 + part * _PART + number)

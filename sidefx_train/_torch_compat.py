@@ -1488,6 +1488,38 @@ def _recursion_limit_kept() -> Iterator[None]:
 
 
 @contextmanager
+def _results_laid_out_as_traced() -> Iterator[None]:
+    """A graph's results have the strides that they were traced with.
+
+    Inductor computes an operand of ``cat`` where it will lie in the whole, and a view of it that is a result has the
+    whole's strides. What is lowered apart and takes it, a backward or a further part, expects the traced ones.
+    """
+    from torch._inductor import graph, ir
+    from torch._inductor.virtualized import V
+
+    def exact(before: Callable[..., Any]) -> Callable[..., Any]:
+        def match(value: Any, strides: Any) -> Any:
+            value = before(value, strides)
+            known = V.graph.sizevars.statically_known_equals
+            for size, wanted, given in zip(value.get_size(), strides, value.get_stride(), strict=True):
+                if not (known(wanted, given) or known(size, 1) or known(size, 0)):
+                    return ir.ExternKernel.require_exact_strides(value, strides)
+            return value
+
+        return match
+
+    def exactly(before: Callable[..., Any]) -> Callable[..., Any]:
+        def output(lowering: Any, *args: Any, **kwargs: Any) -> Any:
+            with _replaced(ir, "try_match_insignificant_strides", exact):
+                return before(lowering, *args, **kwargs)
+
+        return output
+
+    with _replaced(graph.GraphLowering, "output", exactly):
+        yield
+
+
+@contextmanager
 def _nothing_written_while_read() -> Iterator[None]:
     """Inductor writes into an operand that nobody needs afterwards, unless another operand is a view of it, or itself.
 
@@ -1886,6 +1918,7 @@ def inductor_lowering(
         _quick_codegen(),
         _kernels_in_order(),
         _nothing_written_while_read(),
+        _results_laid_out_as_traced(),
         _recursion_limit_kept(),
         _replaced(compile_fx, "fake_tensor_prop", _known_values),
         _replaced(codegen_parts().Proxy, "codegen_nodes", generating),

@@ -432,7 +432,7 @@ def test_gradient_scaler_skips_a_step_with_infinities():
 
 def test_progress_bar_read_after_it_has_moved():
     """Its call waits for the graph, and what is read of it in the step is what the call leaves."""
-    tqdm = pytest.importorskip("tqdm")
+    tqdm = pytest.importorskip("tqdm", reason="progress bars of tqdm")
 
     def body(model, optimizer):
         bar = tqdm.tqdm(total=20, file=io.StringIO())
@@ -451,7 +451,7 @@ def test_progress_bar_read_after_it_has_moved():
 
 
 def test_progress_bar_that_is_only_moved():
-    tqdm = pytest.importorskip("tqdm")
+    tqdm = pytest.importorskip("tqdm", reason="progress bars of tqdm")
 
     def body(model, optimizer):
         bar = tqdm.tqdm(total=20, file=io.StringIO())

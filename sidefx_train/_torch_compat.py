@@ -1813,6 +1813,11 @@ DISPATCH_FUNCTION = "sidefx_dispatched"
 """What C++ that Inductor writes calls around an operator of ours that is no kernel of torch's C interface."""
 
 
+def multiplies_narrow() -> bool:
+    """True if oneDNN has products in bfloat16 for this processor: it needs AVX-512."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def calls_dispatcher() -> bool:
     """True if C++ that Inductor writes can call operators of ours through torch's dispatcher."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu

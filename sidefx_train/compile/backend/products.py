@@ -98,7 +98,8 @@ def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dic
         x, y = (_stored(*layout, dtype=getattr(torch, dtype)) for layout in (left, right))
         out = x.new_empty(*x.shape[:-1], y.shape[-1])
         ways: dict[str, Callable[[], Any]] = {_USUAL[x.dtype]: lambda: torch.matmul(x, y, out=out)}
-        if torch.backends.mkldnn.is_available() and x.dim() == 2:
+        able = torch.backends.mkldnn.is_available() and (x.dtype != torch.bfloat16 or compat.multiplies_narrow())
+        if able and x.dim() == 2:
             ways["onednn"] = lambda: _linear(x, y.t(), None)
         native = products_module()
         if native is not None:

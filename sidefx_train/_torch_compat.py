@@ -1411,7 +1411,7 @@ def _quick_codegen() -> Iterator[None]:
     """What Inductor's C++ code generation does again and again for the same answer is done once.
 
     Steps of indices that are linear in a variable, also within vectors only, are read off instead of simplified, ranges
-    of variables are looked at where an index has quotients or remainders, the
+    of variables are looked at where an index has quotients or remainders of anything but maxima, the
     rules of data types, which are one object anyway, are not filled in anew for each operation, loops over what is left
     of a size that vectors divide are not written, since there is nothing left, and what values are at least and at most
     is found out where some of them are indices.
@@ -1419,7 +1419,7 @@ def _quick_codegen() -> Iterator[None]:
     from torch._inductor import loop_body, scheduler, sizevars
     from torch._inductor.codegen import common, cpp
     from torch._inductor.virtualized import V
-    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+    from torch.utils._sympy.functions import FloorDiv, Max, ModularIndexing
 
     join_dimensions = getattr(sizevars, "join_dimensions", None)
 
@@ -1427,8 +1427,8 @@ def _quick_codegen() -> Iterator[None]:
         def simplify(sizes: Any, expression: Any, ranges: Any) -> Any:  # what is known of ranges is about quotients
             if join_dimensions is not None:
                 expression = join_dimensions(sizes.simplify(expression))
-                if not expression.has(ModularIndexing, FloorDiv):
-                    return expression
+                if not expression.has(ModularIndexing, FloorDiv) or expression.has(Max):
+                    return expression  # what is known of a maximum is asked without the ranges, and raises
             return before(sizes, expression, ranges)
 
         return simplify
@@ -1516,6 +1516,39 @@ def _results_laid_out_as_traced() -> Iterator[None]:
         return output
 
     with _replaced(graph.GraphLowering, "output", exactly):
+        yield
+
+
+@contextmanager
+def _casts_round() -> Iterator[None]:
+    """A cast to float16 or bfloat16 rounds, as in ``x.half().float()``; only operations between narrow values do not.
+
+    Inductor computes with the wide value where it has it at hand, also where the program asked for the rounded one: a
+    fake quantization, ``x + (x.half().float() - x).detach()``, did nothing.
+    """
+    from torch._inductor import lowering
+    from torch._inductor.codegen import cpp
+    from torch._inductor.virtualized import ops
+
+    narrow = (torch.float16, torch.bfloat16)
+
+    def rounding(before: Callable[..., Any]) -> Callable[..., Any]:
+        def to_dtype(value: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+            wide = value.get_dtype()
+            if dtype not in narrow or wide not in (torch.float32, torch.float64):
+                return before(value, dtype, *args, **kwargs)
+
+            def rounded(x: Any) -> Any:
+                return ops.to_dtype(ops.to_dtype(x, dtype, src_dtype=wide, use_compute_types=False), dtype)
+
+            return lowering.make_pointwise(rounded, override_return_dtype=dtype)(value)
+
+        return to_dtype
+
+    def not_known(before: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda kernel, wide, wide_type, rounded, narrow_type: None  # that what was rounded once was this wide
+
+    with _replaced(lowering, "to_dtype", rounding), _replaced(cpp.CppKernel, "cache_dtype_convert", not_known):
         yield
 
 
@@ -1924,6 +1957,7 @@ def inductor_lowering(
         _kernels_in_order(),
         _nothing_written_while_read(),
         _results_laid_out_as_traced(),
+        _casts_round(),
         _recursion_limit_kept(),
         _replaced(compile_fx, "fake_tensor_prop", _known_values),
         _replaced(codegen_parts().Proxy, "codegen_nodes", generating),

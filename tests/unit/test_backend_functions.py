@@ -347,3 +347,19 @@ def test_a_forked_process_does_not_wait_for_a_graph_that_is_lowered_in_its_paren
     done.set()
     thread.join()
     assert status == 0
+
+
+@pytest.mark.parametrize("width", [33, 64])
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_casts_round(backend: str, narrow: torch.dtype, width: int) -> None:
+    """What a cast to a narrow type loses is lost, though the wide value is still at hand."""
+
+    def quantized(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        error = x.to(narrow).float() - x
+        wider = x.double().to(narrow).double() - x
+        kept = (x * scale).to(narrow)  # a result, and read again
+        return x + error, error, wider, kept, kept.float() - x * scale, (kept * 2).float() / 2 - x * scale
+
+    # Errors are some 1e-3 of values: assert_close's 1e-5 tells them from none at all.
+    agree(quantized, [torch.randn(8, width), torch.rand(8, 1) + 0.5], backend)

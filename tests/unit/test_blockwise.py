@@ -319,11 +319,21 @@ def test_where_it_is_not_chosen_torchs_stays(chosen, monkeypatch):
 def test_python_calls_it_too(chosen, monkeypatch):
     """Where a graph is no C++ function."""
     monkeypatch.setattr(sidefx_train.compile.backend.inductor, "_one_cpp_call", lambda module: False)
-    for how in ("packed", "turned"):
-        want, have, run = both(lambda how=how: Mixer(how))
-        for a, b in zip(want, have, strict=True):
-            assert (a - b).norm() <= 1e-5 * a.norm()
-        assert f"1 of 1 {NOTE}" in run.report().captures[0].notes
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 60, requires_grad=True)
+
+    def gradient(x):
+        q, k, v = (t.view(2, 9, 4, 5).transpose(1, 2) for t in x.split(20, 2))
+        joined = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        apart = F.scaled_dot_product_attention(q * 2, k.contiguous(), v + q)
+        return torch.autograd.grad((joined + apart).square().sum(), x)[0]
+
+    call = sidefx_train.compile(gradient, fullgraph=True)
+    have, want = call(x), gradient(x)
+    assert (have - want).norm() <= 1e-5 * want.norm()
+    report = call.report()
+    assert f"2 of 2 {NOTE}" in report.captures[0].notes
+    assert "inductor_entry_impl" not in report.sources()["inductor"]
 
 
 def test_all_lengths_are_measured():

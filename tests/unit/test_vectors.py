@@ -68,6 +68,19 @@ def integers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     ]  # fmt: skip
 
 
+def wide_numbers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Learning rates and the like: numbers in float64 beside vectors."""
+    finite = y.nan_to_num(0.5, 2.0, -2.0)
+    a, b = finite[0, 1].double() * 0.1, finite[1, 0].double() - 0.3
+    numbers = [
+        a + b, a / b, -a, a.abs(), a.exp(), a.abs().sqrt(), a.abs().log(), a.tanh(), a.erf(), a.floor(), a.sin(),
+        a.abs() ** b, a.abs().rsqrt(), a.reciprocal(), a.sigmoid(), a.relu(), a.clamp(-0.1, 0.1), torch.maximum(a, b),
+        torch.minimum(a, b), torch.where(a > b, a, 1.0), a.isnan(), a.round(), a.log1p(), a.expm1(), a.long(), a > 0,
+        a.float(), torch.where(a < b, torch.inf, -a), a.nan_to_num(),
+    ]  # fmt: skip
+    return [x + y * a, torch.where(b > 0, x, y), x * (a - b), finite.add(x, alpha=0.25) / (1 - a * a), *numbers]
+
+
 def layouts(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     index = torch.arange(x.shape[0]).flip(0)
     return [
@@ -104,7 +117,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-PROGRAMS = [pointwise, conditions, reductions, integers, layouts]
+PROGRAMS = [pointwise, conditions, reductions, integers, wide_numbers, layouts]
 
 
 WHOLE, TAILS = (32, 48), (37, 21)
@@ -156,7 +169,7 @@ extern "C"  void  cpp_fused_0(const float* in_ptr0, float* out_ptr0)
         "tmp0.exp()": "unheard_of(tmp0)",
         "const float*": "const at::BFloat16*",
         "tmp1 =": "tmp2 = std::frexp(1.0f); auto tmp1 =",
-        "static_cast<int64_t>(16)": "static_cast<double>(16)",
+        "Vectorized<float>": "Vectorized<double>",
         "extern": "#include <vector>\nextern",
     }
     for old, new in changes.items():

@@ -60,6 +60,12 @@ template <> struct numeric_limits<float> {
     static constexpr float max() { return __FLT_MAX__; }
     static constexpr float lowest() { return -__FLT_MAX__; }
 };
+template <> struct numeric_limits<double> {
+    static constexpr double infinity() { return __builtin_inf(); }
+    static constexpr double quiet_NaN() { return __builtin_nan(""); }
+    static constexpr double max() { return __DBL_MAX__; }
+    static constexpr double lowest() { return -__DBL_MAX__; }
+};
 template <> struct numeric_limits<int64_t> {
     static constexpr int64_t max() { return INT64_MAX; }
     static constexpr int64_t min() { return INT64_MIN; }

@@ -1,9 +1,9 @@
 """What kernels that Inductor writes in C++ need, without torch's headers.
 
 Inductor's header for kernels takes more than a second to read, ten times as long as most kernels take to compile. Here
-is what float32, integer and boolean kernels use of it, on the compiler's own vector types: the same names, the same
-order of operations, the same functions of libm and SLEEF, so that results are equal bit by bit. A source with a name
-that is not known here is compiled with torch's header.
+is what kernels on vectors of float32, integers and booleans, and on single numbers of float64, use of it, on the
+compiler's own vector types: the same names, the same order of operations, the same functions of libm and SLEEF, so that
+results are equal bit by bit. A source with a name that is not known here is compiled with torch's header.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _STEPS = """
 _PLAIN = re.compile("|".join(rf"^[ \t]*{re.escape(line.strip())}\n" for line in _STEPS.split("\n") if line), re.M)
 _QUALIFIED = re.compile(r"\b(\w+(?:::\w+)+)")
 _METHOD = re.compile(r"(?:\.(?:template\s+)?)([a-z_]\w*)\s*(?:<[^<>()]*>)?\(")
-_ELEMENT = re.compile(r"\b(?:Vectorized|VectorizedN|VecMask|cast|to|loadu|convert|CascadeSumHelper|array)<\s*([\w:]+)")
+_ELEMENT = re.compile(
+    r"\b(?<!c10::)(?:Vectorized|VectorizedN|VecMask|cast|to|loadu|convert|CascadeSumHelper|array)<\s*([\w:]+)"
+)
 _CALL = re.compile(r"(?<![\w.:>])([A-Za-z_]\w*)\s*(?:<[^<>()]*(?:\([^()]*\)[^<>()]*)*>)?\(")
 
 _NAMES = {
@@ -51,7 +53,7 @@ _CALLS = {
 }
 _OWN = re.compile(r"(?:cpp_fused_|tmp|scalar_cascade_helper|masked_cascade_helper|cascade_helper)\w*")
 _ELEMENTS = {"float", "int64_t", "int32_t", "at::vec::Vectorized", "bool"}
-_REFUSED = re.compile(r"\b(?:BFloat16|Half|half|Welford|IndexValue|double|uint8_t|int8_t|int16_t|assert|goto|asm)\b")
+_REFUSED = re.compile(r"\b(?:BFloat16|Half|half|Welford|IndexValue|uint8_t|int8_t|int16_t|assert|goto|asm)\b")
 
 HEADER = helpers.BEFORE + lanes.SOURCE + helpers.AFTER
 

@@ -53,6 +53,8 @@ def reductions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         finite.sum(), finite.sum(0), finite.sum(1), x.amax(0), x.amax(1), x.amin(0), x.amin(1), finite.mean(1),
         torch.softmax(finite, -1), torch.log_softmax(finite, 0), finite.var(1), finite.std(0), finite.prod(1) * 1e-8,
         F.layer_norm(finite, finite.shape[1:]), (finite * y.nan_to_num()).sum(0, keepdim=True),
+        aten._softmax_backward_data(y, torch.softmax(finite, -1), -1, torch.float32),
+        aten._softmax_backward_data(y.nan_to_num(), torch.softmax(finite, 0), 0, torch.float32),
     ]  # fmt: skip
 
 

@@ -48,6 +48,8 @@ inline double abs(double x) { return __builtin_fabs(x); }
 inline int64_t abs(int64_t x) { return x < 0 ? -x : x; }
 inline float pow(float x, float y) { return __builtin_powf(x, y); }
 inline double pow(double x, double y) { return __builtin_pow(x, y); }
+inline float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+inline double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
 inline bool isnan(float x) { return x != x; }
 inline bool isnan(double x) { return x != x; }
 inline bool isinf(float x) { return __builtin_isinf(x); }

@@ -88,6 +88,9 @@ SIDEFX_INLINE void store_some(int64_t* to, Register<int64_t> value, uint8_t chos
 SIDEFX_INLINE Register<float> square_root(Register<float> x) {
     return __builtin_ia32_sqrtps512_mask(x, Register<float>{}, -1, 4);
 }
+SIDEFX_INLINE Register<float> fused(Register<float> a, Register<float> b, Register<float> c) {
+    return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4);
+}
 template <int way> SIDEFX_INLINE Register<float> rounded(Register<float> x) {
     return __builtin_ia32_rndscaleps_mask(x, way, Register<float>{}, -1, 4);
 }
@@ -130,6 +133,9 @@ SIDEFX_INLINE void store_some(int64_t* to, Register<int64_t> value, Bits<int64_t
     __builtin_ia32_maskstoreq256((Wide*)to, (Wide)chosen, (Wide)value);
 }
 SIDEFX_INLINE Register<float> square_root(Register<float> x) { return __builtin_ia32_sqrtps256(x); }
+SIDEFX_INLINE Register<float> fused(Register<float> a, Register<float> b, Register<float> c) {
+    return __builtin_ia32_vfmaddps256(a, b, c);
+}
 template <int way> SIDEFX_INLINE Register<float> rounded(Register<float> x) {
     return __builtin_ia32_roundps256(x, way);
 }
@@ -454,6 +460,13 @@ template <class T, int N> SIDEFX_INLINE VectorizedN<T, N> clamp_max(
     const VectorizedN<T, N>& x, const VectorizedN<T, N>& most) {
     VectorizedN<T, N> made;
     SIDEFX_EACH made.v[i] = most.v[i] < x.v[i] ? most.v[i] : x.v[i];
+    return made;
+}
+
+template <class T, int N> SIDEFX_INLINE VectorizedN<T, N> fmadd(
+    const VectorizedN<T, N>& a, const VectorizedN<T, N>& b, const VectorizedN<T, N>& c) {
+    VectorizedN<T, N> made;
+    SIDEFX_EACH made.v[i] = fused(a.v[i], b.v[i], c.v[i]);
     return made;
 }
 

@@ -33,7 +33,7 @@ _NAMES = {
     *(f"at::vec::{name}" for name in ("Vectorized", "VectorizedN", "VecMask", "maximum", "minimum", "clamp_min")),
     *(f"at::vec::{name}" for name in ("clamp_max", "convert", "vec_reduce_all")),
     *(f"std::{name}" for name in ("sqrt", "exp", "log", "tanh", "erf", "abs", "max", "min", "floor", "ceil", "trunc")),
-    *(f"std::{name}" for name in ("log1p", "expm1", "sin", "cos", "pow", "isnan", "isinf", "nearbyint")),
+    *(f"std::{name}" for name in ("log1p", "expm1", "sin", "cos", "pow", "fma", "isnan", "isinf", "nearbyint")),
     *(f"std::{name}" for name in ("numeric_limits", "array", "size_t")),
     "c10::convert",
     "c10::div_floor_integer",
@@ -49,7 +49,18 @@ _CALLS = {
     *("C10_LIKELY", "C10_UNLIKELY", "omp_get_thread_num", "float", "int64_t", "int32_t", "bool", "double", "int"),
     *("cascade_sum_combine", "cascade_sum_final", "sum_masked_reduce", "max_masked_reduce", "min_masked_reduce"),
     *("prod_masked_reduce", "any_masked_reduce", "max_propagate_nan", "min_propagate_nan", "transpose_mxn"),
-    *("cast", "loadu", "to", "atomic_add", "atomic_add_vec", "num_threads", "collapse", "schedule", "reduction"),
+    *(
+        "cast",
+        "loadu",
+        "to",
+        "fmadd",
+        "atomic_add",
+        "atomic_add_vec",
+        "num_threads",
+        "collapse",
+        "schedule",
+        "reduction",
+    ),
 }
 _OWN = re.compile(r"(?:cpp_fused_|tmp|scalar_cascade_helper|masked_cascade_helper|cascade_helper)\w*")
 _ELEMENTS = {"float", "int64_t", "int32_t", "at::vec::Vectorized", "bool"}

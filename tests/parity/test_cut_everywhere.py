@@ -120,7 +120,7 @@ class Counted(Number):
         return self.calls, super().__call__(*args)
 
 
-@every(1)
+@every(2)
 def calls_and_displays(x, log):
     log.append(given(1, 2, *[3, 4], k=5, **{"a": 1}, **{"b": 2}))
     log.append([1, *[2], *(3, 4)])
@@ -135,7 +135,7 @@ def calls_and_displays(x, log):
     return (x, *[x + 1])[1]
 
 
-@every(1)
+@every(2)
 def exception_groups(x, log):
     def raises():
         try:
@@ -154,7 +154,7 @@ def exception_groups(x, log):
     return x
 
 
-@every(2)
+@every(4)
 def exceptions(x, log):
     def raises(n):
         try:
@@ -185,7 +185,7 @@ def exceptions(x, log):
     return x
 
 
-@every(2)
+@every(4)
 def loops(x, log):
     total = 0
     for i, (a, b) in enumerate(zip([1, 2, 3], "abc", strict=True)):
@@ -206,7 +206,7 @@ def loops(x, log):
     return x
 
 
-@every(3)
+@every(6)
 def closures(x, log):
     n = 0
 
@@ -223,7 +223,7 @@ def closures(x, log):
     return x * n
 
 
-@every(7)
+@every(14)
 def context_managers(x, log):
     with Manager("a", log, swallows=True) as a, Manager("b", log):
         log.append(a.name)
@@ -244,7 +244,7 @@ def context_managers(x, log):
     return x
 
 
-@every(29)
+@every(58)
 def objects(x, log):
     one = Number(1)
     three = one + 2
@@ -269,7 +269,7 @@ def objects(x, log):
     return x * six.value
 
 
-@every(7)
+@every(14)
 def outside(x, log):
     WORLD["n"] += 1
     WORLD["items"].append(WORLD["n"])
@@ -293,7 +293,7 @@ def outside(x, log):
     return WORLD["tensor"].clone()
 
 
-@every(13)
+@every(26)
 def training(x, log):
     weight = torch.ones(2, requires_grad=True)
     loss = ((LINEAR(x) * weight) ** 2).sum()
@@ -306,7 +306,7 @@ def training(x, log):
     return total
 
 
-@every(3)
+@every(6)
 def texts_and_numbers(x, log):
     n = len(log)
     log.append(f"{n:03d} {n!r} {'a' + str(n)} {x.shape}")

@@ -212,7 +212,7 @@ def _changed(table):
 CHANGES = [_nothing, _added, _removed, _changed]
 
 
-@pytest.mark.parametrize("from_outside", [True, False])
+@pytest.mark.parametrize("from_outside", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("view", VIEWS)
 def test_walks_notice_what_is_done_to_a_table(view: str, from_outside: bool) -> None:
     """Before the walk begins, while it goes on, and behind a break; the error of a changed size included.

@@ -56,7 +56,7 @@ def _versions(name, way, order, backend):
     return found
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow), "inductor"])
 @pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize("name", _OPTIMIZERS)
 def test_versions(name, way, backend):

@@ -231,7 +231,12 @@ COMPLEX = {
 }
 
 
-@pytest.mark.parametrize("name", COMPLEX)
+OFTEN = ("spectrum", "short-time", "there and back", "channels last", "what is put in place", "signs")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in COMPLEX]
+)
 @pytest.mark.filterwarnings("error:Torchinductor does not support code generation for complex")
 def test_complex_numbers(name):
     torch.manual_seed(0)

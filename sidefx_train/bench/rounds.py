@@ -1,25 +1,24 @@
 """Starts the processes: rounds that visit every workload and, inside it, every contender.
 
-The order rotates from round to round, so a slow drift of the machine hits all contenders alike. Every pair has its own
-compiler caches in a temporary folder: round 0 is cold, later rounds are warm.
+The contenders of a workload take turns of a fraction of a second, and their order rotates from round to round, so what
+slows the machine down hits all of them alike. Every pair has its own compiler caches in a temporary folder: round 0 is
+cold, later rounds are warm.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-Run = dict[str, Any]
+from sidefx_train.bench.process import TURN_SECONDS, Process, Run
 
 REFERENCE = "eager"
+
+LEAST_TURNS = 5
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Plan:
         rounds: rounds; the first is cold.
         threads: OpenMP threads of each process.
         seconds: steady-state seconds of each process.
-        timeout: seconds after which a process counts as failed.
+        timeout: seconds of first steps, or of a turn, after which a process counts as failed.
         verbose: print the output of failed processes.
     """
 
@@ -43,6 +42,11 @@ class Plan:
     seconds: float = 1.2
     timeout: float = 600.0
     verbose: bool = False
+
+    @property
+    def turns(self) -> int:
+        """Of each process in a round."""
+        return max(LEAST_TURNS, round(self.seconds / TURN_SECONDS))
 
     @property
     def processes(self) -> int:
@@ -65,19 +69,37 @@ def measure(plan: Plan, tell: Callable[[Run], None]) -> list[Run]:
     with tempfile.TemporaryDirectory(prefix="sidefx_bench_") as folder:
         for index in range(plan.rounds):
             for workload, contenders in plan.pairs.items():
+                ready: dict[str, Process] = {}
+
+                def ended(contender: str, process: Process, workload: str = workload, index: int = index) -> None:
+                    run = {**process.end(), "workload": workload, "contender": contender, "round": index}
+                    if run["status"] != "ok":
+                        given_up.add((workload, contender))
+                        if plan.verbose and run["status"] == "failed":
+                            sys.stderr.write(process.log()[-4000:])
+                    runs.append(run)
+                    tell(run)
+
                 for contender in order(contenders, index):
                     if (workload, contender) in given_up or (workload, REFERENCE) in given_up:
                         tell({"workload": workload, "contender": contender, "round": index, "status": "given up"})
                         continue
-                    run = _process(plan, workload, contender, index, Path(folder))
-                    if run["status"] != "ok":
-                        given_up.add((workload, contender))
-                    runs.append(run)
-                    tell(run)
+                    process = start(plan, workload, contender, index, Path(folder))
+                    if process.is_ready():
+                        ready[contender] = process
+                    else:
+                        ended(contender, process)
+                for _ in range(plan.turns):
+                    for contender, process in list(ready.items()):
+                        if not process.turn():
+                            ended(contender, ready.pop(contender))
+                for contender, process in ready.items():
+                    ended(contender, process)
     return runs
 
 
-def _process(plan: Plan, workload: str, contender: str, index: int, folder: Path) -> Run:
+def start(plan: Plan, workload: str, contender: str, index: int, folder: Path) -> Process:
+    """Starts the process of a contender in a round."""
     label = "".join(c if c.isalnum() else "_" for c in f"{workload}.{contender}")
     cache = folder / "cache" / label
     cache.mkdir(parents=True, exist_ok=True)
@@ -93,23 +115,6 @@ def _process(plan: Plan, workload: str, contender: str, index: int, folder: Path
         "TOKENIZERS_PARALLELISM": "false",
     }
     command = [sys.executable, "-m", "sidefx_train.bench.worker", "--suite", plan.suite]
-    command += ["--workload", workload, "--contender", contender, "--seconds", str(plan.seconds)]
+    command += ["--workload", workload, "--contender", contender]
     command += ["--threads", str(plan.threads), "--reference", str(folder / f"{workload}.pt"), "--result", str(result)]
-    started = time.perf_counter()
-    with log.open("w") as stream:
-        try:
-            code: Any = subprocess.run(
-                command, env=environment, stdout=stream, stderr=stream, timeout=plan.timeout
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = f"timeout after {plan.timeout:.0f} s"
-    run = json.loads(result.read_text()) if result.exists() else {"status": "failed", "note": f"exit: {code}"}
-    if run["status"] == "failed" and plan.verbose:
-        sys.stderr.write(log.read_text()[-4000:])
-    return {
-        **run,
-        "workload": workload,
-        "contender": contender,
-        "round": index,
-        "process_s": time.perf_counter() - started,
-    }
+    return Process(command, environment, result, log, plan.timeout)

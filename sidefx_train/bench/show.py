@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def line(run: Run) -> str:
     name = f"round {run['round']}  {run['workload']:13s} {run['contender']:24s}"
     if run["status"] != "ok":
         return f"{name} {run['status']}: {run.get('note', '')}"
-    return f"{name} {run['step_s'] * 1e3:9.3f} ms   first {run['first_s']:.2f} s"
+    return f"{name} {statistics.median(run['turns']) * 1e3:9.3f} ms   first {run['first_s']:.2f} s"
 
 
 def write_json(path: Path, plan: Plan, rows: Sequence[Row], runs: Sequence[Run]) -> None:

@@ -22,7 +22,7 @@ class Row:
     """Figures of one contender on one workload; times in seconds, ratios are eager's step over this one's.
 
     Attributes:
-        ratio: median of same-round ratios, with their least and largest.
+        ratio: median over the rounds of the median ratio of two turns beside each other, with the least and largest.
         memory_mb: MiB of the process at its peak.
         held_mb: MiB of tensors that one step holds at its peak.
         held_ratio: the same, relative to eager's.
@@ -81,7 +81,7 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
         last = mine[-1] if mine else {"status": "given up"}
         return Row(workload, contender, last["status"], last.get("note", ""))
     eager = {run["round"]: run for run in runs if run["contender"] == REFERENCE and run["status"] == "ok"}
-    ratios = [eager[run["round"]]["step_s"] / run["step_s"] for run in good if run["round"] in eager]
+    ratios = [_ratio(eager[run["round"]], run) for run in good if run["round"] in eager]
     cold = [run["first_s"] for run in good if run["round"] == 0]
     warm = [run["first_s"] for run in good if run["round"] > 0]
     held = _median([run["held_mb"] for run in good if "held_mb" in run])
@@ -92,8 +92,8 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
         contender,
         "ok",
         "; ".join(sorted({run["note"] for run in mine if run.get("note")})),
-        step_s=_median([run["step_s"] for run in good]),
-        step_min_s=min(run["step_min_s"] for run in good),
+        step_s=_median([_median(run["turns"]) for run in good]),
+        step_min_s=min(min(run["turns"]) for run in good),
         ratio=_median(ratios),
         ratio_low=min(ratios, default=math.nan),
         ratio_high=max(ratios, default=math.nan),
@@ -115,6 +115,11 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
             [run["capture_seconds"] for run in good if run["round"] > 0 and "capture_seconds" in run]
         ),
     )
+
+
+def _ratio(eager: Run, run: Run) -> float:
+    """Eager's time of a step to that of another process of the same round, turn by turn."""
+    return _median([theirs / mine for theirs, mine in zip(eager["turns"], run["turns"], strict=True)])
 
 
 def _medians(found: list[dict[str, float]]) -> dict[str, float]:

@@ -4,7 +4,7 @@ What is timed:
 
 * *first step*: from model and data in hand to the first loss in hand. Optimizer, lazy imports, capture, code generation
   and compilation are in it.
-* *step*: after eight first steps and a warm-up, chunks of about 0.15 s; the median over chunks.
+* *step*: after eight first steps and a warm-up, in turns of about 0.15 s with the other contenders (process.py).
 * *peak memory*: the process's high-water mark, children not counted.
 * *held memory*: the most tensor memory that one step holds at once (memory.py), after all that is timed.
 """
@@ -15,19 +15,18 @@ import argparse
 import gc
 import json
 import math
-import statistics
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from sidefx_train.bench.process import GO, READY, TURN_SECONDS, answers
 
 FIRST_STEPS = 8
-CHUNK_SECONDS = 0.15
-LEAST_CHUNKS = 5
 
 
-def measure(suite: str, name: str, contender: str, seconds: float, reference: Path) -> dict[str, Any]:
+def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO) -> dict[str, Any]:
     """Runs and times; compares with the reference that the first eager run leaves at ``reference``."""
     import torch
 
@@ -47,16 +46,16 @@ def measure(suite: str, name: str, contender: str, seconds: float, reference: Pa
     if hasattr(step, "wait"):  # for what is built beside the first steps
         step.wait()
     gc.collect()
+    if contender == contenders.REFERENCE and not reference.exists():
+        torch.save({"before": before, "after": after, "losses": losses}, reference)
+    _take_turns(step, batches, talk)
     result: dict[str, Any] = {
         "status": "ok",
         "losses": losses,
         "first_s": marks[0],
         "first_steps_s": marks[-1],
-        **_steady(step, batches, seconds),
         "torch": torch.__version__,
     }
-    if contender == contenders.REFERENCE and not reference.exists():
-        torch.save({"before": before, "after": after, "losses": losses}, reference)
     result.update(_compare(torch.load(reference), losses, after))
     result.update(_own_figures(step, batches[0]))
     result["memory_mb"] = peak_memory_mb()
@@ -64,10 +63,11 @@ def measure(suite: str, name: str, contender: str, seconds: float, reference: Pa
     return result
 
 
-def _steady(step: Any, batches: list[Any], seconds: float) -> dict[str, Any]:
+def _take_turns(step: Any, batches: list[Any], talk: TextIO) -> None:
+    """Steps for a moment whenever it is told to, and answers with the seconds of one; returns when all have been."""
     done = 0
 
-    def chunk(count: int) -> float:
+    def steps(count: int) -> float:
         nonlocal done
         started = time.perf_counter()
         loss = None
@@ -77,14 +77,14 @@ def _steady(step: Any, batches: list[Any], seconds: float) -> dict[str, Any]:
         float(loss)  # type: ignore[arg-type]
         return (time.perf_counter() - started) / count
 
-    chunk(3)
-    per_chunk = max(1, round(CHUNK_SECONDS / chunk(3)))
-    chunk(per_chunk)
-    chunks: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(chunks) < LEAST_CHUNKS or time.perf_counter() < end:
-        chunks.append(chunk(per_chunk))
-    return {"step_s": statistics.median(chunks), "step_min_s": min(chunks), "chunks": len(chunks)}
+    steps(3)
+    count = max(1, round(TURN_SECONDS / steps(3)))
+    print(READY, file=talk)
+    for line in sys.stdin:
+        if line.strip() != GO:
+            return
+        steps(1)  # what others have put out of the processor's caches comes back
+        print(steps(count), file=talk)
 
 
 def _compare(reference: dict[str, Any], losses: list[float], after: Any) -> dict[str, Any]:
@@ -130,18 +130,18 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("suite", "workload", "contender"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--result", type=Path, required=True)
     args = parser.parse_args(argv)
+    talk = answers()
     import torch
 
     from sidefx_train.bench.workloads import Unavailable
 
     torch.set_num_threads(args.threads)
     try:
-        result = measure(args.suite, args.workload, args.contender, args.seconds, args.reference)
+        result = measure(args.suite, args.workload, args.contender, args.reference, talk)
     except Unavailable as reason:
         result = {"status": "skipped", "note": str(reason)}
     except Exception as error:

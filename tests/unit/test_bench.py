@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
+import os
+import sys
 
 import pytest
 import torch
 from rich.console import Console
 
-from sidefx_train.bench import show, workloads
+from sidefx_train.bench import rounds, show, workloads
 from sidefx_train.bench.__main__ import choose, main
 from sidefx_train.bench.contenders import CONTENDERS, REFERENCE
+from sidefx_train.bench.process import Process
 from sidefx_train.bench.rounds import Plan, order
 from sidefx_train.bench.summary import summarize
 
 
 def run(contender: str, index: int, step: float, **values):
-    fixed = {"status": "ok", "step_min_s": step, "first_s": 5.0 - index, "memory_mb": 100.0}
+    fixed = {"status": "ok", "turns": [step] * 3, "first_s": 5.0 - index, "memory_mb": 100.0}
     errors = {"loss_error": 0.0, "parameter_error": 0.0}
-    return {"workload": "mlp_tiny", "contender": contender, "round": index, "step_s": step, **fixed, **errors, **values}
+    return {"workload": "mlp_tiny", "contender": contender, "round": index, **fixed, **errors, **values}
 
 
 PLAN = Plan("core", {"mlp_tiny": ["eager", "sidefx"]}, rounds=3)
@@ -34,6 +36,12 @@ def test_ratios_are_of_the_same_round():
     assert (ours.ratio, ours.ratio_low, ours.ratio_high) == (4.0, 2.0, 4.0), ours
     assert (ours.first_cold_s, ours.first_warm_s) == (5.0, 3.5), ours
     assert ours.correct and ours.graphs == 1, ours
+
+
+def test_ratios_are_of_turns_beside_each_other():
+    runs = [run("eager", 0, 1.0, turns=[1.0, 8.0, 2.0]), run("sidefx", 0, 1.0, turns=[0.5, 4.0, 1.5])]
+    _, ours = summarize(PLAN, runs)
+    assert ours.ratio == 2.0 and ours.step_s == 1.5 and ours.step_min_s == 0.5, ours
 
 
 def test_wrong_results_and_failures_show():
@@ -97,16 +105,51 @@ def test_a_step_holds_no_more_than_eagers():
     assert held["sidefx"] <= 1.01 * held["eager"], held
 
 
-def test_a_cold_process_finds_no_caches(tmp_path, monkeypatch):
-    from sidefx_train.bench import rounds
+PROCESS = """
+import json, sys
+name, result, shared = sys.argv[1:]
+say = lambda text: open(shared, "a").write(f"{name} {text}\\n")
+if name == "early":
+    sys.exit(3)
+say("first steps")
+print("ready", flush=True)
+for i, line in enumerate(sys.stdin):
+    say(line.strip())
+    if line.strip() == "end":
+        json.dump({"status": "ok"}, open(result, "w"))
+        break
+    if name == "late" and i == 2:
+        sys.exit("no more")
+    if name == "silent" and i == 1:
+        sys.stdin.read()
+    print(0.25, flush=True)
+"""
 
+
+def test_processes_take_turns_and_end_alone(tmp_path, monkeypatch):
+    names = ["eager", "early", "late", "silent", "sidefx"]
+
+    def start(plan, workload, contender, index, folder):
+        command = [sys.executable, "-c", PROCESS, contender, str(folder / contender), str(tmp_path / "said")]
+        return Process(command, dict(os.environ), folder / contender, folder / f"{contender}.log", plan.timeout)
+
+    monkeypatch.setattr(rounds, "start", start)
+    runs = rounds.measure(Plan("core", {"mlp_tiny": names}, rounds=1, seconds=0.6, timeout=5.0), lambda run: None)
+    found = {run["contender"]: run for run in runs}
+    assert found["early"]["note"] == "exit: 3" and found["late"]["note"] == "exit: 1"
+    assert found["silent"]["note"] == "exit: timeout after 5 s"
+    assert [len(found[name]["turns"]) for name in names] == [5, 0, 2, 1, 5]
+    said = [line for line in (tmp_path / "said").read_text().splitlines() if line.split()[0] in ("eager", "sidefx")]
+    first = [f"{name} first steps" for name in ("eager", "sidefx")]
+    assert said == [*first, *["eager go", "sidefx go"] * 5, "eager end", "sidefx end"]
+
+
+def test_a_cold_process_finds_no_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "used before"))
     seen = []
-    monkeypatch.setattr(
-        rounds.subprocess, "run", lambda command, env, **_: seen.append(env) or SimpleNamespace(returncode=0)
-    )
-    rounds.measure(Plan("core", {"mlp_tiny": ["eager", "sidefx"]}, rounds=1), lambda run: None)
-    rounds._process(Plan("core", {}), "mlp_tiny", "sidefx", 0, tmp_path)
+    monkeypatch.setattr(rounds, "Process", lambda command, environment, *_: seen.append(environment))
+    for contender in ("eager", "sidefx"):
+        rounds.start(Plan("core", {}), "mlp_tiny", contender, 0, tmp_path)
     folders = {(env["SIDEFX_CACHE_DIR"], env["TORCHINDUCTOR_CACHE_DIR"]) for env in seen}
     assert len(folders) == 2 and all(str(tmp_path / "used before") != folder for folder, _ in folders), folders
 

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 Run = dict[str, Any]
 
 TURN_SECONDS = 0.15
+"""Of steps in one turn, about."""
 
 READY, GO, END = "ready", "go", "end"
 """What is said: by the process when it can take turns; to it, for a turn, which it answers with the seconds of a step;
@@ -49,16 +50,17 @@ class Process:
             self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=stream)
         self._said = b""
 
-    def is_ready(self) -> bool:
+    def becomes_ready(self) -> bool:
         """Waits for its first steps; false if it ends before, or takes too long."""
         return self._line() == READY
 
     def turn(self) -> bool:
         """Steps for a moment; false if it has failed."""
-        answer = self._asked(GO)
+        answer = self._line() if self._tell(GO) else ""
         try:
             self._steps.append(float(answer))
         except ValueError:
+            self._failure = self._failure or (f"it answered {answer!r}" if answer else "")
             return False
         return True
 
@@ -70,19 +72,20 @@ class Process:
                 self._process.wait(self._timeout)
             except subprocess.TimeoutExpired:
                 self._give_up()
-        self._process.kill()
-        self._process.communicate()
+        self.close()
         run: Run = {"status": "failed", "note": self._failure or f"exit: {self._process.returncode}"}
-        if self._result.exists():
+        if self._result.exists() and not self._failure:
             run = json.loads(self._result.read_text())
         return {**run, "turns": self._steps, "process_s": time.perf_counter() - self._started}
+
+    def close(self) -> None:
+        """Ends it, wherever it is."""
+        self._process.kill()
+        self._process.communicate()
 
     def log(self) -> str:
         """What else it has said."""
         return self._log.read_text()
-
-    def _asked(self, question: str) -> str:
-        return self._line() if self._tell(question) else ""
 
     def _tell(self, text: str) -> bool:
         assert self._process.stdin is not None

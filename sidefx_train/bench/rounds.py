@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,34 +69,43 @@ def measure(plan: Plan, tell: Callable[[Run], None]) -> list[Run]:
     given_up: set[tuple[str, str]] = set()
     with tempfile.TemporaryDirectory(prefix="sidefx_bench_") as folder:
         for index in range(plan.rounds):
-            for workload, contenders in plan.pairs.items():
-                ready: dict[str, Process] = {}
-
-                def ended(contender: str, process: Process, workload: str = workload, index: int = index) -> None:
-                    run = {**process.end(), "workload": workload, "contender": contender, "round": index}
-                    if run["status"] != "ok":
-                        given_up.add((workload, contender))
-                        if plan.verbose and run["status"] == "failed":
-                            sys.stderr.write(process.log()[-4000:])
-                    runs.append(run)
+            for workload in plan.pairs:
+                for run in _round(plan, workload, index, Path(folder), given_up):
+                    if run["status"] != "given up":
+                        runs.append(run)
                     tell(run)
-
-                for contender in order(contenders, index):
-                    if (workload, contender) in given_up or (workload, REFERENCE) in given_up:
-                        tell({"workload": workload, "contender": contender, "round": index, "status": "given up"})
-                        continue
-                    process = start(plan, workload, contender, index, Path(folder))
-                    if process.is_ready():
-                        ready[contender] = process
-                    else:
-                        ended(contender, process)
-                for _ in range(plan.turns):
-                    for contender, process in list(ready.items()):
-                        if not process.turn():
-                            ended(contender, ready.pop(contender))
-                for contender, process in ready.items():
-                    ended(contender, process)
     return runs
+
+
+def _round(plan: Plan, workload: str, index: int, folder: Path, given_up: set[tuple[str, str]]) -> Iterator[Run]:
+    """The runs of a workload, as they end; what fails is given up in later rounds."""
+    ready: dict[str, Process] = {}
+
+    def ended(contender: str, process: Process) -> Run:
+        run = {**process.end(), "workload": workload, "contender": contender, "round": index}
+        if run["status"] != "ok":
+            given_up.add((workload, contender))
+        if run["status"] == "failed" and plan.verbose:
+            sys.stderr.write(process.log()[-4000:])
+        return run
+
+    with ExitStack() as begun:
+        for contender in order(plan.pairs[workload], index):
+            if (workload, contender) in given_up or (workload, REFERENCE) in given_up:
+                yield {"workload": workload, "contender": contender, "round": index, "status": "given up"}
+                continue
+            process = start(plan, workload, contender, index, folder)
+            begun.callback(process.close)
+            if process.becomes_ready():
+                ready[contender] = process
+            else:
+                yield ended(contender, process)
+        for _ in range(plan.turns):
+            for contender, process in list(ready.items()):
+                if not process.turn():
+                    yield ended(contender, ready.pop(contender))
+        for contender, process in ready.items():
+            yield ended(contender, process)
 
 
 def start(plan: Plan, workload: str, contender: str, index: int, folder: Path) -> Process:

@@ -29,7 +29,7 @@ def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> Re
     Below ``WIDE`` characters the main table has fewer columns.
     """
     columns = [name for name in COLUMNS if width >= WIDE or name not in ONLY_WIDE]
-    main = Table(title="x = eager's step / contender's step, median of same-round pairs", box=box.SIMPLE_HEAD)
+    main = Table(title="x = eager's step / contender's step, median over turns beside each other", box=box.SIMPLE_HEAD)
     for name in ("workload", "contender"):
         main.add_column(name, no_wrap=True)
     for name in columns:

@@ -27,7 +27,7 @@ STEPS: list[tuple[Callable[[torch.Tensor, list[Any]], torch.Tensor], int]] = []
 
 
 def every(count: int) -> Callable[[Any], Any]:
-    """Registers a step, to be stopped at every ``count``-th instruction."""
+    """Registers a step, to be stopped at every ``count``-th instruction; at each of them by ``make slow``."""
 
     def add(step: Any) -> Any:
         STEPS.append((step, count))

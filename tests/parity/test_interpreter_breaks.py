@@ -351,9 +351,13 @@ def _without_caller(error: Any) -> Any:
     return error and (*error[:2], error[2][1:], *error[3:])
 
 
+MOST = 1000
+
+
+@pytest.mark.parametrize("most", [MOST, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["many", "all"])
 @pytest.mark.parametrize("body", bodies(globals()), ids=lambda body: body.__name__)
-def test_stopped_at_every_instruction(body: Any) -> None:
-    """Of bodies of more than a thousand, at every second, third, ..."""
+def test_stopped_at_every_instruction(body: Any, most: int) -> None:
+    """Of bodies of more than ``most``, at every second, third, ..."""
     file = body.__code__.co_filename
     wanted = observe(lambda: body(), file)
     counting = Interpreter(DirectWorld())
@@ -362,7 +366,7 @@ def test_stopped_at_every_instruction(body: Any) -> None:
     assert counting.begun > 20, "the body is interpreted"
     stopped = 0
     why: dict[str, int] = {}
-    places = range(1, counting.begun + 1, 1 + counting.begun // 1000)
+    places = range(1, counting.begun + 1, 1 + counting.begun // most)
     for at in places:
         outcome = []
 

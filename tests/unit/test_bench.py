@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 
 import pytest
@@ -122,12 +123,12 @@ for i, line in enumerate(sys.stdin):
         sys.exit("no more")
     if name == "silent" and i == 1:
         sys.stdin.read()
-    print(0.25, flush=True)
+    print("no time" if name == "odd" and i == 3 else 0.25, flush=True)
 """
 
 
 def test_processes_take_turns_and_end_alone(tmp_path, monkeypatch):
-    names = ["eager", "early", "late", "silent", "sidefx"]
+    names = ["eager", "early", "late", "silent", "odd", "sidefx"]
 
     def start(plan, workload, contender, index, folder):
         command = [sys.executable, "-c", PROCESS, contender, str(folder / contender), str(tmp_path / "said")]
@@ -138,10 +139,27 @@ def test_processes_take_turns_and_end_alone(tmp_path, monkeypatch):
     found = {run["contender"]: run for run in runs}
     assert found["early"]["note"] == "exit: 3" and found["late"]["note"] == "exit: 1"
     assert found["silent"]["note"] == "exit: timeout after 5 s"
-    assert [len(found[name]["turns"]) for name in names] == [5, 0, 2, 1, 5]
+    assert found["odd"]["note"] == "it answered 'no time'" and found["odd"]["status"] == "failed"
+    assert [len(found[name]["turns"]) for name in names] == [5, 0, 2, 1, 3, 5]
     said = [line for line in (tmp_path / "said").read_text().splitlines() if line.split()[0] in ("eager", "sidefx")]
     first = [f"{name} first steps" for name in ("eager", "sidefx")]
     assert said == [*first, *["eager go", "sidefx go"] * 5, "eager end", "sidefx end"]
+
+
+def test_processes_end_with_the_benchmark(tmp_path, monkeypatch):
+    begun = []
+
+    def start(plan, workload, contender, index, folder):
+        if contender == "sidefx":
+            raise KeyboardInterrupt
+        command = [sys.executable, "-c", PROCESS, contender, str(folder / contender), str(tmp_path / "said")]
+        begun.append(Process(command, dict(os.environ), folder / contender, folder / "log", plan.timeout))
+        return begun[-1]
+
+    monkeypatch.setattr(rounds, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        rounds.measure(PLAN, lambda run: None)
+    assert begun[0]._process.returncode == -signal.SIGKILL
 
 
 def test_a_cold_process_finds_no_caches(tmp_path, monkeypatch):

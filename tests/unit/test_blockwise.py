@@ -329,8 +329,9 @@ def test_python_calls_it_too(chosen, monkeypatch):
         return torch.autograd.grad((joined + apart).square().sum(), x)[0]
 
     call = sidefx_train.compile(gradient, fullgraph=True)
-    have, want = call(x), gradient(x)
-    assert (have - want).norm() <= 1e-5 * want.norm()
+    want = gradient(x)
+    for _ in range(3):
+        assert (call(x) - want).norm() <= 1e-5 * want.norm()
     report = call.report()
     assert f"2 of 2 {NOTE}" in report.captures[0].notes
     assert "inductor_entry_impl" not in report.sources()["inductor"]

@@ -275,8 +275,9 @@ def test_python_calls_it_too(chosen, monkeypatch):
         return torch.autograd.grad(model(x)[0].square().sum(), list(model.parameters()))
 
     call = sidefx_train.compile(gradients, fullgraph=True)
-    for have, want in zip(call(x), gradients(x), strict=True):
-        assert (have - want).norm() <= 1e-5 * want.norm()
+    for _ in range(3):
+        for have, want in zip(call(x), gradients(x), strict=True):
+            assert (have - want).norm() <= 1e-5 * want.norm()
     report = call.report()
     assert "2 of 2 recurrent layers by the native module" in report.captures[0].notes
     assert "inductor_entry_impl" not in report.sources()["inductor"]

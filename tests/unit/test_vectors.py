@@ -130,7 +130,9 @@ WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
     ("sizes", "bits"),
     [
         pytest.param((WHOLE, TAILS), None, id="whole and tails"),
-        pytest.param((TAILS,), 256, id="tails, AVX2", marks=pytest.mark.skipif(not WIDE, reason="as without it here")),
+        pytest.param(
+            (TAILS,), 256, id="tails, AVX2", marks=pytest.mark.skipif(not WIDE, reason="these are its vectors anyway")
+        ),
     ],
 )
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

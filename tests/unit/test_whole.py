@@ -232,6 +232,7 @@ COMPLEX = {
 
 
 OFTEN = ("spectrum", "short-time", "there and back", "channels last", "what is put in place", "signs")
+"""The other ways compile torch's headers for some ten seconds each, for what these do too: ``make slow``."""
 
 
 @pytest.mark.parametrize(

@@ -49,18 +49,8 @@ _CALLS = {
     *("C10_LIKELY", "C10_UNLIKELY", "omp_get_thread_num", "float", "int64_t", "int32_t", "bool", "double", "int"),
     *("cascade_sum_combine", "cascade_sum_final", "sum_masked_reduce", "max_masked_reduce", "min_masked_reduce"),
     *("prod_masked_reduce", "any_masked_reduce", "max_propagate_nan", "min_propagate_nan", "transpose_mxn"),
-    *(
-        "cast",
-        "loadu",
-        "to",
-        "fmadd",
-        "atomic_add",
-        "atomic_add_vec",
-        "num_threads",
-        "collapse",
-        "schedule",
-        "reduction",
-    ),
+    *("cast", "loadu", "to", "fmadd", "atomic_add", "atomic_add_vec"),
+    *("num_threads", "collapse", "schedule", "reduction"),
 }
 _OWN = re.compile(r"(?:cpp_fused_|tmp|scalar_cascade_helper|masked_cascade_helper|cascade_helper)\w*")
 _ELEMENTS = {"float", "int64_t", "int32_t", "at::vec::Vectorized", "bool"}

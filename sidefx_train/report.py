@@ -21,6 +21,25 @@ _SHOWN = 12
 """Rows of one table that a printed report shows; ``to_dict`` has them all."""
 
 
+@dataclass(frozen=True)
+class ChoiceRecord:
+    """What computes a part of a graph, and what was measured to decide that.
+
+    Attributes:
+        what: the operation, its shapes and other arguments.
+        count: how often it occurs in the graph.
+        threads: of each candidate.
+        chosen: name of the candidate that the graph was compiled with.
+        seconds: of one call, by candidate; empty where the time for measuring was up before.
+    """
+
+    what: str
+    count: int
+    threads: int
+    chosen: str
+    seconds: dict[str, float]
+
+
 @dataclass
 class CaptureRecord:
     """One successful capture.
@@ -33,6 +52,7 @@ class CaptureRecord:
         inputs: number of graph inputs by kind (``"static"``, ``"tensor"``, ``"scalar"``).
         graphs: graphs of this capture; more than one where the step was broken in parts.
         notes: choices worth knowing, in the order they were made.
+        choices: what was chosen by measuring, the most work first.
     """
 
     index: int
@@ -42,6 +62,7 @@ class CaptureRecord:
     inputs: dict[str, int] = field(default_factory=dict)
     graphs: int = 1
     notes: list[str] = field(default_factory=list)
+    choices: list[ChoiceRecord] = field(default_factory=list)
 
     @property
     def total_seconds(self) -> float:
@@ -157,6 +178,7 @@ class StepReport:
         guards: Iterable[GuardRecord] = (),
         sources: Mapping[str, str] | None = None,
         notes: Iterable[str] = (),
+        choices: Iterable[ChoiceRecord] = (),
     ) -> CaptureRecord:
         """Adds a capture; ``effects`` and ``guards`` not seen before are appended to the report's."""
         record = CaptureRecord(
@@ -167,6 +189,7 @@ class StepReport:
             inputs=dict(inputs or {}),
             graphs=graphs,
             notes=list(notes),
+            choices=list(choices),
         )
         self.captures.append(record)
         self.effects.extend(e for e in dict.fromkeys(effects) if e not in self.effects)
@@ -261,6 +284,8 @@ class StepReport:
         parts: list[RenderableType] = [self._headline()]
         if self.captures:
             parts.append(self._captures_table())
+        if any(capture.choices for capture in self.captures):
+            parts.append(self._choices_table())
         if self.breaks:
             rows = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in self.breaks]
             parts.append(_table("breaks", ("code", "times", "where", "what", "what to do"), rows))
@@ -303,6 +328,20 @@ class StepReport:
             for c in self.captures
         ]
         return _table("captures", ("#", "because", "nodes", "inputs", "seconds", "notes"), rows)
+
+    def _choices_table(self) -> Table:
+        rows = [
+            (str(c.index), choice.what, str(choice.count), str(choice.threads), choice.chosen, _measured(choice))
+            for c in self.captures
+            for choice in c.choices
+        ]
+        columns = ("#", "operation", "count", "threads", "chosen", "measured, microseconds")
+        return _table("chosen by measuring", columns, rows)
+
+
+def _measured(choice: ChoiceRecord) -> str:
+    shown = {name: 1e6 * choice.seconds[name] for name in sorted(choice.seconds, key=choice.seconds.__getitem__)}
+    return _pairs(shown, "{:.1f}") or "nothing: the time was up"
 
 
 def _eager_because(report: StepReport) -> str:

@@ -52,7 +52,7 @@ def compile_step(
         recapture_limit: captures kept for the step; after them it runs eagerly wherever none fits, and a warning names
             the value that keeps changing.
         autotune: ``"on"`` measures on this machine what computes each matrix product, attention, convolution and
-            recurrent layer fastest (once: times are kept on disk, and shown in ``report.sources()["times"]``);
+            recurrent layer fastest (once: times are kept on disk, and are in ``report.captures[i].choices``);
             ``"off"`` leaves the choice to torch.
         autotune_seconds: how long is measured for one graph, at most; ten times as long with ``warmup="background"``,
             where nobody waits. What is not reached is computed as most of the others are.

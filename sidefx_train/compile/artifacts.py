@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from sidefx_train.report import ChoiceRecord
+
 OWN = "sidefx_own"
 """In ``meta`` of a node that is an output: its version in eager, where that does not take it for a view of another."""
 
@@ -228,6 +230,7 @@ class Executable:
         sources: generated code by name, for ``report.sources()``.
         seconds: wall time by stage (``functionalize``, ``lower``...).
         notes: choices worth reporting.
+        choices: what was chosen by measuring.
         conditions: sympy expressions over the capture's symbols that the backend took for true: it may have seen that a
             size or number was 0, and compiled for that.
     """
@@ -237,6 +240,7 @@ class Executable:
     sources: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    choices: tuple[ChoiceRecord, ...] = ()
     conditions: tuple[Any, ...] = ()
 
 

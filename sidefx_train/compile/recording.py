@@ -43,4 +43,5 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
         guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
         sources={**sources, **executable.sources},
         notes=[*notes, *executable.notes],
+        choices=executable.choices,
     )

@@ -258,7 +258,8 @@ def test_a_step_is_that_of_eager(chosen, how, settings):
     assert "aoti_torch_sidefx_attention(" in sources["inductor"] and "flash" not in sources["graph"]
     joined = "aoti_torch_sidefx_attention_backward_joined(" in sources["inductor"]
     assert joined is (how in ("packed", "contiguous"))
-    assert "of 7 keys" in sources["times"] if how == "cross" else "attention (2, 4, 9, 5)" in sources["times"]
+    (choice,) = [each for each in report.captures[0].choices if each.what.startswith("attention (2, 4, 9, 5)")]
+    assert choice.chosen == "native" and ("of 7 keys" in choice.what) is (how == "cross")
 
 
 def test_layers_share_parts(chosen):
@@ -309,11 +310,12 @@ def test_a_forward_without_its_backward_stays_fused(chosen):
 def test_where_it_is_not_chosen_torchs_stays(chosen, monkeypatch):
     torch.manual_seed(0)
     _, run = trained(Mixer("packed"), True, autotune="off")
-    assert "flash" in run.report().sources()["graph"] and not run.report().sources()["times"]
+    assert "flash" in run.report().sources()["graph"] and not run.report().captures[0].choices
     monkeypatch.setattr(attention, "timings", lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, "native": 1.1}))
     _, run = trained(Mixer("contiguous"), True)
-    sources = run.report().sources()
-    assert "flash" in sources["graph"] and "native 1100000.0 us" in sources["times"]
+    assert "flash" in run.report().sources()["graph"]
+    (choice,) = [each for each in run.report().captures[0].choices if each.what.startswith("attention")]
+    assert choice.chosen == "fused" and choice.seconds == {"fused": 1.0, "native": 1.1}
 
 
 def test_python_calls_it_too(chosen, monkeypatch):

@@ -77,7 +77,9 @@ def test_right_in_both_layouts(monkeypatch: pytest.MonkeyPatch, way: str, net: s
     report = run.report()
     assert ("convolutions are contiguous" in report.captures[0].notes) == (way == AS_CAPTURED)
     assert ("channels_last" in report.sources()["graph"]) == (way == LAST)
-    assert "all convolutions of the graph: " in report.sources()["times"]
+    total, *each = report.captures[0].choices
+    assert total.what == "all convolutions of the graph" and total.seconds[way] == min(total.seconds.values())
+    assert all(choice.chosen == way and "convolution (" in choice.what for choice in each)
 
 
 @pytest.mark.parametrize("way", [LAST, AS_CAPTURED])
@@ -99,7 +101,7 @@ def test_nothing_is_measured_with_autotune_off(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(convolutions, "timings", lambda *_: pytest.fail("measured"))
     _, run = trained("images", True, autotune="off")
     assert "channels_last" in run.report().sources()["graph"]
-    assert "convolution" not in run.report().sources()["times"]
+    assert not run.report().captures[0].choices
 
 
 def graph_of(*images: torch.Tensor, weight: torch.Tensor, backward: bool = False) -> torch.fx.Graph:
@@ -130,23 +132,21 @@ def test_the_sum_decides_each_convolution_as_often_as_it_is_there(monkeypatch: p
 
     monkeypatch.setattr(convolutions, "timings", timings)
     weight = torch.randn(4, 4, 3, 3)
-    last, note, text = convolutions.choose_layout(graph_of(small, large, weight=weight), 2)
-    assert (last, note) == (False, "convolutions are contiguous")
-    assert text.splitlines()[-1] == (
-        "threads 2: all convolutions of the graph: contiguous 3500000.0 us, channels-last 4000000.0 us"
-    )
+    last, (total, *each) = convolutions.choose_layout(graph_of(small, large, weight=weight), 2)
+    assert not last and total.seconds == {AS_CAPTURED: 3.5, LAST: 4.0}
+    assert {(choice.count, choice.threads, choice.chosen) for choice in (total, *each)} == {(1, 2, AS_CAPTURED)}
     assert ["(2, 4, 9, 9)" in key for key in asked] == [True, False], "what has most to do first"
-    last, note, _ = convolutions.choose_layout(graph_of(small, small, small, large, weight=weight), 2)
-    assert (last, note) == (True, "")
+    last, (total, *each) = convolutions.choose_layout(graph_of(small, small, small, large, weight=weight), 2)
+    assert last and total.chosen == LAST
+    assert [(choice.count, "(2, 4, 6, 6)" in choice.what) for choice in each] == [(3, True), (1, False)]
 
 
 def test_times_of_a_part_count_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {LAST: 1.0, AS_CAPTURED: 2.0}
     monkeypatch.setattr(convolutions, "timings", lambda tasks, share: dict.fromkeys(tasks, times))
     graph = graph_of(torch.randn(64, 16, 32, 32), weight=torch.randn(16, 16, 3, 3))
-    _, _, text = convolutions.choose_layout(graph, 2)
-    key, total = text.splitlines()
-    assert "(a part of it)" in key and "channels-last 4000000.0 us" in total
+    _, (total, each) = convolutions.choose_layout(graph, 2)
+    assert "(a part of it)" in each.what and each.seconds[LAST] == 1.0 and total.seconds[LAST] == 4.0
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -158,7 +158,7 @@ def test_what_is_channels_last_as_captured_is_not_asked_for(monkeypatch: pytest.
     assert convolutions.choose_layout(graph_of(turned, weight=weight, backward=backward), 1)[0] and not asked
     assert convolutions.choose_layout(graph_of(image, weight=weight, backward=backward), 1)[0]
     assert len(asked) == 1 + backward
-    assert convolutions.choose_layout(graph_of(image.double(), weight=weight.double()), 1)[2] == ""
+    assert convolutions.choose_layout(graph_of(image.double(), weight=weight.double()), 1)[1] == []
 
 
 TASKS: list[list[Any]] = [

@@ -21,6 +21,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend import entry, measuring, products
 from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.native import products_module
+from sidefx_train.report import ChoiceRecord
 from tests.caches import new_cache
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++")
@@ -134,11 +135,14 @@ def test_what_time_did_not_reach_is_computed_as_the_others_are(monkeypatch: pyte
     sizes = [(2, 2), (4, 4), (8, 8), (16, 16), (3, 2, 2)]
     given = [torch.randn(size) for size in sizes]
     graph = make_fx(lambda *all: [x @ x if x.dim() == 2 else torch.bmm(x, x) for x in all], tracing_mode="fake")(*given)
-    note, table = products.choose_products(graph, 2)
+    note, choices = products.choose_products(graph, 2)
     targets = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
     tiles, mkl = "sidefx.product.default", "aten.mm.default"
     assert targets == [tiles, mkl, mkl, tiles, "aten.bmm.default"]
-    assert note == "2 of 5 matrix products by tiles in registers" and table.count("not measured") == 2
+    assert (
+        note == "2 of 5 matrix products by tiles in registers" and [bool(c.seconds) for c in choices].count(False) == 2
+    )
+    assert [(c.what, c.chosen) for c in choices if c.what.startswith("(2, 2)")] == [("(2, 2) @ (2, 2)", "tiles")]
     assert asked[0] == 256 and asked[-1] == 4
 
 
@@ -196,13 +200,13 @@ def test_no_depth_gives_the_bias() -> None:
 # --- the choice --------------------------------------------------------------------------------------------------
 
 
-def _targets(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str, str]:
+def _targets(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str, list[ChoiceRecord]]:
     monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, times))
     a, b, bias = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
     module = make_fx(lambda a, b, bias: torch.addmm(bias, a, b) + torch.mm(a, b), tracing_mode="fake")(a, b, bias)
-    note, table = products.choose_products(module, 1)
+    note, choices = products.choose_products(module, 1)
     torch.testing.assert_close(module(a, b, bias), torch.addmm(bias, a, b) + torch.mm(a, b))
-    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"], note, table
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"], note, choices
 
 
 @pytest.mark.parametrize(
@@ -217,10 +221,21 @@ def _targets(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> tuple[
 )
 def test_the_fastest_is_used(times: dict[str, float], used: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another than the usual one only where it is clearly faster, or nothing was measured."""
-    targets, note, table = _targets(times, monkeypatch)
+    targets, note, (choice,) = _targets(times, monkeypatch)
     assert used in targets
     assert bool(note) == (used != "aten.mm.default")
-    assert all(name in table for name in times) and ("not measured" in table) == (not times)
+    assert (choice.what, choice.count, choice.seconds) == ("(4, 6) @ (6, 5)", 2, times)
+    used_by = {"aten.mm.default": "mkl", "sidefx.linear.default": "onednn", "sidefx.product.default": "tiles"}
+    assert choice.chosen == used_by[used]
+
+
+def test_products_are_told_by_how_their_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "timings", lambda tasks: {})
+    a, b = torch.randn(4, 6), torch.randn(8, 6)
+    module = make_fx(lambda a, b: (a @ b[::2].T, a @ b.T, a.T @ a), tracing_mode="fake")(a, b)
+    _, choices = products.choose_products(module, 1)
+    shown = ["(4, 6) @ (8, 6).mT", "(4, 6) @ (6, 4) strides (1, 12)", "(4, 6).mT @ (4, 6)"]
+    assert sorted(choice.what for choice in choices) == sorted(shown)
 
 
 @pytest.mark.parametrize(
@@ -354,9 +369,11 @@ def test_a_step_says_what_it_measured_and_chose() -> None:
     x = torch.randn(32, 64)
     compiled(x)
     untuned(x)
-    times = compiled.report().sources()["times"]
-    assert "(32, 64)" in times and "mkl" in times and "tiles" in times
-    assert not untuned.report().sources()["times"]
+    choices = compiled.report().captures[0].choices
+    assert [choice.what for choice in choices] == ["(32, 64) @ (64, 64).mT", "(32, 64).mT @ (32, 64)"]
+    assert all({"mkl", "tiles"} <= set(choice.seconds) and choice.chosen in choice.seconds for choice in choices)
+    assert "(32, 64) @ (64, 64).mT" in str(compiled.report()) and choices[0].chosen in str(compiled.report())
+    assert not untuned.report().captures[0].choices
     assert not any("matrix products" in note for note in untuned.report().captures[0].notes)
     with pytest.raises(ValueError, match="autotune_seconds"):
         sidefx_train.compile(step, autotune_seconds=-1.0)
@@ -428,5 +445,6 @@ def test_no_time_for_measuring(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "_memory", {})
     step = sidefx_train.compile(lambda a, b: a @ b, fullgraph=True, autotune_seconds=0)
     step(torch.randn(24, 40), torch.randn(40, 56))
-    times = step.report().sources()["times"]
-    assert "not measured" in times and " us" not in times
+    (choice,) = step.report().captures[0].choices
+    assert choice.chosen == "mkl" and not choice.seconds
+    assert "the time was up" in str(step.report())

@@ -7,7 +7,7 @@ import json
 from rich.console import Console
 
 from sidefx_train.errors import Location
-from sidefx_train.report import GuardRecord, StepReport
+from sidefx_train.report import ChoiceRecord, GuardRecord, StepReport
 
 HERE = Location("train.py", 12, "step")
 
@@ -21,6 +21,10 @@ def filled() -> StepReport:
         effects=["sets stats['n']", "sets stats['n']"],
         guards=[GuardRecord("model.training", "equal", HERE)],
         sources={"residual": "one"},
+        choices=[
+            ChoiceRecord("(2, 3) @ (3, 4)", 5, 2, "tiles", {"mkl": 4e-6, "tiles": 1.5e-6}),
+            ChoiceRecord("(9, 3) @ (3, 4)", 1, 2, "mkl", {}),
+        ],
     )
     report.record_capture(
         trigger="model.training changed",
@@ -50,8 +54,17 @@ def test_sources_of_later_captures_do_not_hide_earlier_ones():
 
 def test_printed_report_says_it_all():
     text = str(filled())
-    for part in ("train_step", "3 graphs", "SFX101", "data-dependent branch", "train.py:12 in step", "stats['n']"):
+    for part in (
+        "train_step",
+        "3 graphs",
+        "SFX101",
+        "data-dependent branch",
+        "train.py:12 in step",
+        "stats['n']",
+        "tiles 1.5, mkl 4.0",
+    ):
         assert part in text, f"{part!r} is not in:\n{text}"
+    assert "nothing: the time was up" in text, "a product that was not measured looks as if it was"
     assert "\x1b" not in text, "print(report) has colour codes"
 
 
@@ -71,6 +84,8 @@ def test_long_tables_are_cut_but_complete_as_data():
 def test_json_and_rich():
     data = json.loads(json.dumps(filled().to_dict()))
     assert data["breaks"][0]["location"] == {"file": "train.py", "line": 12, "function": "step"}, data["breaks"]
+    choice = {"what": "(9, 3) @ (3, 4)", "count": 1, "threads": 2, "chosen": "mkl", "seconds": {}}
+    assert data["captures"][0]["choices"][1] == choice, data["captures"]
     assert (data["graph_count"], data["fallback_count"], data["sources"]) == (3, 3, ["residual", "residual#1"]), data
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))
     console.print(filled())

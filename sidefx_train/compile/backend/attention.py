@@ -20,10 +20,11 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.backend.blockwise import attend, attend_backward, put_in_place
-from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, times_as_text, timings
+from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, timings
 from sidefx_train.compile.backend.products import products_out_of
 from sidefx_train.compile.graphs import emit
 from sidefx_train.compile.native import attention_module, products_module
+from sidefx_train.report import ChoiceRecord
 
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -51,8 +52,8 @@ def is_written_out(module: fx.GraphModule) -> bool:
     return sum(targets[op] for op in _WEIGHTS) > 1 and any(op in targets for op in _SOFTMAX)
 
 
-def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple[str, str]:
-    """Rewrites attention that is faster in another form; returns a note for the report and the times measured.
+def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple[str, list[ChoiceRecord]]:
+    """Rewrites attention that is faster in another form; returns a note for the report and what was measured.
 
     Args:
         module: a functional graph.
@@ -66,8 +67,9 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
     native: dict[fx.Node, bool] = {}
     asked = {node: _key(node, threads) for node in found if _fits(node)}
     known = timings({key: _task(node, threads) for node, key in asked.items()})
+    ways = {key: fastest(known.get(key, {}), "fused") for key in asked.values()}
     for node, key in asked.items():
-        way = fastest(known.get(key, {}), "fused")
+        way = ways[key]
         if way in ("products", "tiles"):
             weights[node] = _Expansion(module.graph, node, fake_mode).forward()
         elif way == "wide":
@@ -97,7 +99,10 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
     told = [f"{len(weights)} of {len(found)} attentions as matrix products"] if weights else []
     told += [f"{len(native)} of {len(found)} attentions by the native module"] if native else []
     told += [f"{len(wide)} of {len(found)} attentions in float32"] if wide else []
-    return "; ".join(told), "\n".join(times_as_text(key, known.get(key, {})) for key in dict.fromkeys(asked.values()))
+    counts = Counter(asked.values())
+    return "; ".join(told), [
+        ChoiceRecord(key.partition(": ")[2], counts[key], threads, way, known.get(key, {})) for key, way in ways.items()
+    ]
 
 
 def _producers(graph: fx.Graph) -> dict[fx.Node, Any]:

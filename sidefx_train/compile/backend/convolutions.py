@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train.compile.backend.measuring import MEASURES, Task, Times, fastest, measured, times_as_text, timings
+from sidefx_train.compile.backend.measuring import MEASURES, Task, Times, fastest, measured, timings
 from sidefx_train.compile.functionalize import layouts
+from sidefx_train.report import ChoiceRecord
 
 aten = torch.ops.aten
 
@@ -36,12 +37,8 @@ _TURNS = 3
 """Of each layout: the sum of many convolutions is surer than each."""
 
 
-def choose_layout(graph: fx.Graph, threads: int) -> tuple[bool, str, str]:
-    """Whether the convolutions of a captured graph are to be channels-last, with ``threads`` threads.
-
-    Returns:
-        The answer, a note for the report, and a table of the convolutions with their times.
-    """
+def choose_layout(graph: fx.Graph, threads: int) -> tuple[bool, list[ChoiceRecord]]:
+    """Whether the convolutions of a captured graph are to be channels-last, and what was measured."""
     counts: Counter[str] = Counter()
     tasks: dict[str, Task] = {}
     for node in graph.nodes:
@@ -58,10 +55,11 @@ def choose_layout(graph: fx.Graph, threads: int) -> tuple[bool, str, str]:
         for way, seconds in times.items():
             total[way] = total.get(way, 0.0) + counts[key] * parts * seconds
     last = fastest(total, LAST) == LAST
-    lines = [times_as_text(key, known.get(key, {})) for key in tasks]
+    way = LAST if last else AS_CAPTURED
+    choices = [ChoiceRecord(_what(*tasks[key][1]), counts[key], threads, way, known.get(key, {})) for key in tasks]
     if total:
-        lines.append(times_as_text(f"{threads}: all convolutions of the graph", total))
-    return last, "" if last else "convolutions are contiguous", "\n".join(lines)
+        choices.insert(0, ChoiceRecord("all convolutions of the graph", 1, threads, way, total))
+    return last, choices
 
 
 def all_may_turn(graph: fx.Graph) -> bool:
@@ -99,12 +97,19 @@ def _is_turned(value: torch.Tensor) -> bool:
 
 
 def _key(image: list[int], weight: list[int], settings: list[Any], wanted: list[bool], threads: int, dtype: str) -> str:
+    return f"{threads}: {_what(image, weight, settings, wanted, threads, dtype)}"
+
+
+def _what(
+    image: list[int], weight: list[int], settings: list[Any], wanted: list[bool], threads: int, dtype: str
+) -> str:
     stride, padding, dilation, transposed, more, groups = settings
-    what = "convolution" if not wanted else f"gradients {''.join(str(int(each)) for each in wanted)} of a convolution"
+    of = [name for name, each in zip(("image", "weight", "bias"), wanted, strict=False) if each]
+    what = "convolution" if not wanted else f"gradients ({', '.join(of)}) of a convolution"
     how = f"stride {stride} padding {padding} dilation {dilation}" + f" transposed {more}" * transposed
     how += f" groups {groups}" * (groups > 1) + f" {dtype}" * (dtype != "float32")
     part = " (a part of it)" * (_part(image, weight, settings, wanted, threads) != image)
-    return f"{threads}: {what} {tuple(image)} {tuple(weight)} {how}{part}"
+    return f"{what} {tuple(image)} {tuple(weight)} {how}{part}"
 
 
 def _operations(image: list[int], weight: list[int], settings: list[Any], wanted: list[bool]) -> float:

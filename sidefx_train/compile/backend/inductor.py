@@ -45,6 +45,7 @@ from sidefx_train.compile.graphs import generators
 from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
 from sidefx_train.garbage import collect_younger, fewer_collections
+from sidefx_train.report import ChoiceRecord
 
 _SERIAL_BELOW = 8192
 """Elements per thread below which entering a parallel region costs more than it saves."""
@@ -140,7 +141,7 @@ def _executable(lowered: Lowered, traced: TracedGraph, clock: Clock) -> Executab
     )
     clock.lap("runner")
     sources = {"runner": text, **lowered.sources}
-    return Executable(run, atomic=True, sources=sources, seconds=clock.seconds, notes=lowered.notes)
+    return Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices)
 
 
 class Clock:
@@ -176,9 +177,10 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     with compat.quick_vector_probes(accepts_flags):
         clock.lap("import")
         begin_measuring(config.autotune_seconds)
-        last, laid_out, convolved = torch.backends.mkldnn.is_available(), "", ""
+        last, choices, laid_out = torch.backends.mkldnn.is_available(), list[ChoiceRecord](), ""
         if last and config.autotune == "on":
-            last, laid_out, convolved = choose_layout(traced.module.graph, torch.get_num_threads())
+            last, choices = choose_layout(traced.module.graph, torch.get_num_threads())
+            laid_out = "" if last else "convolutions are contiguous"
             clock.lap("layout")
         composites = kept_whole(traced.module.graph, decompositions)
         graph = functionalize(
@@ -191,11 +193,12 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         clock.lap("functionalize")
         join_complex(graph.module, traced.fake_mode)
         tiny = is_tiny(graph.module)
-        attention = attended = ""
+        attention = ""
         finds_attention = is_written_out(graph.module)
         if config.autotune == "on":
             threads = 1 if tiny else torch.get_num_threads()
             attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
+            choices += attended
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = functools.cache(lambda: graph.module.print_readable(print_output=False))
         notes = [*graph.notes, laid_out, attention, f"{len(composites)} operators stay whole" if composites else ""]
@@ -205,13 +208,12 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     if tiny:
         notes.append("tiny step: runs on one thread")
     plan = RunnerPlan(**{field.name: getattr(graph, field.name) for field in fields(RunnerPlan)})
-    times = (convolved, attended, build.times)
-    sources = {"graph": readable(), "inductor": code, "times": "\n".join(filter(None, times))}
+    sources = {"graph": readable(), "inductor": code}
     whole = build.library is not None and all(isinstance(result, torch.Tensor) for result in graph.results)
     # Conditions that lowering added are guards of the entry: where nothing is lowered, nobody would learn of them.
     added = set(compat.recorded_conditions(traced.fake_mode.shape_env)) - relied_on
     library = build.library if whole and not build.constants and not added else None
-    return Lowered(plan, call, tiny, sources, tuple(n for n in notes if n), library)
+    return Lowered(plan, call, tiny, sources, tuple(n for n in notes if n), (*choices, *build.choices), library)
 
 
 class _Build:
@@ -223,7 +225,7 @@ class _Build:
         library: name of the library, ``None`` if there is no single one.
         seconds: wall time of the compiler and of loading.
         constants: the graph takes constants that are no inputs.
-        times: what was measured to choose kernels, as text.
+        choices: what was chosen by measuring among Inductor's passes.
         parts: sources of a part of the graph: caller, kernels and libraries; ``None`` where a graph is built at once.
         written: its kernels.
         look: called when a kernel has been written.
@@ -235,7 +237,7 @@ class _Build:
         self.library: str | None = None
         self.seconds = 0.0
         self.constants = False
-        self.times = ""
+        self.choices: list[ChoiceRecord] = []
         self.parts: list[tuple[str, str, list[str]]] | None = None
         self.written: list[str] = []
         self.look: Callable[[], None] = lambda: None
@@ -312,7 +314,7 @@ def _compile(
                 if config.autotune == "on":
                     product_note, products = choose_products(module, threads)
                     layer_note, layers = choose_layers(module, traced.fake_mode, threads)
-                    build.times = "\n".join(filter(None, (products, layers)))
+                    build.choices = [*products, *layers]
                     said += [product_note, layer_note]
                     said.append(sum_rows_natively(module, traced.fake_mode))
                 check_graph("products", module, traced.fake_mode, functional=True)

@@ -92,12 +92,6 @@ def fastest(times: Times, usual: str) -> str:
     return best if usual not in times or times[best] < 0.95 * times[usual] else usual
 
 
-def times_as_text(key: str, times: Times) -> str:
-    """What was measured, in one line."""
-    shown = ", ".join(f"{way} {1e6 * seconds:.1f} us" for way, seconds in sorted(times.items(), key=lambda t: t[1]))
-    return f"threads {key}: {shown or 'not measured'}"
-
-
 def _stored(path: Any) -> dict[str, Times]:
     try:
         return json.loads(path.read_text())  # type: ignore[no-any-return]

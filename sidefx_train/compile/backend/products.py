@@ -17,8 +17,9 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, times_as_text, timings
+from sidefx_train.compile.backend.measuring import LARGEST, MEASURES, Task, fastest, measured, timings
 from sidefx_train.compile.native import NARROW, products_module
+from sidefx_train.report import ChoiceRecord
 
 aten = torch.ops.aten
 
@@ -161,17 +162,18 @@ def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     return a, b, bias  # type: ignore[return-value]
 
 
-def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
+def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, list[ChoiceRecord]]:
     """Rewrites products that something else than MKL computes faster with ``threads`` threads.
 
     Returns:
-        A note for the report, and a table of the products with their times.
+        A note for the report, and what was measured of each distinct product.
     """
     found = [(n, c) for n in module.graph.nodes if n.op == "call_function" and (c := _candidate(n)) is not None]
     asked: dict[fx.Node, str] = {}
     tasks: dict[str, Task] = {}
     work: Counter[str] = Counter()
     kinds: dict[str, tuple[int, torch.dtype]] = {}
+    shown: dict[str, str] = {}
     for node, (a, b, _) in found:
         left, right = a.meta["val"], b.meta["val"]
         key = f"{threads}: {tuple(left.shape)} {left.stride()} {tuple(right.shape)} {right.stride()}"
@@ -182,18 +184,21 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
         tasks[asked[node]] = ("product", [*layouts, threads, *narrow])
         work[asked[node]] += math.prod(sizes)
         kinds[asked[node]] = left.dim(), left.dtype
+        more = [*narrow, *(["(a part of it)"] if _part(sizes) != sizes else [])]
+        shown[asked[node]] = " ".join([_in_words(left), "@", _in_words(right), *more])
     tasks = {key: tasks[key] for key, _ in work.most_common()}
     known = timings(tasks)
     won = {kind: Counter[str]() for kind in kinds.values()}
     for key, times in known.items():
         won[kinds[key]][fastest(times, _USUAL[kinds[key][1]])] += work[key] if times else 0
+    ways: dict[str, str] = {}
+    for key in tasks:
+        usual, others = _USUAL[kinds[key][1]], won[kinds[key]].most_common(1)
+        # Where the time was up: as most of the work of this kind.
+        ways[key] = fastest(known.get(key, {}), usual) if key in known or not others else others[0][0]
     chosen: Counter[str] = Counter()
     for node, (a, _, _) in found:
-        usual, others = _USUAL[a.meta["val"].dtype], won[kinds[asked[node]]].most_common(1)
-        if asked[node] in known or not others:
-            way = fastest(known.get(asked[node], {}), usual)
-        else:  # the time was up: as most of the work of this kind
-            way = others[0][0]
+        usual, way = _USUAL[a.meta["val"].dtype], ways[asked[node]]
         operands = _candidate(node)  # as they are now: one may be a product that has been replaced
         if way == usual or operands is None:
             continue
@@ -204,7 +209,20 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, str]:
             _use_tiles(module.graph, node, operands)
     module.recompile()
     told = [f"{count} of {len(found)} matrix products by {_NAMES[way]}" for way, count in chosen.items()]
-    return "; ".join(told), "\n".join(times_as_text(key, known.get(key, {})) for key in tasks)
+    counts = Counter(asked.values())
+    return "; ".join(told), [
+        ChoiceRecord(shown[key], counts[key], threads, way, known.get(key, {})) for key, way in ways.items()
+    ]
+
+
+def _in_words(value: torch.Tensor) -> str:
+    """Shape, and where it is not contiguous how it lies in memory."""
+    shape = tuple(value.shape)
+    if value.is_contiguous():
+        return str(shape)
+    if value.mT.is_contiguous():
+        return f"{(*shape[:-2], shape[-1], shape[-2])}.mT"
+    return f"{shape} strides {value.stride()}"
 
 
 _USUAL = {torch.float32: "mkl", torch.bfloat16: "torch"}

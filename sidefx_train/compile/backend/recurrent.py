@@ -9,6 +9,7 @@ products.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,10 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend.measuring import MEASURES, Task, fastest, measured, times_as_text, timings
+from sidefx_train.compile.backend.measuring import MEASURES, Task, fastest, measured, timings
 from sidefx_train.compile.graphs import emit
 from sidefx_train.compile.native import lstm_module
+from sidefx_train.report import ChoiceRecord
 
 aten = torch.ops.aten
 
@@ -170,24 +172,28 @@ def has_layers(graph: fx.Graph) -> bool:
     return any(node.target is aten.mkldnn_rnn_layer.default for node in graph.nodes)
 
 
-def choose_layers(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple[str, str]:
+def choose_layers(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple[str, list[ChoiceRecord]]:
     """Rewrites layers that the native module computes faster with ``threads`` threads.
 
     Returns:
-        A note for the report, and a table of the layers with their times.
+        A note for the report, and what was measured of each distinct layer.
     """
     found = [node for node in module.graph.nodes if node.target is torch.ops.sidefx.rnn_layer.default]
     layers = {layer: _task(layer, threads) for node in found if (layer := _layer(node)) is not None}
     tasks: dict[str, Task] = dict(layers.values())
     known = timings(tasks)
-    chosen = [layer for layer, (key, _) in layers.items() if fastest(known.get(key, {}), "onednn") == "native"]
+    ways = {key: fastest(known.get(key, {}), "onednn") for key in tasks}
+    chosen = [layer for layer, (key, _) in layers.items() if ways[key] == "native"]
     for layer in chosen:
         _rewrite(module.graph, layer, fake_mode)
     if chosen:
         module.graph.lint()
         module.recompile()
     note = f"{len(chosen)} of {len(found)} recurrent layers by the native module" if chosen else ""
-    return note, "\n".join(times_as_text(key, known.get(key, {})) for key in tasks)
+    counts = Counter(key for key, _ in layers.values())
+    return note, [
+        ChoiceRecord(key.partition(": ")[2], counts[key], threads, way, known.get(key, {})) for key, way in ways.items()
+    ]
 
 
 def _task(layer: _Layer, threads: int) -> tuple[str, Task]:

@@ -13,7 +13,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from sidefx_train.compile.artifacts import (
 )
 from sidefx_train.compile.native import cpu_description
 from sidefx_train.config import CompileConfig
+from sidefx_train.report import ChoiceRecord
 
 _NAMESPACES = ("aten", "prims", "sidefx")
 """Of operators whose meaning belongs to torch's version or to this library's."""
@@ -59,6 +60,7 @@ class Lowered:
         serial: it runs on one thread.
         sources: generated code by name.
         notes: choices worth reporting.
+        choices: what was chosen by measuring.
         library: name of the library that ``call`` is in, if that is all of it.
     """
 
@@ -67,6 +69,7 @@ class Lowered:
     serial: bool
     sources: dict[str, str]
     notes: tuple[str, ...]
+    choices: tuple[ChoiceRecord, ...]
     library: str | None = None
 
 
@@ -97,6 +100,7 @@ def keep(key: str, lowered: Lowered) -> None:
         return
     value = {"plan": plan, "serial": lowered.serial, "library": lowered.library}
     value |= {"sources": lowered.sources, "notes": list(lowered.notes)}
+    value["choices"] = [asdict(choice) for choice in lowered.choices]
     nodes = lowered.sources.get("graph", "").count(" = torch.ops.")
     cache.store("graph", key, value, f"{nodes} operations, {len(lowered.plan.inputs)} inputs")
 
@@ -117,7 +121,8 @@ def find(key: str, traced: TracedGraph, load: Callable[[str], Any]) -> Lowered |
         plan = RunnerPlan(inputs=traced.inputs, **{name: _decoded(value["plan"][name]) for name in _KEPT})
     numbers = [i for i, feed in enumerate(plan.feeds) if _is_number(feed, plan)]
     call = compat.call_aoti(entry, numbers)
-    return Lowered(plan, call, value["serial"], value["sources"], tuple(value["notes"]), value["library"])
+    choices = tuple(ChoiceRecord(**choice) for choice in value["choices"])
+    return Lowered(plan, call, value["serial"], value["sources"], tuple(value["notes"]), choices, value["library"])
 
 
 def _is_number(feed: str, plan: RunnerPlan) -> bool:

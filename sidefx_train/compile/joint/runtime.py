@@ -335,4 +335,5 @@ def join(
         "joined with its backward for autograd outside",
         *(note for backward in backwards for note in backward.notes),
     )
-    return Executable(joined.run, forward.atomic, sources, seconds, notes)
+    choices = tuple(choice for each in (forward, *backwards) for choice in each.choices)
+    return Executable(joined.run, forward.atomic, sources, seconds, notes, choices)

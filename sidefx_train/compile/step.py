@@ -354,7 +354,8 @@ class CompiledStep:
         """Waits until nothing is built for this step beside the training; the next call takes what was.
 
         With ``warmup="background"`` the first call runs eagerly, the second starts a worker, and what comes after it
-        replays once the worker is done.
+        replays once the worker is done. With an empty cache the library's own modules are compiled before: the call
+        after this one starts the worker then.
 
         Args:
             timeout: seconds to wait at most.

@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
         show.write_json(args.json, plan, rows, runs)
         console.print(f"figures: {args.json}")
     if args.plot is not None:
-        show.plot(args.plot, rows)
+        show.plot(args.plot, rows, GOALS)
         console.print(f"plot: {args.plot}")
     if args.wandb:
         console.print(f"W&B run: {show.log_to_wandb(Path('runs/bench'), rows)}")

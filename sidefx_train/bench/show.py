@@ -141,14 +141,18 @@ def write_json(path: Path, plan: Plan, rows: Sequence[Row], runs: Sequence[Run])
     path.write_text(json.dumps({"meta": meta, "summary": [r.to_dict() for r in rows], "runs": list(runs)}, indent=1))
 
 
-def plot(path: Path, rows: Sequence[Row]) -> None:
-    """Bars by workload, as an image file: speed-up, cold first step, and memory that a step holds."""
+def plot(path: Path, rows: Sequence[Row], goals: dict[str, float]) -> None:
+    """Bars by workload, as an image file: speed-up, cold first step, and memory that a step holds.
+
+    A contender has one colour in all of them. Speed-ups have the range of their rounds, and goals are dashes.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     workloads = list(dict.fromkeys(row.workload for row in rows))
+    contenders = list(dict.fromkeys(row.contender for row in rows if row.status == "ok"))
     panels = {
         "speed-up over eager": ("ratio", True),
         "first step with empty caches, s": ("first_cold_s", False),
@@ -156,25 +160,53 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
     }
     figure, all_axes = pyplot.subplots(len(panels), figsize=(1.6 * len(workloads) + 2, 3.2 * len(panels)))
     for axes, (label, (figure_name, relative)) in zip(all_axes, panels.items(), strict=True):
-        shown = [row for row in rows if row.status == "ok" and not (relative and row.contender == REFERENCE)]
-        contenders = list(dict.fromkeys(row.contender for row in shown))
-        width = 0.8 / max(1, len(contenders))
-        for index, contender in enumerate(contenders):
-            values = {row.workload: getattr(row, figure_name) for row in shown if row.contender == contender}
-            at = [position + index * width for position in range(len(workloads))]
-            heights = [values.get(name, math.nan) for name in workloads]
-            bars = axes.bar(at, [0.0 if math.isnan(height) else height for height in heights], width, label=contender)
-            axes.bar_label(bars, labels=["" if math.isnan(h) else f"{h:.2f}" for h in heights], fontsize=7)
+        shown = [name for name in contenders if not (relative and name == REFERENCE)]
+        width = 0.8 / max(1, len(shown))
+        for index, contender in enumerate(shown):
+            measured = [row for row in rows if row.contender == contender and row.status == "ok"]
+            at = [workloads.index(row.workload) + index * width for row in measured]
+            heights = [getattr(row, figure_name) for row in measured]
+            bars = axes.bar(
+                at,
+                [0.0 if math.isnan(height) else height for height in heights],
+                width,
+                color=f"C{contenders.index(contender)}",
+                yerr=_ranges(measured) if figure_name == "ratio" else None,
+                capsize=2,
+                error_kw={"linewidth": 0.8},
+            )
+            axes.bar_label(bars, labels=[_bar_label(*each) for each in zip(heights, measured, strict=True)], fontsize=7)
+        middle = width * (len(shown) - 1) / 2
         if relative:
             axes.axhline(1.0, color="black", linewidth=0.8)
-        axes.set_xticks([p + width * (len(contenders) - 1) / 2 for p in range(len(workloads))], workloads, rotation=20)
+        if figure_name == "ratio":
+            for position, name in enumerate(workloads):
+                if name in goals:
+                    ends = position + middle - 0.45, position + middle + 0.45
+                    axes.hlines(goals[name], *ends, colors="black", linestyles="dashed", linewidth=1.0)
+        axes.set_xticks([position + middle for position in range(len(workloads))], workloads, rotation=20)
         axes.set_ylabel(label, fontsize=8)
-        if contenders:
-            axes.legend(fontsize=8)
-    figure.tight_layout()
+        axes.margins(y=0.12)
+    keys: list[Any] = [pyplot.Rectangle((0, 0), 1, 1, color=f"C{index}") for index in range(len(contenders))]
+    keys.append(pyplot.Line2D([], [], color="black", linestyle="dashed", linewidth=1.0))
+    figure.legend(keys, [*contenders, "goal of sidefx"], fontsize=8, ncols=len(keys), loc="upper center")
+    figure.tight_layout(rect=(0, 0, 1, 0.97))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _ranges(rows: Sequence[Row]) -> list[list[float]]:
+    """How far the least and largest ratios of all rounds lie below and above the median."""
+    return [
+        [0.0 if math.isnan(row.ratio_low) else row.ratio - row.ratio_low for row in rows],
+        [0.0 if math.isnan(row.ratio_high) else row.ratio_high - row.ratio for row in rows],
+    ]
+
+
+def _bar_label(height: float, row: Row) -> str:
+    wrong = row.contender != REFERENCE and not row.correct
+    return "" if math.isnan(height) else f"{height:.2f}{', wrong' if wrong else ''}"
 
 
 def log_to_wandb(folder: Path, rows: Sequence[Row]) -> str:

@@ -57,6 +57,25 @@ def test_wrong_results_and_failures_show():
     json.dumps([row.to_dict() for row in rows], allow_nan=False)
 
 
+def test_the_plot_shows_ranges_and_what_is_wrong(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    runs = [run("eager", i, s) for i, s in enumerate((1.0, 2.0, 4.0))]
+    runs += [run("sidefx", i, s, held_mb=30.0) for i, s in enumerate((0.5, 0.5, 1.0))]
+    runs += [run("other", 0, 0.5, parameter_error=1.0), {**run("third", 0, 1.0), "status": "failed", "note": "-"}]
+    plan = Plan("core", {"mlp_tiny": ["eager", "sidefx", "other", "third"]}, rounds=3)
+    show.plot(tmp_path / "bench.png", summarize(plan, runs), workloads.GOALS)
+    speed, first, _ = figures[0].axes
+    shown = {text.get_text() for text in speed.texts}
+    assert shown == {"4.00", "2.00, wrong"}, shown
+    ours, eagers = speed.patches[0], first.patches[0]
+    assert ours.get_facecolor() == first.patches[1].get_facecolor() != eagers.get_facecolor(), "a colour per contender"
+    (low, high) = [line[:, 1] for line in speed.collections[0].get_segments()][0]
+    assert (low, high) == (2.0, 4.0), "the range of the rounds"
+    assert speed.collections[-1].get_segments()[0][0][1] == workloads.GOALS["mlp_tiny"], "the goal"
+
+
 def test_order_rotates_and_starts_with_the_reference():
     names = ["eager", "a", "b", "c"]
     orders = [order(names, index) for index in range(4)]

@@ -284,8 +284,6 @@ class StepReport:
         parts: list[RenderableType] = [self._headline()]
         if self.captures:
             parts.append(self._captures_table())
-        if any(capture.choices for capture in self.captures):
-            parts.append(self._choices_table())
         if self.breaks:
             rows = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in self.breaks]
             parts.append(_table("breaks", ("code", "times", "where", "what", "what to do"), rows))
@@ -300,6 +298,8 @@ class StepReport:
             parts.append(_table("recaptures", ("value", "was", "is", "read at", "seconds"), rows5))
         if self.effects:
             parts.append(_table("side effects kept", ("effect",), [(e,) for e in self.effects]))
+        if any(capture.choices for capture in self.captures):
+            parts.append(self._choices_table())
         if self.guards:
             rows3 = [(g.condition or f"{g.source}: {g.kind}", _place(g.location)) for g in self.guards]
             parts.append(_table(f"guards ({len(self.guards)})", ("holds at every replay", "read at"), rows3))

@@ -44,6 +44,7 @@ def conditions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     return [
         mask, x >= y, x <= y, torch.where(mask, x, y), torch.where(mask & (x < 2), 1.0, 0.0), mask.float() * x,
         mask.long() + 1, x.isnan(), x.isinf(), mask.logical_not(), mask.all(-1), mask.any(-1), (x > 1).sum(-1),
+        mask > (y > 0), mask < (y > 0), mask >= (y > 0), mask <= (y > 0), mask == (y > 0), mask != (y > 0),
     ]  # fmt: skip
 
 
@@ -83,6 +84,21 @@ def wide_numbers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     return [x + y * a, torch.where(b > 0, x, y), x * (a - b), finite.add(x, alpha=0.25) / (1 - a * a), *numbers]
 
 
+def narrow_numbers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Numbers in bfloat16, alone and with float32."""
+    a, b = x.bfloat16(), y.bfloat16()
+    finite = torch.where((a.abs() < 1e3) & ~a.isnan(), a, 1.0)
+    return [
+        a, a + b, a * b, a / b, -a, a.abs(), a.exp(), a.tanh(), a.sigmoid(), a.relu(), F.gelu(a), F.silu(a), a.float(),
+        a + x, (x * 1.25).bfloat16().float(), torch.where(a > b, a, b), torch.maximum(a, b), a.isnan(), a > 0,
+        a * a.float().exp().bfloat16(), a.sum(0), finite.sum(1), finite.sum(), torch.softmax(finite, -1), a[:, 1:] + 1,
+        F.layer_norm(finite, finite.shape[1:]), a[torch.arange(a.shape[0]).flip(0)], finite.amax(1), a[0, 0] * b[1, 1],
+        torch.full((5,), 1.1).bfloat16() * a[0, 0], a.flip(1), finite.mean(0), torch.cat([a, b], 1) * 2,
+        (a * 0).nan_to_num(3.0), F.nll_loss(a[:5, :7], torch.tensor([-100] * 5)),
+        *F.max_pool2d(a[None], 2, return_indices=True), *F.max_pool2d(x[None], 3, 2, return_indices=True),
+    ]  # fmt: skip
+
+
 def layouts(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     index = torch.arange(x.shape[0]).flip(0)
     return [
@@ -119,7 +135,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-PROGRAMS = [pointwise, conditions, reductions, integers, wide_numbers, layouts]
+PROGRAMS = [pointwise, conditions, reductions, integers, wide_numbers, narrow_numbers, layouts]
 
 
 WHOLE, TAILS = (32, 48), (37, 21)
@@ -158,7 +174,7 @@ def test_results_are_those_of_torchs_header_bit_by_bit(
     assert builds and not any(builds)
     for i, (mine, torchs) in enumerate(zip(lean, whole, strict=True)):
         assert mine.dtype == torchs.dtype and mine.stride() == torchs.stride()
-        as_bits = {torch.float32: torch.int32}.get(mine.dtype, mine.dtype)
+        as_bits = {torch.float32: torch.int32, torch.bfloat16: torch.int16}.get(mine.dtype, mine.dtype)
         assert torch.equal(mine.contiguous().view(as_bits), torchs.contiguous().view(as_bits)), f"result {i}"
 
 
@@ -173,14 +189,15 @@ extern "C"  void  cpp_fused_0(const float* in_ptr0, float* out_ptr0)
 """
     assert lean_kernels(plain) is not None
     assert lean_header("CPU_CAPABILITY_AVX512") is not None and lean_header("CPU_CAPABILITY_NEON") is None
-    changes = {
-        ".exp()": ".lgamma()",
-        "tmp0.exp()": "unheard_of(tmp0)",
-        "const float*": "const at::BFloat16*",
-        "tmp1 =": "tmp2 = std::frexp(1.0f); auto tmp1 =",
-        "Vectorized<float>": "Vectorized<double>",
-        "extern": "#include <vector>\nextern",
-    }
-    for old, new in changes.items():
+    changes = [
+        (".exp()", ".lgamma()"),
+        ("tmp0.exp()", "unheard_of(tmp0)"),
+        ("const float*", "const at::Half*"),
+        ("tmp0.exp()", "at::vec::Vectorized<at::BFloat16>::blendv(tmp0, tmp0, tmp0)"),
+        ("tmp1 =", "tmp2 = std::frexp(1.0f); auto tmp1 ="),
+        ("Vectorized<float>", "Vectorized<double>"),
+        ("extern", "#include <vector>\nextern"),
+    ]
+    for old, new in changes:
         assert plain.replace(old, new) != plain
         assert lean_kernels(plain.replace(old, new)) is None, new

@@ -25,6 +25,8 @@ _NEEDED = (
 _BEYOND = re.compile(
     r"\b(py|pybind11|at|c10|torch|std)::(\w+)|\b(PyObject|RAIIPyObject|ConstantHandle|ArrayRefTensor)\b"
 )
+_NARROW = re.compile(r"\bat::(?:BFloat16|Half)\*")
+"""Pointers that kernels take: the caller hands them on, whatever they are to."""
 _KNOWN = {"py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"}
 _DECLARATIONS = re.compile(r"(?m)^[ \t]*#include <torch/csrc/(?:inductor/aoti_torch|stable/c)/[^>\n]*>\n")
 
@@ -178,7 +180,7 @@ def lean_caller(caller: str) -> str | None:
     Args:
         caller: what Inductor writes, without the include of its header.
     """
-    text = _DECLARATIONS.sub("", caller)
+    text = _NARROW.sub("void*", _DECLARATIONS.sub("", caller))
     if "#include" in text or any(found.group(0) not in _KNOWN for found in _BEYOND.finditer(text)):
         return None
     prototypes = _prototypes()

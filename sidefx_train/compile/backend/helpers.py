@@ -29,7 +29,26 @@ SidefxFloats SIDEFX_SLEEF(cos, u35)(SidefxFloats);
 SidefxFloats SIDEFX_SLEEF(pow, u10)(SidefxFloats, SidefxFloats);
 }
 
+// Kept and moved; what is computed is float32. Kernels take pointers to it, so that it is of no unnamed namespace.
+struct SidefxBFloat16 {
+    uint16_t x;
+    SidefxBFloat16() = default;
+    SidefxBFloat16(float value) {
+        uint32_t bits;
+        __builtin_memcpy(&bits, &value, sizeof bits);
+        x = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    operator float() const {
+        const uint32_t bits = uint32_t(x) << 16;
+        float value;
+        __builtin_memcpy(&value, &bits, sizeof value);
+        return value;
+    }
+};
+
 namespace {  // nothing here is torch's of the same name
+
+namespace at { using BFloat16 = SidefxBFloat16; }
 
 namespace lean {  // in place of std
 
@@ -62,6 +81,10 @@ template <> struct numeric_limits<float> {
     static constexpr float max() { return __FLT_MAX__; }
     static constexpr float lowest() { return -__FLT_MAX__; }
 };
+template <> struct numeric_limits<at::BFloat16> {
+    static at::BFloat16 infinity() { return __builtin_inff(); }
+    static at::BFloat16 quiet_NaN() { return __builtin_nanf(""); }
+};
 template <> struct numeric_limits<double> {
     static constexpr double infinity() { return __builtin_inf(); }
     static constexpr double quiet_NaN() { return __builtin_nan(""); }
@@ -85,6 +108,16 @@ template <class T, size_t N> struct array {
     T& operator[](size_t i) { return items[i]; }
     const T& operator[](size_t i) const { return items[i]; }
 };
+
+template <class T> struct unique_ptr;
+template <class T> struct unique_ptr<T[]> {
+    T* items;
+    explicit unique_ptr(size_t count) : items((T*)__builtin_calloc(count, sizeof(T))) {}
+    unique_ptr(const unique_ptr&) = delete;
+    ~unique_ptr() { __builtin_free(items); }
+    T* get() const { return items; }
+};
+template <class T> unique_ptr<T> make_unique(size_t count) { return unique_ptr<T>(count); }
 
 }  // namespace lean
 

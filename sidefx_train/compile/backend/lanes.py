@@ -24,10 +24,29 @@ template <class T> struct Kind;  // its vector, one anywhere in memory, and the 
         typedef I Bits __attribute__((vector_size(SIDEFX_BYTES))); \
         static constexpr int size = SIDEFX_BYTES / sizeof(T); \
         static constexpr Bits places() { return Bits{lanes}; } \
+        static SIDEFX_INLINE Register all(T value) { return value - Register{}; } \
     };
 SIDEFX_KIND(float, int32_t, SIDEFX_SIXTEEN)
 SIDEFX_KIND(int32_t, int32_t, SIDEFX_SIXTEEN)
 SIDEFX_KIND(int64_t, int64_t, SIDEFX_EIGHT)
+template <> struct Kind<int8_t> {
+    typedef int8_t Register __attribute__((vector_size(SIDEFX_BYTES)));
+    typedef int8_t Loose __attribute__((vector_size(SIDEFX_BYTES), aligned(1), may_alias));
+    static constexpr int size = SIDEFX_BYTES;
+};
+template <> struct Kind<BFloat16> {
+    typedef uint16_t Register __attribute__((vector_size(SIDEFX_BYTES)));
+    typedef uint16_t Loose __attribute__((vector_size(SIDEFX_BYTES), aligned(sizeof(uint16_t)), may_alias));
+    static constexpr int size = SIDEFX_BYTES / sizeof(uint16_t);
+    static SIDEFX_INLINE Register all(BFloat16 value) { return value.x - Register{}; }
+};
+template <class T> constexpr bool is_bfloat16 = false;
+template <> constexpr bool is_bfloat16<BFloat16> = true;
+template <class T> constexpr bool is_only_kept = sizeof(T) < sizeof(int32_t);  // not computed with
+
+template <class T> constexpr int lanes_of(int64_t count) {
+    return count < 0 ? 0 : count < Kind<T>::size ? int(count) : Kind<T>::size;
+}
 
 template <class T> using Register = typename Kind<T>::Register;
 template <class T> using Bits = typename Kind<T>::Bits;
@@ -177,11 +196,58 @@ template <class T> struct Halves {
 #endif
 };
 
+// The lanes of one register of float32 as half a register of bfloat16, and back; what is not a number is all ones.
+typedef uint16_t Narrow __attribute__((vector_size(SIDEFX_BYTES / 2)));
+typedef uint32_t Words __attribute__((vector_size(SIDEFX_BYTES)));
+SIDEFX_INLINE Narrow narrowed(Register<float> x) {
+    const Words bits = (Words)x, nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const Words kept = x == x ? nearest : Words{} + 0xffff;
+    return __builtin_convertvector(kept, Narrow);
+}
+SIDEFX_INLINE Register<float> widened(Narrow x) {
+#if SIDEFX_BYTES == 64
+    const Words wide = __builtin_convertvector(x, Words);
+#else
+    typedef short Shorts __attribute__((vector_size(16)));
+    const Words wide = (Words)__builtin_ia32_pmovzxwd256((Shorts)x);
+#endif
+    return (Register<float>)(wide << 16);
+}
+
 // Half or double the number of lanes in each register: ``to`` has as many lanes in all as ``from``, or the first ones.
 template <class To, int N, class From, int M> SIDEFX_INLINE void spread(
     Register<To> (&to)[N], const Register<From> (&from)[M]) {
     constexpr int wide = Kind<To>::size, other = Kind<From>::size;
-    if constexpr (wide == other) {
+    typedef typename Halves<float>::Half Part;
+    if constexpr (is_bfloat16<From>) {
+        static_assert(2 * M >= N && wide == Kind<float>::size);
+        SIDEFX_EACH {
+            const Register<float> whole = (Register<float>)from[i / 2];
+            to[i] = widened((Narrow)(i % 2 == 0 ? Halves<float>::low(whole) : Halves<float>::high(whole)));
+        }
+    } else if constexpr (is_bfloat16<To>) {
+        static_assert(2 * N >= M && other == Kind<float>::size);
+        SIDEFX_EACH {
+            const Narrow low = narrowed(from[2 * i]);
+            const Narrow high = 2 * i + 1 < M ? narrowed(from[2 * i + 1 < M ? 2 * i + 1 : 0]) : Narrow{};
+            to[i] = (Register<To>)Halves<float>::both((Part)low, (Part)high);
+        }
+    } else if constexpr (sizeof(To) == 1) {
+        typedef To Part __attribute__((vector_size(Kind<From>::size)));
+        SIDEFX_EACH to[i] = Register<To>{};
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) {
+            const Part part = __builtin_convertvector(from[i], Part);
+            __builtin_memcpy((char*)to + i * sizeof part, &part, sizeof part);
+        }
+    } else if constexpr (sizeof(From) == 1) {
+        typedef From Part __attribute__((vector_size(Kind<To>::size)));
+        SIDEFX_EACH {
+            Part part;
+            __builtin_memcpy(&part, (const char*)from + i * sizeof part, sizeof part);
+            to[i] = __builtin_convertvector(part, Register<To>);
+        }
+    } else if constexpr (wide == other) {
         SIDEFX_EACH
             to[i] = i < M ? __builtin_convertvector(from[i < M ? i : 0], Register<To>) : Register<To>{};
     } else if constexpr (wide < other) {
@@ -211,7 +277,7 @@ template <class T, int N> struct VectorizedN {
 
     VectorizedN() = default;
     SIDEFX_INLINE VectorizedN(T value) {
-        SIDEFX_EACH v[i] = value - Register<T>{};
+        SIDEFX_EACH v[i] = Kind<T>::all(value);
     }
     static constexpr int size() { return N * Kind<T>::size; }
 
@@ -225,7 +291,13 @@ template <class T, int N> struct VectorizedN {
         VectorizedN made;
         SIDEFX_EACH {
             const T* here = (const T*)from + i * Kind<T>::size;
-            made.v[i] = load_some(here, first_lanes<T>(count - i * Kind<T>::size));
+            const int64_t left = count - i * Kind<T>::size;
+            if constexpr (is_only_kept<T>) {
+                made.v[i] = Register<T>{};
+                __builtin_memcpy(&made.v[i], here, sizeof(T) * lanes_of<T>(left));
+            } else {
+                made.v[i] = load_some(here, first_lanes<T>(left));
+            }
         }
         return made;
     }
@@ -234,8 +306,15 @@ template <class T, int N> struct VectorizedN {
     }
     SIDEFX_INLINE void store(void* to, int64_t count) const {
         if (count == size()) return store(to);
-        SIDEFX_EACH
-            store_some((T*)to + i * Kind<T>::size, v[i], first_lanes<T>(count - i * Kind<T>::size));
+        SIDEFX_EACH {
+            T* here = (T*)to + i * Kind<T>::size;
+            const int64_t left = count - i * Kind<T>::size;
+            if constexpr (is_only_kept<T>) {
+                __builtin_memcpy(here, &v[i], sizeof(T) * lanes_of<T>(left));
+            } else {
+                store_some(here, v[i], first_lanes<T>(left));
+            }
+        }
     }
     static SIDEFX_INLINE VectorizedN arange(T first, int64_t step) {
         VectorizedN made;
@@ -409,16 +488,21 @@ SIDEFX_BINARY(+) SIDEFX_BINARY(-) SIDEFX_BINARY(*) SIDEFX_BINARY(/)
 SIDEFX_COMPARE(==, equal) SIDEFX_COMPARE(!=, unequal) SIDEFX_COMPARE(<, below)
 SIDEFX_COMPARE(<=, not_above) SIDEFX_COMPARE(>, above) SIDEFX_COMPARE(>=, not_below)
 
-#define SIDEFX_LOGIC(op) \
+#define SIDEFX_LOGIC(op, expression) \
     template <class T, int N, class U, int M> SIDEFX_INLINE VecMask<T, N> operator op( \
-        const VecMask<T, N>& a, const VecMask<U, M>& b) { \
+        const VecMask<T, N>& left, const VecMask<U, M>& right) { \
         static_assert(VecMask<T, N>::size() == VecMask<U, M>::size()); \
-        const VecMask<T, N> other = b.template cast<T, N>(); \
+        const VecMask<T, N> other = right.template cast<T, N>(); \
         VecMask<T, N> made; \
-        SIDEFX_EACH made.v[i] = a.v[i] op other.v[i]; \
+        SIDEFX_EACH { \
+            const Chosen<T> a = left.v[i], b = other.v[i]; \
+            made.v[i] = expression; \
+        } \
         return made; \
     }
-SIDEFX_LOGIC(&) SIDEFX_LOGIC(|) SIDEFX_LOGIC(^)
+SIDEFX_LOGIC(&, a & b) SIDEFX_LOGIC(|, a | b) SIDEFX_LOGIC(^, a ^ b)
+SIDEFX_LOGIC(==, ~(a ^ b)) SIDEFX_LOGIC(!=, a ^ b)
+SIDEFX_LOGIC(<, ~a & b) SIDEFX_LOGIC(<=, ~a | b) SIDEFX_LOGIC(>, a & ~b) SIDEFX_LOGIC(>=, a | ~b)
 template <class T, int N> SIDEFX_INLINE VecMask<T, N> operator~(const VecMask<T, N>& a) {
     VecMask<T, N> made;
     SIDEFX_EACH made.v[i] = ~a.v[i];

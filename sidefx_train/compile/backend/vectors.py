@@ -1,9 +1,10 @@
 """What kernels that Inductor writes in C++ need, without torch's headers.
 
 Inductor's header for kernels takes more than a second to read, ten times as long as most kernels take to compile. Here
-is what kernels on vectors of float32, integers and booleans, and on single numbers of float64, use of it, on the
-compiler's own vector types: the same names, the same order of operations, the same functions of libm and SLEEF, so that
-results are equal bit by bit. A source with a name that is not known here is compiled with torch's header.
+is what kernels on vectors of float32, integers and booleans, on bfloat16 and int8 that are kept and not computed with,
+and on single numbers of float64, use of it, on the compiler's own vector types: the same names, the same order of
+operations, the same functions of libm and SLEEF, so that results are equal bit by bit. A source with a name that is not
+known here is compiled with torch's header.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _NAMES = {
     *(f"at::vec::{name}" for name in ("clamp_max", "convert", "vec_reduce_all")),
     *(f"std::{name}" for name in ("sqrt", "exp", "log", "tanh", "erf", "abs", "max", "min", "floor", "ceil", "trunc")),
     *(f"std::{name}" for name in ("log1p", "expm1", "sin", "cos", "pow", "fma", "isnan", "isinf", "nearbyint")),
-    *(f"std::{name}" for name in ("numeric_limits", "array", "size_t")),
+    *(f"std::{name}" for name in ("numeric_limits", "array", "size_t", "unique_ptr", "make_unique")),
+    "at::BFloat16",
     "c10::convert",
     "c10::div_floor_integer",
     "Vectorized::loadu",
@@ -42,7 +44,7 @@ _NAMES = {
 _METHODS = {
     *("loadu", "store", "blendv", "cast", "to", "all_zero", "all_masked", "is_masked", "data", "abs", "exp", "log"),
     *("sqrt", "rsqrt", "reciprocal", "neg", "tanh", "erf", "floor", "ceil", "trunc", "round", "sin", "cos", "log1p"),
-    *("pow",),
+    *("pow", "get"),
 }
 _CALLS = {
     *("for", "if", "while", "return", "switch", "sizeof", "alignof", "alignas", "decltype", "static_cast", "void"),
@@ -53,7 +55,16 @@ _CALLS = {
     *("num_threads", "collapse", "schedule", "reduction"),
 }
 _OWN = re.compile(r"(?:cpp_fused_|tmp|scalar_cascade_helper|masked_cascade_helper|cascade_helper)\w*")
-_ELEMENTS = {"float", "int64_t", "int32_t", "at::vec::Vectorized", "bool"}
+_ELEMENTS = {"float", "int64_t", "int32_t", "bool", "at::BFloat16", "int8_t"}
+_ELEMENTS |= {"at::vec::Vectorized", "at::vec::VectorizedN"}
+_NARROW = re.compile(
+    r"\bat_BFloat16_\w+|at::vec::convert<(?:float,2,at::BFloat16,1|at::BFloat16(?:,1,float,2)?)>\("
+    r"|at::vec::Vectorized<at::BFloat16>\(|std::numeric_limits<at::BFloat16>::\w+\("
+    r"|at::vec::convert<(?:int8_t,1,int(?:32|64)_t,\d|int(?:32|64)_t,\d,int8_t,1)>\("
+    r"|\b(?:c10::convert|static_cast)<(?:at::BFloat16|int8_t)>\(|at::vec::Vectorized<(?:at::BFloat16|int8_t)>::loadu\("
+    r"|std::array<(?:at::BFloat16|int8_t), \d+>|\b(?:at::BFloat16|int8_t)\*"
+)
+"""All that the header has of bfloat16 and int8: numbers are moved, and computed with in other types."""
 _REFUSED = re.compile(r"\b(?:BFloat16|Half|half|Welford|IndexValue|uint8_t|int8_t|int16_t|assert|goto|asm)\b")
 
 HEADER = helpers.BEFORE + lanes.SOURCE + helpers.AFTER
@@ -85,7 +96,7 @@ def lean_kernels(kernels: str) -> str | None:
 
 def _is_known(text: str) -> bool:
     code = re.sub(r"//[^\n]*", "", text)
-    if _REFUSED.search(code):
+    if _REFUSED.search(_NARROW.sub("", code)):
         return False
     if not all(name in _NAMES for name in _QUALIFIED.findall(re.sub(r">::\w+", "", code))):
         return False

@@ -246,8 +246,15 @@ def both(make, **options):
     return results[0][0], *results[1]
 
 
-@pytest.mark.parametrize("how", ["packed", "contiguous", "turned", "cross"])
-@pytest.mark.parametrize("settings", [{}, {"causal": False}, {"scale": 0.7}])
+EVERY_LAYOUT = [
+    # The kernel itself is tried with every setting in every layout above: ``make slow`` has the other steps.
+    pytest.param(how, settings, marks=pytest.mark.slow if settings and how in ("contiguous", "turned") else ())
+    for how in ("packed", "contiguous", "turned", "cross")
+    for settings in ({}, {"causal": False}, {"scale": 0.7})
+]
+
+
+@pytest.mark.parametrize(("how", "settings"), EVERY_LAYOUT)
 def test_a_step_is_that_of_eager(chosen, how, settings):
     want, have, run = both(lambda: Mixer(how, **settings))
     for a, b in zip(want, have, strict=True):

@@ -52,6 +52,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SLoc, StatelessSymbolicContext
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.optim import optimizer as optimizer_module
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -2343,6 +2344,12 @@ UNHASHABLE_NUMBER = ("unhashable type: non-nested SymInt",)
 """Arguments of the TypeError that hashing a symbolic integer raises."""
 
 # --- hooks -------------------------------------------------------------------------------------------------------
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """True if something is called before or after an optimizer's ``step``."""
+    found = optimizer_module._global_optimizer_pre_hooks or optimizer_module._global_optimizer_post_hooks
+    return bool(found or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def tensor_hooks(tensor: torch.Tensor) -> dict[int, Any]:

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
+from weakref import ProxyTypes
 
 import lightning.pytorch as pl_package
-import torch
 
+from sidefx_train.callbacks.calls import follow_calls_of
 from sidefx_train.callbacks.log import defer_logging_of
-from sidefx_train.callbacks.plan import (
-    Lightning,
-    automatic_step,
-    ignores_argument,
-    manual_step,
-    needs_indices,
-    reason_not_to,
-)
+from sidefx_train.callbacks.plan import Batch, Lightning, automatic_step, manual_step, reason_not_to
 from sidefx_train.compile.api import compile_step
+from sidefx_train.config import Backend
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.report import StepReport
 
@@ -39,36 +34,93 @@ class SideFXCompile(pl_package.Callback):
     Works with a Trainer of ``lightning.pytorch`` and of ``pytorch_lightning``.
 
     Args:
-        options: as for :func:`sidefx_train.compile` (``backend``, ``fullgraph``, ``dynamic``, ``cuda_graphs``, ``rng``,
-            ``verify``, ``on_failure``, ``warmup``, ...). ``warmup`` is ``"background"`` here: training starts at once,
-            and the captured step takes over when it is compiled.
+        backend: as for :func:`sidefx_train.compile`, like all that follow.
+        fullgraph: likewise.
+        dynamic: likewise.
+        cuda_graphs: likewise.
+        rng: likewise.
+        verify: likewise.
+        on_failure: likewise.
+        warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled.
+            ``"now"``: the first step waits for that.
+        partition: likewise.
+        recapture_limit: likewise.
+        autotune: likewise.
+        autotune_seconds: likewise.
+
+    Raises:
+        ValueError: an option has a value that does not exist.
+        NotImplementedError: an option asks for what this version does not have.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        backend: Backend = "inductor",
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        cuda_graphs: Literal["auto", "on", "off"] = "auto",
+        rng: Literal["fast", "eager"] = "fast",
+        verify: int = 0,
+        on_failure: Literal["eager", "raise"] = "eager",
+        warmup: Literal["now", "background"] = "background",
+        partition: Literal["min_cut", "default"] = "min_cut",
+        recapture_limit: int = 16,
+        autotune: Literal["on", "off"] = "on",
+        autotune_seconds: float = 2.0,
+    ) -> None:
         super().__init__()
-        # Wrong options are an error where they are written, not hours later in fit.
-        self._options = {"warmup": "background", **options}
-        compile_step(_nothing, **self._options)
+        self._options: dict[str, Any] = {
+            "backend": backend,
+            "fullgraph": fullgraph,
+            "dynamic": dynamic,
+            "cuda_graphs": cuda_graphs,
+            "rng": rng,
+            "verify": verify,
+            "on_failure": on_failure,
+            "warmup": warmup,
+            "partition": partition,
+            "recapture_limit": recapture_limit,
+            "autotune": autotune,
+            "autotune_seconds": autotune_seconds,
+        }
+        compile_step(_nothing, **self._options)  # wrong options are an error where they are written, not hours later
+        self._forget()
+
+    def _forget(self) -> None:
         self._compiled: Any = None
+        self._second: Any = None
         self._native = StepReport(name="training_step", backend="none")
         self._restore: list[Callable[[], None]] = []
+        self._warned: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy begins with nothing captured: what is captured belongs to one fit."""
+        state = dict(vars(self))
+        for name in ("_compiled", "_second", "_native", "_restore", "_warned"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
 
     @property
     def report(self) -> StepReport:
         """What was captured in the current or last fit."""
+        if self._second is not None:
+            self._second.report()
         return self._native if self._compiled is None else self._compiled.report()
 
     # ------------------------------------------------------------------ Lightning's hooks
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._remove()
-        pl = Lightning(trainer)
-        reason = reason_not_to(pl, trainer, pl_module)
-        if reason is not None:
-            self._leave_to_lightning(trainer, pl_module, reason)
-        elif pl_module.automatic_optimization:
-            self._take_automatic(pl, trainer, pl_module)
-        else:
-            self._take_manual(pl, trainer, pl_module)
+        self._forget()
+        self._native.name = _name(pl_module)
+        taken = _Training(self, trainer, pl_module)
+        loops = trainer.fit_loop.epoch_loop
+        self._take(loops.automatic_optimization, "run", taken.run)
+        self._take(loops.manual_optimization, "advance", taken.advance)
+        taken.settle(trainer.optimizers[0] if trainer.optimizers else None)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._remove()
@@ -79,92 +131,36 @@ class SideFXCompile(pl_package.Callback):
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._remove()
 
-    # ------------------------------------------------------------------ the three ways to train on a batch
-    def _take_automatic(self, pl: Lightning, trainer: Any, module: Any) -> None:
-        loop = trainer.fit_loop.epoch_loop.automatic_optimization
-        optimizer = trainer.optimizers[0]
-        step = self._compile(pl, automatic_step(pl, trainer, module), module)
-        native = loop.run
-        progress = loop.optim_progress.optimizer
-        should_accumulate = trainer.fit_loop._should_accumulate
-        indices = needs_indices(pl, module)
-        hide_index = ignores_argument(module.training_step, 2)
-        warn_none = pl.automatic.Closure.warning_cache.warn
-
-        def run(current: Any, batch_idx: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-            if loop._skip_backward or current is not optimizer:
-                self._count_native("the loop skips backward" if loop._skip_backward else "the optimizer was replaced")
-                return native(current, batch_idx, kwargs)
-            update = not should_accumulate()
-            normalize = trainer.accumulate_grad_batches
-            zero = batch_idx % normalize == 0
-            where = (trainer.current_epoch, batch_idx) if indices else (0, 0)
-            if hide_index and len(kwargs) == 2:
-                kwargs["batch_idx"] = 0  # never looked at: a number that moves would only be guarded
-            if update:
-                progress.step.increment_ready()
-            outputs = _inside_training_step(
-                trainer, module, lambda: step(zero, update, normalize, *where, *kwargs.values())
-            )
-            if zero:
-                progress.zero_grad.increment_ready()
-                progress.zero_grad.increment_started()
-                progress.zero_grad.increment_completed()
-            if update:
-                progress.step.increment_completed()
-            if outputs is None:
-                warn_none("`training_step` returned `None`. If this was on purpose, ignore this warning...")
-                return {}
-            return outputs
-
-        self._replace(loop, "run", run)
-
-    def _take_manual(self, pl: Lightning, trainer: Any, module: Any) -> None:
-        loop = trainer.fit_loop.epoch_loop.manual_optimization
-        step = self._compile(pl, manual_step(pl, trainer, module), module)
-        unpack = pl.manual.ManualResult.from_training_step_output
-        hide_index = ignores_argument(module.training_step, 2)
-
-        def advance(kwargs: dict[str, Any]) -> None:
-            if hide_index and len(kwargs) == 2:
-                kwargs["batch_idx"] = 0
-            output = _inside_training_step(trainer, module, lambda: step(*kwargs.values()))
-            loop._output = unpack(output).asdict()
-
-        self._replace(loop, "advance", advance)
-        # Lightning's optimizer wrappers hold the strategy by a weak proxy, which stands for another object; for the
-        # time of the fit they hold the strategy itself, so that the step can be followed through it.
-        for wrapper in trainer.strategy._lightning_optimizers:
-            self._replace(wrapper, "_strategy", trainer.strategy)
-
-    def _leave_to_lightning(self, trainer: Any, module: Any, reason: str) -> None:
-        self._compiled, self._native = None, StepReport(name=_name(module), backend="none")
-        title, advice = CODES[LEFT_TO_LIGHTNING]
-        warnings.warn(
-            f"[{LEFT_TO_LIGHTNING}] {title}: {reason}. Training goes on uncaptured. {advice}",
-            SideFXWarning,
-            stacklevel=2,
-        )
-        loops = trainer.fit_loop.epoch_loop
-        loop = loops.automatic_optimization if module.automatic_optimization else loops.manual_optimization
-        native = loop.run
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._count_native(reason)
-            return native(*args, **kwargs)
-
-        self._replace(loop, "run", run)
-
     # ------------------------------------------------------------------ plumbing
-    def _compile(self, pl: Lightning, step: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    def _compile(self, step: Callable[..., Any], module: Any) -> Callable[..., Any]:
         step.__qualname__ = step.__name__ = _name(module)
-        defer_logging_of(pl.lightning_module)
-        self._compiled = compile_step(step, **self._options)
-        return self._compiled
+        compiled = compile_step(step, **self._options)
+        report = compiled.report()
+        if self._compiled is None:
+            self._compiled = compiled
+            report.calls, report.fallbacks = self._native.calls, self._native.fallbacks  # steps left to Lightning
+        else:  # the module went from automatic to manual optimization, or back
+            self._second = compiled
+            self._compiled.report().parts.append(report)
+        return compiled  # type: ignore[no-any-return]
 
     def _count_native(self, reason: str) -> None:
         self.report.calls += 1
         self.report.record_fallback(LEFT_TO_LIGHTNING, reason)
+
+    def _warn_native(self, reason: str) -> None:
+        if reason in self._warned:
+            return
+        self._warned.add(reason)
+        title, advice = CODES[LEFT_TO_LIGHTNING]
+        warnings.warn(
+            f"[{LEFT_TO_LIGHTNING}] {title}: {reason}. Training goes on uncaptured. {advice}",
+            SideFXWarning,
+            stacklevel=4,
+        )
+
+    def _take(self, loop: Any, method: str, call: Callable[..., Any]) -> None:
+        self._replace(loop, method, _InPlaceOf(loop, method, call))
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         """Sets an instance attribute until the fit is over."""
@@ -177,22 +173,121 @@ class SideFXCompile(pl_package.Callback):
         """Puts everything back; the report stays, the captured step and what it holds of the model go."""
         while self._restore:
             self._restore.pop()()
-        if self._compiled is not None:
-            self._native, self._compiled = self._compiled.report(), None
+        self._native = self.report
+        for compiled in (self._compiled, self._second):
+            if compiled is not None:
+                compiled.end()
+        self._compiled = self._second = None
 
 
-def _inside_training_step(trainer: Any, module: Any, call: Callable[[], Any]) -> Any:
-    """Calls with ``self.log`` knowing that it is in ``training_step``, gradients enabled, under the profiler."""
-    previous = module._current_fx_name
-    module._current_fx_name = "training_step"
-    try:
+class _Training:
+    """The two ways to train on a batch of one fit, in place of Lightning's."""
+
+    def __init__(self, callback: SideFXCompile, trainer: Any, module: Any) -> None:
+        self._callback, self._trainer, self._module = callback, trainer, module
+        self._pl = pl = Lightning(trainer)
+        defer_logging_of(pl)
+        follow_calls_of(pl.package, *map(pl.module, ("trainer.call", "plugins.precision", "profilers")))
+        loops = trainer.fit_loop.epoch_loop
+        self._automatic, self._manual = loops.automatic_optimization, loops.manual_optimization
+        self._run_natively, self._advance_natively = self._automatic.run, self._manual.advance
+        self._unpack_manual = pl.manual.ManualResult.from_training_step_output
+        self._should_accumulate = trainer.fit_loop._should_accumulate
+        self._batch = Batch()
+        self._steps: dict[str, Callable[..., Any]] = {}
+        self._looked_at: tuple[Any, ...] = ()
+        self._reason: str | None = None
+
+    def settle(self, optimizer: Any) -> str | None:
+        """Why this batch is left to Lightning; asked again when one of the objects that decide it is another."""
+        trainer, module = self._trainer, self._module
+        strategy = trainer.strategy
+        looked_at = (
+            strategy,
+            strategy.model,
+            optimizer,
+            strategy._lightning_optimizers,
+            strategy.precision_plugin,
+            trainer._detect_anomaly,
+            module.training_step,
+            self._automatic._skip_backward,
+        )
+        if looked_at != self._looked_at:
+            self._looked_at = looked_at
+            self._reason = reason_not_to(self._pl, trainer, module)
+            if self._reason is not None:
+                self._callback._warn_native(self._reason)
+            elif self._automatic._skip_backward:
+                self._reason = "the loop skips backward"
+            else:
+                self._follow_strategy()
+        return self._reason
+
+    def _follow_strategy(self) -> None:
+        """Has Lightning's optimizer wrappers hold the strategy itself for the time of the fit.
+
+        They hold it by a weak proxy, which stands for another object, and the step could not be followed through it.
+        """
+        for wrapper in self._trainer.strategy._lightning_optimizers:
+            if type(wrapper._strategy) in ProxyTypes:
+                self._callback._replace(wrapper, "_strategy", self._trainer.strategy)
+
+    def run(self, optimizer: Any, batch_idx: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """``_AutomaticOptimization.run``."""
+        reason = self.settle(optimizer)
+        if reason is not None:
+            self._callback._count_native(reason)
+            return self._run_natively(optimizer, batch_idx, kwargs)  # type: ignore[no-any-return]
+        trainer = self._trainer
+        step = self._steps.get("automatic") or self._captured("automatic", automatic_step)
+        zero = batch_idx % trainer.accumulate_grad_batches == 0
+        update = not self._should_accumulate()
+        self._batch.begin(self._module, trainer.current_epoch, batch_idx, kwargs)
+        counted = self._automatic.optim_progress.optimizer.step
+        if update:
+            counted.increment_ready()
         with trainer.profiler.profile("[SideFXCompile]training_step"):
-            if torch.is_grad_enabled():
-                return call()
-            with torch.enable_grad():
-                return call()
-    finally:
-        module._current_fx_name = previous
+            output = step(zero, update, *kwargs.values())
+        if update:
+            counted.increment_completed()
+        return output  # type: ignore[no-any-return]
+
+    def advance(self, kwargs: dict[str, Any]) -> None:
+        """``_ManualOptimization.advance``."""
+        reason = self.settle(self._trainer.optimizers[0] if self._trainer.optimizers else None)
+        if reason is not None:
+            self._callback._count_native(reason)
+            return self._advance_natively(kwargs)  # type: ignore[no-any-return]
+        trainer = self._trainer
+        step = self._steps.get("manual") or self._captured("manual", manual_step)
+        batch_idx = kwargs.get("batch_idx", 0)
+        self._batch.begin(self._module, trainer.current_epoch, batch_idx, kwargs)
+        with trainer.profiler.profile("[SideFXCompile]training_step"):
+            output = step(*kwargs.values())
+        self._manual._output = self._unpack_manual(output).asdict()
+        return None
+
+    def _captured(self, kind: str, make: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+        step = make(self._pl, self._trainer, self._module, self._batch)
+        self._steps[kind] = self._callback._compile(step, self._module)
+        return self._steps[kind]
+
+
+class _InPlaceOf:
+    """Stands for a loop's method while a fit runs; a copy of the loop, or a pickled one, has its own method again."""
+
+    def __init__(self, loop: Any, name: str, call: Callable[..., Any]) -> None:
+        self._loop, self._name, self._call = loop, name, call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _own_method, (self._loop, self._name)
+
+
+def _own_method(loop: Any, name: str) -> Any:
+    return getattr(type(loop), name).__get__(loop)
 
 
 def _name(module: Any) -> str:

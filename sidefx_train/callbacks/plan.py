@@ -1,49 +1,28 @@
-"""Lightning's automatic optimization of one batch, written as one plain function.
+"""Lightning's optimization of one batch, written as one plain function.
 
-Lightning spreads a batch over closures, a strategy, a precision plugin and hooks. :func:`automatic_step` puts the same
-calls in the same order into one function that can be captured; :func:`manual_step` does it for
-``automatic_optimization=False``. :func:`reason_not_to` names what neither of them reproduces. Whatever the user has not
-overridden is left out of the function, so that nothing of Lightning's bookkeeping is read while the step replays.
-
-The order is that of ``lightning.pytorch.loops.optimization.automatic`` and ``plugins.precision.precision``: training
-step, loss scaling, zero_grad, backward, ``on_before_optimizer_step``, clipping, update.
+Lightning spreads a batch over closures, a strategy, a precision plugin and hooks. :func:`automatic_step` and
+:func:`manual_step` call the same pieces in the same order from one function that can be captured, without the loop's
+arithmetic on batch numbers. Hooks, callbacks, methods and options are looked up where Lightning looks them up, at each
+call and inside the function: what is replaced or set later fails a guard. :func:`reason_not_to` names every setting
+that is left to Lightning's own path.
 """
 
 from __future__ import annotations
 
 import dis
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from lightning_utilities.core.overrides import is_overridden
+
+from sidefx_train.callbacks.calls import count
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Import names of Lightning; both are the same code with classes of their own."""
-
-_ONE_CLOSURE_CALL: frozenset[type] = frozenset(
-    getattr(torch.optim, name)
-    for name in (
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "ASGD",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-    )
-    if hasattr(torch.optim, name)
-)
-"""Optimizers whose ``step(closure)`` calls the closure once, first: the closure may then run before ``step()``."""
 
 
 class Lightning:
@@ -58,10 +37,6 @@ class Lightning:
 
     def module(self, name: str) -> ModuleType:
         return importlib.import_module(f"{self.package}.{name}")
-
-    @property
-    def callback(self) -> type:
-        return self.module("callbacks").Callback
 
     @property
     def lightning_module(self) -> type:
@@ -113,206 +88,7 @@ def reason_not_to(pl: Lightning, trainer: Any, module: Any) -> str | None:
             optimizer, pl.module("core.optimizer")._MockOptimizer
         ):
             return f"{type(optimizer).__name__} is not a torch optimizer"
-    clips_mixed = (
-        module.automatic_optimization and type(precision) is plugins.MixedPrecision and trainer.gradient_clip_val
-    )
-    if clips_mixed and getattr(trainer.optimizers[0], "_step_supports_amp_scaling", False):
-        return "Lightning refuses to clip gradients of a fused optimizer in mixed precision"
     return None
-
-
-@dataclass(frozen=True)
-class _Hook:
-    """User overrides of one hook, in Lightning's order: callbacks first, then the module.
-
-    While one runs, ``self.log`` must know in which hook it is, as Lightning arranges it.
-    """
-
-    module: Any
-    name: str
-    calls: tuple[Callable[..., Any], ...]
-    leading: tuple[tuple[Any, ...], ...]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        previous = self.module._current_fx_name
-        self.module._current_fx_name = self.name
-        for call, first in zip(self.calls, self.leading, strict=True):
-            call(*first, *args, **kwargs)
-        self.module._current_fx_name = previous
-
-
-def _hook(pl: Lightning, trainer: Any, module: Any, name: str) -> _Hook | None:
-    owners = [callback for callback in trainer.callbacks if is_overridden(name, callback, pl.callback)]
-    calls = [getattr(callback, name) for callback in owners]
-    leading: list[tuple[Any, ...]] = [(trainer, module)] * len(calls)
-    if is_overridden(name, module, pl.lightning_module):
-        calls.append(getattr(module, name))
-        leading.append(())
-    return _Hook(module, name, tuple(calls), tuple(leading)) if calls else None
-
-
-def _override(pl: Lightning, module: Any, name: str) -> Callable[..., Any] | None:
-    """The user's override of a LightningModule method, called as Lightning calls it; ``None`` if there is none."""
-    if not is_overridden(name, module, pl.lightning_module):
-        return None
-    return _Hook(module, name, (getattr(module, name),), ((),))
-
-
-def _context(pl: Lightning, precision: Any) -> Callable[[], AbstractContextManager[Any]] | None:
-    plugins = pl.module("plugins.precision")
-    if type(precision) is plugins.Precision:
-        return None
-    if type(precision) is plugins.MixedPrecision:
-        return precision.autocast_context_manager
-    return precision.train_step_context
-
-
-def _forward(pl: Lightning, trainer: Any, module: Any) -> Callable[..., Any]:
-    context = _context(pl, trainer.precision_plugin)
-    if context is None:
-        return module.training_step
-
-    def in_precision(*args: Any) -> Any:
-        with context():
-            return module.training_step(*args)
-
-    return in_precision
-
-
-def _backward(loss: torch.Tensor) -> None:
-    loss.backward()
-
-
-def _make_backward(pl: Lightning, trainer: Any, module: Any) -> Callable[[torch.Tensor], None]:
-    before = _hook(pl, trainer, module, "on_before_backward")
-    after = _hook(pl, trainer, module, "on_after_backward")
-    backward = _override(pl, module, "backward") or _backward
-    if before is None and after is None:
-        return backward
-
-    def with_hooks(loss: torch.Tensor) -> None:
-        if before is not None:
-            before(loss)
-        backward(loss)
-        if after is not None:
-            after()
-
-    return with_hooks
-
-
-def _make_zero_grad(pl: Lightning, trainer: Any, module: Any, optimizer: Any) -> Callable[..., None]:
-    before = _hook(pl, trainer, module, "on_before_zero_grad")
-    override = _override(pl, module, "optimizer_zero_grad")
-
-    def zero_grad(epoch: int, batch_idx: int) -> None:
-        if before is not None:
-            before(optimizer)
-        if override is not None:
-            override(epoch, batch_idx, optimizer)
-        else:
-            optimizer.zero_grad()
-
-    return zero_grad
-
-
-def _make_before_update(pl: Lightning, trainer: Any, module: Any, optimizer: Any) -> Callable[[], None] | None:
-    """Hooks and clipping between backward and update."""
-    before = _hook(pl, trainer, module, "on_before_optimizer_step")
-    override = _override(pl, module, "configure_gradient_clipping")
-    value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-    clip: Callable[[], None] | None = None
-    if override is not None:
-
-        def clip() -> None:
-            override(optimizer, gradient_clip_val=value, gradient_clip_algorithm=algorithm)
-
-    elif value is not None and value > 0:
-        by_value = algorithm is not None and str(getattr(algorithm, "value", algorithm)).lower() == "value"
-
-        def clip() -> None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            if by_value:
-                torch.nn.utils.clip_grad_value_(parameters, value)
-            else:
-                torch.nn.utils.clip_grad_norm_(parameters, value)
-
-    if before is None:
-        return clip
-    if clip is None:
-        return lambda: before(optimizer)
-    after = clip
-
-    def hooks_then_clip() -> None:
-        before(optimizer)
-        after()
-
-    return hooks_then_clip
-
-
-def _detached(value: Any) -> Any:
-    """``value`` with every tensor in it cut from the autograd graph, which ends with the step."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if type(value) is dict:
-        return {key: _detached(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_detached(item) for item in value])
-    return value
-
-
-def automatic_step(pl: Lightning, trainer: Any, module: Any) -> Callable[..., Any]:
-    """``step(zero, update, normalize, epoch, batch_idx, *args)``: one batch of automatic optimization.
-
-    Args of the step: whether gradients are zeroed first, whether the optimizer steps, by what the loss is divided, the
-    epoch and batch index for hooks that want them (0 where no hook does), and the arguments of ``training_step``. It
-    returns what Lightning hands to ``on_train_batch_end``, or ``None`` if ``training_step`` returned ``None``.
-    """
-    optimizer = trainer.optimizers[0]
-    forward = _forward(pl, trainer, module)
-    zero_grad = _make_zero_grad(pl, trainer, module, optimizer)
-    backward = _make_backward(pl, trainer, module)
-    before_update = _make_before_update(pl, trainer, module, optimizer)
-    unpack = pl.automatic.ClosureResult.from_training_step_output
-
-    def loss_and_gradients(zero: bool, normalize: int, epoch: int, batch_idx: int, args: Sequence[Any]) -> Any:
-        output = forward(*args)
-        if isinstance(output, torch.Tensor):
-            loss, extra = output, None
-        else:
-            result = unpack(output)
-            loss, extra = result.closure_loss, result.extra
-        kept = None
-        if loss is not None:
-            if normalize != 1:
-                loss = loss / normalize
-            kept = {"loss": loss.detach().clone()}
-            if extra:
-                kept.update(_detached(extra))
-        if zero:
-            zero_grad(epoch, batch_idx)
-        if loss is not None:
-            backward(loss)
-        return kept
-
-    if not _needs_closure(pl, module, optimizer):
-
-        def sidefx_step(
-            zero: bool, update: bool, normalize: int, epoch: int, batch_idx: int, *args: Any
-        ) -> dict[str, Any] | None:
-            kept = loss_and_gradients(zero, normalize, epoch, batch_idx, args)
-            if update:
-                if before_update is not None:
-                    before_update()
-                optimizer.step()
-            return kept
-
-        return sidefx_step
-    return _closure_step(pl, trainer, module, loss_and_gradients, before_update)
-
-
-def needs_indices(pl: Lightning, module: Any) -> bool:
-    """Whether a hook inside the step is handed the epoch and the batch index."""
-    return any(is_overridden(name, module, pl.lightning_module) for name in ("optimizer_step", "optimizer_zero_grad"))
 
 
 def ignores_argument(function: Any, position: int) -> bool:
@@ -341,79 +117,111 @@ def _with_pairs(code: CodeType) -> Iterator[Any]:
             yield instruction
 
 
-def _needs_closure(pl: Lightning, module: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it can be seen that Lightning runs the step inside ``optimizer.step(closure)``."""
-    return (
-        is_overridden("optimizer_step", module, pl.lightning_module)
-        or type(optimizer) not in _ONE_CLOSURE_CALL
-        or bool(optimizer._optimizer_step_pre_hooks)
-    )
+def _detached(value: Any) -> Any:
+    """``value`` with every tensor in it cut from the autograd graph, which ends with the step."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if type(value) is dict:
+        return {key: _detached(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_detached(item) for item in value])
+    return value
 
 
-def _closure_step(
-    pl: Lightning,
-    trainer: Any,
-    module: Any,
-    loss_and_gradients: Callable[..., Any],
-    before_update: Callable[[], None] | None,
-) -> Callable[..., Any]:
-    """The step for an overridden ``optimizer_step`` or an optimizer that may call its closure as it likes."""
-    optimizer = trainer.optimizers[0]
-    override = _override(pl, module, "optimizer_step")
-    error = pl.module("utilities.exceptions").MisconfigurationException
-    wrapper = pl.module("core.optimizer").LightningOptimizer
+@dataclass
+class Batch:
+    """What a step may ask about the batch; read only where something asks, since both numbers change with every call.
 
-    def then_before_update(closure: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
-            result = closure()
-            if before_update is not None:
-                before_update()
-            return result
+    Attributes:
+        epoch: ``trainer.current_epoch``.
+        batch_idx: index of the batch.
+        step_function: function of ``training_step`` before the step.
+        unused: that function never looks at its batch index, in place of which it gets 0.
+    """
 
-        return run
+    epoch: int = 0
+    batch_idx: int = 0
+    step_function: Any = None
+    unused: bool = False
 
-    class DirectOptimizer(wrapper):  # type: ignore[misc, valid-type]
-        """Lightning's wrapper without the way through strategy and precision plugin, which add nothing here."""
+    def begin(self, module: Any, epoch: int, batch_idx: int, kwargs: dict[str, Any]) -> None:
+        """Notes a new batch and takes its index out of the arguments where nobody looks at it."""
+        self.epoch, self.batch_idx = epoch, batch_idx
+        training_step = module.training_step
+        function = getattr(training_step, "__func__", training_step)
+        if function is not self.step_function:
+            self.step_function, self.unused = function, ignores_argument(training_step, 2)
+        if self.unused and len(kwargs) == 2:
+            kwargs["batch_idx"] = 0
 
-        def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-            return optimizer.step(closure=then_before_update(closure or (lambda: None)), **kwargs)
+    def complete(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Puts the index back where ``training_step`` was replaced in the step itself."""
+        if self.unused and len(args) == 2:
+            training_step = module.training_step
+            if getattr(training_step, "__func__", training_step) is not self.step_function:
+                return args[0], self.batch_idx
+        return args
 
-    handed_over = DirectOptimizer(optimizer)
 
-    def sidefx_step(
-        zero: bool, update: bool, normalize: int, epoch: int, batch_idx: int, *args: Any
-    ) -> dict[str, Any] | None:
-        kept: dict[str, Any] | None = None
-        ran = False
+def automatic_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Callable[..., Any]:
+    """``step(zero, update, *args)``: one batch of automatic optimization.
 
-        def closure() -> torch.Tensor | None:
-            nonlocal kept, ran
-            with torch.enable_grad():
-                kept = loss_and_gradients(zero, normalize, epoch, batch_idx, args)
-            ran = True
-            return None if kept is None else kept["loss"]
+    Args of the step: whether gradients are zeroed first, whether the optimizer steps, and the arguments of
+    ``training_step``. It returns what Lightning hands to ``on_train_batch_end``. Updates are counted around the step,
+    as Lightning counts them.
+    """
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
+    closure_class, call = pl.automatic.Closure, pl.module("trainer.call")
+    base, unpack = pl.lightning_module, loop.output_result_cls.from_training_step_output
 
-        if not update:
-            closure()
-        elif override is not None:
-            override(epoch, batch_idx, handed_over, closure)
+    def numbers(name: str) -> tuple[int, int]:
+        """Epoch and batch index for a method; Lightning's own never look at them."""
+        if getattr(getattr(module, name), "__func__", None) is getattr(base, name):
+            return 0, 0
+        return batch.epoch, batch.batch_idx
+
+    def training_step(args: tuple[Any, ...]) -> Any:
+        output = call._call_strategy_hook(trainer, "training_step", *batch.complete(module, args))
+        trainer.strategy.post_training_step()
+        return unpack(output, trainer.accumulate_grad_batches)
+
+    def zero_grad(optimizer: Any) -> None:
+        progress = loop.optim_progress.optimizer.zero_grad
+        count(progress, "increment_ready")
+        call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
+        call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
+        count(progress, "increment_started")
+        name = "optimizer_zero_grad"
+        call._call_lightning_module_hook(trainer, name, *numbers(name), optimizer)
+        count(progress, "increment_completed")
+
+    def sidefx_step(zero: bool, update: bool, *args: Any) -> dict[str, Any]:
+        optimizer = trainer.optimizers[0]
+        closure = closure_class(
+            step_fn=partial(training_step, args),
+            backward_fn=loop._make_backward_fn(optimizer),
+            zero_grad_fn=partial(zero_grad, optimizer) if zero else None,
+        )
+        if update:
+            wrapper, name = trainer.strategy._lightning_optimizers[0], "optimizer_step"
+            call._call_lightning_module_hook(trainer, name, *numbers(name), wrapper, closure)
         else:
-            optimizer.step(closure=then_before_update(closure))
-        if not ran:
-            raise error(
-                "The closure hasn't been executed. HINT: did you call `optimizer_closure()` in your `optimizer_step` "
-                "hook? It could also happen because the `optimizer.step(optimizer_closure)` call did not execute it."
-            )
-        return kept
+            closure()
+        result = closure.consume_result()
+        if result.loss is None:
+            return {}
+        return {"loss": result.loss, **_detached(result.extra)}
 
     return sidefx_step
 
 
-def manual_step(pl: Lightning, trainer: Any, module: Any) -> Callable[..., Any]:
+def manual_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Callable[..., Any]:
     """``step(*args)``: ``training_step`` of a module with ``automatic_optimization=False``; tensors come detached."""
-    forward = _forward(pl, trainer, module)
+    call = pl.module("trainer.call")
 
     def sidefx_step(*args: Any) -> Any:
-        return _detached(forward(*args))
+        output = call._call_strategy_hook(trainer, "training_step", *batch.complete(module, args))
+        trainer.strategy.post_training_step()
+        return _detached(output)
 
     return sidefx_step

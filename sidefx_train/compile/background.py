@@ -66,6 +66,10 @@ class Job:
         """
         raise NotImplementedError
 
+    def end(self) -> None:
+        """Ends the work, whose result nobody wants any more; returns when nothing of it runs."""
+        raise NotImplementedError
+
 
 def start(captured: Captured, checks: dict[str, Any], config: CompileConfig) -> Job:
     """Begins to compile a captured graph; called between two steps."""
@@ -105,7 +109,8 @@ class _Thread(Job):
         self._executable: Executable | None = None
         self._error: Exception | None = None
         self._finished = threading.Event()
-        threading.Thread(target=self._run, name="sidefx-warmup", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="sidefx-warmup", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -120,6 +125,9 @@ class _Thread(Job):
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._finished.wait(timeout)
+
+    def end(self) -> None:
+        self._thread.join()  # a thread cannot be stopped
 
     def result(self) -> Executable:
         self.wait()
@@ -159,6 +167,9 @@ class _Process(Job):
         while not self.done() and (end is None or time.perf_counter() < end):
             time.sleep(0.005)
         return self.done()
+
+    def end(self) -> None:
+        self._end()
 
     def result(self) -> Executable:
         self.wait()

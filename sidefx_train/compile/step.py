@@ -157,6 +157,13 @@ class CompiledStep:
         if not self._is_part:
             self._parts = Parts(self._make_part)
 
+    def end(self) -> None:
+        """Ends what is compiled for this step beside the training; what has been captured stays in use."""
+        for step in (self, *(self._parts.steps() if not self._is_part else [])):
+            job, step._job = step._job, None
+            if job is not None:
+                job.end()
+
     def _forget_jobs(self) -> None:
         self._job: Job | None = None
         self._job_trigger: Missed | None = None
@@ -450,6 +457,8 @@ class CompiledStep:
             self._report.record_break(error.code, error.reason, error.location)
             if not self._in_parts:
                 raise
+            stop = CaptureFailed(error.code, error.reason, error.location, None)
+            self._warn(stop, (stop.code, stop.reason), "was not compiled beside the training")
             if job.captured.learned.dynamic or job.captured.learned.all_dynamic:
                 self._learned, self._exact = replace(self._learned, dynamic=frozenset(), all_dynamic=False), True
             else:

@@ -164,5 +164,12 @@ def parity(
     return native, ours
 
 
+def quiet_trainer(folder: Path, **options: Any) -> Any:
+    """A Trainer of one epoch that shows and keeps nothing."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+    quiet |= {"enable_model_summary": False, "default_root_dir": folder, "accelerator": "cpu", "max_epochs": 1}
+    return pl.Trainer(**{**quiet, **options})
+
+
 def _numbers(row: dict[str, str]) -> dict[str, Any]:
     return {key: float(value) if value else None for key, value in row.items()}

@@ -116,9 +116,8 @@ def test_deferred_log_is_the_log_of_the_hook(tmp_path):
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
             if self.late:
-                deferred_log(
-                    self, "training_step", ("loss", self.kept), {"on_step": True, "on_epoch": True, "prog_bar": True}
-                )
+                how = {"on_step": True, "on_epoch": True, "prog_bar": True}
+                deferred_log(pl.LightningModule.log, self, "training_step", ("loss", self.kept), how)
 
     class Later(Late):
         late = True

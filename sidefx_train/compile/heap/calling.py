@@ -657,6 +657,11 @@ class CallingWorld:
         if args and policy.moves_object(fn):
             self.moved_later[id(args[0])] = policy.describe(fn)
 
+    def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
+        """Replays ``fn(*args)``, which changes its first argument, after the graph; who reads that first breaks it."""
+        self.defer(fn, args, {})
+        self.moved_later[id(args[0])] = what
+
     def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
         """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
         self.defer(fn, args, kwargs)

@@ -1083,6 +1083,23 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def has_no_derivative(node: Any) -> bool:
+    """True for the autograd node of an operator that has no derivative."""
+    return str(node.name()).endswith("NotImplemented")
+
+
+def decomposition_of(operator: Any) -> Callable[..., Any]:
+    """A function of other operators that computes what ``operator`` does, or itself."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table.get(operator, operator)  # type: ignore[no-any-return]
+
+
+def running_backward() -> int:
+    """The number of the backward that is running."""
+    return int(torch._C._current_graph_task_id())
+
+
 def running_node() -> str:
     """The name of the node of the autograd graph whose derivative is being computed."""
     node = torch._C._current_autograd_node()

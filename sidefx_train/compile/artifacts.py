@@ -37,6 +37,12 @@ name and by its place in the order of the forward."""
 FORWARD = "sidefx_forward"
 """In ``meta`` of any other node: the place of the autograd node that was made last, its own if it has one."""
 
+ORIGIN = "sidefx_origin"
+"""In ``meta`` of a node of the forward that a backward reads: its name in the graph that was recorded."""
+
+SAME = "sidefx_same"
+"""In ``meta`` of an alias that only tells apart the gradients of two outputs of an autograd node; no graph keeps it."""
+
 UNSEEN = "sidefx_unseen"
 """In ``meta`` of a node that writes while autograd is off: ``"no_grad"`` or ``"inference"``."""
 

@@ -53,6 +53,47 @@ def _register_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
     return world.defer_for_result(torch.Tensor.register_hook, args, kwargs)
 
 
+@registry.intercept(torch.no_grad.__enter__)
+def _enter_no_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In a backward, autograd is off already, unless a derivative of a higher order is asked for."""
+    observer = _observer(world)
+    if observer is not None:
+        observer.switched_off += 1
+    return ABSENT
+
+
+@registry.intercept(torch.no_grad.__exit__)
+def _exit_no_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _observer(world)
+    if observer is not None:
+        observer.switched_off = max(0, observer.switched_off - 1)
+        observer.may_ask = True
+    return ABSENT
+
+
+@registry.intercept(torch.enable_grad.__enter__)
+def _enter_enable_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _observer(world)
+    if observer is not None:
+        observer.may_ask = True
+    return ABSENT
+
+
+@registry.intercept(torch.is_grad_enabled)
+def _is_grad_enabled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _observer(world)
+    if observer is not None:
+        if not observer.switched_off and not observer.may_ask:
+            observer.problem = "Python that its backward runs asks whether autograd is on (as once_differentiable does)"
+        observer.may_ask = False
+    return ABSENT
+
+
+def _observer(world: TraceWorld) -> Any:
+    """What listens to a backward that is recorded, where autograd is off in it."""
+    return None if torch.is_grad_enabled() else world.tracer.proxy_mode.observer
+
+
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
     return args[position] if len(args) > position else kwargs.get(name)
 

@@ -66,6 +66,7 @@ class RepeatingMode(compat.RecordingMode):
 
     Attributes:
         grad_switched: an operation was recorded with autograd off.
+        observer: is told of each operation and its arguments, if there is one.
         cursors: by type of device, the next draw to repeat; absent while new numbers are drawn.
     """
 
@@ -74,6 +75,7 @@ class RepeatingMode(compat.RecordingMode):
         self.graph_tracer = tracer
         self.cursors: dict[str, int] = {}
         self.grad_switched = False
+        self.observer: Any = None
 
     def draws(self, kind: str) -> list[fx.Node]:
         """Nodes that drew new numbers, in order."""
@@ -101,6 +103,8 @@ class RepeatingMode(compat.RecordingMode):
             return super().__torch_dispatch__(func, types, args, kwargs)
         if not torch.is_grad_enabled():
             self.grad_switched = True
+        if self.observer is not None:
+            self.observer.observe(func, args, kwargs)
         if multiplies_picked(func, args):
             with self:
                 return fill_picked(*args)

@@ -10,12 +10,13 @@ from torch import fx
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.ancestry import first_of, own_counter, storage_of
-from sidefx_train.compile.artifacts import OWN, GraphInput, TracedGraph
+from sidefx_train.compile.artifacts import ORIGIN, OWN, SAME, GraphInput, TracedGraph
 from sidefx_train.compile.capture.tracer import GraphTracer, drop_profiler_nodes, turn_out_of_place
 from sidefx_train.compile.capture.vectors import drop_unused_vectors
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.graph import JointGraph, Origin, Stage
 from sidefx_train.compile.joint.saved import Saved, described, in_eager_order, looks, saved_as_results
+from sidefx_train.compile.joint.tape import Tape
 from sidefx_train.compile.joint.trace import Recorded, RecordedStage
 from sidefx_train.compile.joint.turns import Place
 from sidefx_train.compile.residual.seen import Shown
@@ -58,6 +59,11 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     }
     cutter.shown = {**{node: ("made", i) for node, i in residual.shown.items()}, **made}
     cutter.detours = [place for place, _ in recorded.detours]
+    renewed = {entry for _, entry in recorded.updates}
+    renewed |= {view.position for view in recorded.views if view.position is not None}
+    changed = (facts for facts in residual.metadata.inputs if facts.mutates_metadata or facts.changes_requires_grad)
+    renewed |= {facts.position for facts in changed if facts.requires_grad or facts.mutates_metadata}
+    cutter.renewed = renewed
     stages = [
         cutter.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
     ]
@@ -90,10 +96,6 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
                 apart = (*apart, i)
             else:
                 aliases.append((i, output))
-    renewed = {position for _, position in recorded.updates}
-    renewed |= {view.position for view in recorded.views if view.position is not None}
-    changed = (facts for facts in residual.metadata.inputs if facts.mutates_metadata or facts.changes_requires_grad)
-    renewed |= {facts.position for facts in changed if facts.requires_grad or facts.mutates_metadata}
     begins = (each for each in residual.metadata.inputs if each.changes_requires_grad and not each.requires_grad)
     traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
     return JointGraph(
@@ -178,6 +180,7 @@ class _Cutter:
         results: what the forward returns: the outputs, then what the backward needs.
         shown: views of the program, by their nodes.
         detours: what gets the gradients that take one.
+        renewed: inputs that are saved without their history.
     """
 
     def __init__(self, tracer: GraphTracer, outputs: list[fx.Node], inputs: list[fx.Node], one_by_one: bool) -> None:
@@ -187,6 +190,7 @@ class _Cutter:
         self.results = list(outputs)
         self.shown: dict[fx.Node, Shown] = {}
         self.detours: list[Place] = []
+        self.renewed: set[int] = set()
         self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def stage(self, recorded: RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
@@ -213,6 +217,8 @@ class _Cutter:
             GraphInput(node.name, "tensor", compat.fake_snapshot(fake), node.name)
             for node, fake in zip(tangents, recorded.tangents, strict=True)
         ]
+        for node in crossing:
+            node.meta[ORIGIN] = node.name
         constants = [node for node in before if node.op == "get_attr"]
         backward = _graph(tracer, [*crossing, *tangents], [*constants, *wanted], grads)
         return Stage(
@@ -224,7 +230,27 @@ class _Cutter:
             tuple(self._said(list(crossing), reads)),
             looks(reads, list(crossing), tangents, grads),
             self.one_by_one and not any(map(_goes_by_memory, wanted)),
+            self._tape(recorded, wanted, tangents, dict(zip(crossing, feeds, strict=False)), among),
         )
+
+    def _tape(
+        self,
+        recorded: RecordedStage,
+        wanted: list[fx.Node],
+        tangents: list[fx.Node],
+        feeds: dict[fx.Node, Origin],
+        among: dict[fx.Node, None],
+    ) -> Tape:
+        """The stage's backward by autograd nodes."""
+        own = {place: ("root", i) for i, place in enumerate(recorded.results)}
+        direct: dict[fx.Node, tuple[fx.Node, Any]] = {}
+        for node in {*feeds, *wanted}:
+            saved = _undetached(node, among)
+            feed: Any = feeds.get(saved)
+            if feed is not None and not (feed[0] == "input" and feed[1] in self.renewed):
+                direct[node] = saved, own.get(feed, feed)
+        grads = [(self.origin(place), self.tracer.node_of(grad)) for place, grad in recorded.grads]
+        return recorded.recorder.tape(dict.fromkeys(wanted), tangents, grads, direct)
 
     def origin(self, place: Place) -> Place:
         """What gets a gradient in the end."""
@@ -324,7 +350,8 @@ def _graph(tracer: Any, inputs: list[fx.Node], nodes: list[fx.Node], results: li
         copies[node] = graph.placeholder(node.name)
         copies[node].meta.update(node.meta)
     for node in nodes:
-        copies[node] = graph.node_copy(node, lambda used: copies[used])
+        same = copies[node.all_input_nodes[0]] if SAME in node.meta else None
+        copies[node] = graph.node_copy(node, lambda used: copies[used]) if same is None else same
     graph.output(tuple(copies[node] for node in results))
     for node in list(graph.nodes):
         if node.op == "get_attr" and not node.users:

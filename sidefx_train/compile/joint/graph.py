@@ -9,6 +9,7 @@ import torch
 
 from sidefx_train.compile.artifacts import TracedGraph
 from sidefx_train.compile.joint.saved import Look, Saved
+from sidefx_train.compile.joint.tape import Tape
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.replay import CustomView, LiveView
 from sidefx_train.compile.residual.seen import Seen
@@ -30,6 +31,7 @@ class Stage:
         saved: what eager says of the inputs of the backward, tangents apart, where they were changed.
         looks: which of them eager looks at on the way from a tangent to a gradient.
         any_layout: tangents are taken as they come: eager adds up their elements in the order of their memory.
+        tape: the same backward node by node, for derivatives of a higher order.
     """
 
     backward: TracedGraph
@@ -40,6 +42,7 @@ class Stage:
     saved: tuple[Saved, ...]
     looks: tuple[Look, ...]
     any_layout: bool
+    tape: Tape
 
 
 @dataclass(frozen=True)

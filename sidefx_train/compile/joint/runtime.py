@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.joint.graph import JointGraph, Stage
+from sidefx_train.compile.joint.higher_order import TapeRunner, differentiated, link_to, refuse_derivative
 from sidefx_train.compile.joint.saved import in_eagers_words
 from sidefx_train.compile.joint.turns import Place, Point
 from sidefx_train.compile.residual.autograd import custom_view, passing
 from sidefx_train.compile.residual.replay import CustomView, LiveView, replay
 from sidefx_train.compile.residual.seen import Seen
-from sidefx_train.errors import SideFXError, UnfinishedError
+from sidefx_train.errors import UnfinishedError
 
 
 class _CapturedPart(torch.autograd.Function):
@@ -26,6 +27,7 @@ class _CapturedPart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: _Backward, args: list[Any], results: list[Any], *entrances: torch.Tensor) -> Any:
         saved = [args[i] if kind == "input" else results[i] for kind, i in part.stage.feeds if kind != "tangent"]
+        saved += [results[i] for i in part.saved_results]
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
         ctx.versions = [value._version if isinstance(value, torch.Tensor) else 0 for value in saved]
         ctx.numbers = {i: value for i, value in enumerate(saved) if not isinstance(value, torch.Tensor)}
@@ -33,23 +35,66 @@ class _CapturedPart(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.part = part
         ctx.seen = part.seen.now
+        if part.unsaved:
+            ctx.links = {i: link_to(entrances[i]) for i in part.unsaved if entrances[i].grad_fn is not None}
         return tuple(results[i] for i in part.stage.results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        part: _Backward = ctx.part
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
         given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx, missing))]
+        if torch.is_grad_enabled():
+            return (None, None, None, *_differentiable(ctx, given, tangents, missing))
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
-        with torch.no_grad():
-            fixed = not part.stage.any_layout
-            given += [layout.fit(tangent, fixed) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
-            run = part.cast if part.cast is not None and compat.autocast_enabled() else part.run
-            grads = list(run(given))
-        for i, made_of in enumerate(part.stage.depends):
-            if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
-                grads[i] = None
-        return (None, None, None, *(_once(grads) if torch.is_grad_enabled() else grads))
+        return (None, None, None, *_computed(ctx, given, tangents, missing))
+
+
+def _computed(
+    ctx: Any, given: list[Any], tangents: Sequence[torch.Tensor | None], missing: set[int]
+) -> list[torch.Tensor | None]:
+    """The gradients, by the compiled backward."""
+    part: _Backward = ctx.part
+    del given[len(part.stage.saved) :]
+    with torch.no_grad():
+        fixed = not part.stage.any_layout
+        given += [layout.fit(tangent, fixed) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
+        run = part.cast if part.cast is not None and compat.autocast_enabled() else part.run
+        grads = list(run(given))
+    for i, made_of in enumerate(part.stage.depends):
+        if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
+            grads[i] = None
+    return grads
+
+
+def _differentiable(
+    ctx: Any, saved: list[Any], tangents: Sequence[torch.Tensor | None], missing: set[int]
+) -> list[torch.Tensor | None]:
+    """The gradients, with a history of their own."""
+    part: _Backward = ctx.part
+    links = ctx.links if part.unsaved else {}
+    entrances = [_entrance(ctx, i, links, saved) for i in range(len(ctx.next_functions))]
+    if part.stage.tape.problem:
+        reached = [*saved, *(tangent for tangent in tangents if tangent is not None)]
+        return refuse_derivative(part.stage.tape.problem, reached, entrances, _computed(ctx, saved, tangents, missing))
+    if not part.stage.any_layout:
+        laid_out = zip(tangents, ctx.outputs, strict=True)
+        tangents = [None if tangent is None else layout.fit(tangent, True) for tangent, layout in laid_out]
+    asked = [node is not None and compat.is_asked_for(node) for node, _ in ctx.next_functions]
+    count = len(part.stage.saved)
+    numbers = {result: number for number, result in enumerate(part.stage.results)}
+    outputs = {numbers[i]: made for i, made in zip(part.saved_results, saved[count:], strict=True)}
+    return differentiated(part.tape_runner, saved[:count], outputs, links, entrances, tangents, asked)
+
+
+def _entrance(ctx: Any, i: int, links: dict[int, torch.Tensor], saved: list[Any]) -> torch.Tensor | None:
+    """What leads to the place of a gradient: the tensor itself, where something keeps it, or a link."""
+    node, _ = ctx.next_functions[i]
+    if node is None:
+        return None
+    if hasattr(node, "variable"):
+        return node.variable  # type: ignore[no-any-return]
+    kept = ctx.part.kept.get(i)
+    return links[i] if kept is None else saved[kept]
 
 
 def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
@@ -100,23 +145,6 @@ class _Update(torch.autograd.Function):
         return None, *grads
 
 
-class _FirstOrderOnly(torch.autograd.Function):
-    """Passes gradients on; differentiating them is an error."""
-
-    @staticmethod
-    def forward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return tuple(map(compat.alias_unseen, grads))
-
-    @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        reason = (
-            "a gradient that went through a captured function is differentiated once more (create_graph=True): the "
-            "captured backward has no backward of its own. Capture the function that asks for the gradient, "
-            "torch.autograd.grad included, or leave this function uncaptured"
-        )
-        raise SideFXError("SFX107", reason)
-
-
 def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor, with its version counter, as another in it shows it."""
     if memory.dtype != like.dtype:
@@ -139,13 +167,6 @@ _detour = passing("Detour", compat.alias_unseen)
 """A tensor by way of a node of its own: what comes that way is added to its gradient when that node's turn has come."""
 
 
-def _once(grads: list[Any]) -> list[Any]:
-    """Gradients made with ``create_graph``: whatever they are used for, they must not pass for constants."""
-    held = {i: grad.detach().requires_grad_() for i, grad in enumerate(grads) if isinstance(grad, torch.Tensor)}
-    made = iter(_FirstOrderOnly.apply(*held.values()) if held else ())
-    return [next(made) if i in held else grad for i, grad in enumerate(grads)]
-
-
 @dataclass(frozen=True)
 class _Backward:
     """A part of the backward, compiled; the list it is given may be emptied.
@@ -155,12 +176,41 @@ class _Backward:
         run: the compiled graph.
         cast: the graph under the autocast of the caller, for where one is on; without it, what was compiled runs then.
         seen: which tensors of the program are what it saves.
+        renewed: inputs that are saved without their history.
+        apart: results whose memory is saved with another version counter.
     """
 
     stage: Stage
     run: Callable[[list[Any]], Sequence[Any]]
     cast: Callable[[list[Any]], Sequence[Any]] | None
     seen: Seen
+    renewed: frozenset[Place]
+    apart: frozenset[int]
+
+    @cached_property
+    def tape_runner(self) -> TapeRunner:
+        """Runs the same backward operation by operation, under autograd."""
+        return TapeRunner(self.stage)
+
+    @cached_property
+    def kept(self) -> dict[int, int]:
+        """For entrances that are saved, with their history: which of what is saved they are."""
+        feeds = {feed: i for i, feed in enumerate(self.stage.feeds) if feed[0] != "tangent"}
+        places: list[Any] = list(self.stage.entrances)
+        return {i: feeds[place] for i, place in enumerate(places) if place in feeds and place not in self.renewed}
+
+    @cached_property
+    def unsaved(self) -> tuple[int, ...]:
+        """Entrances that are not: where one has a history, something must lead to it when the node runs."""
+        return tuple(i for i in range(len(self.stage.entrances)) if i not in self.kept)
+
+    @cached_property
+    def saved_results(self) -> tuple[int, ...]:
+        """Results that are saved as results too, besides what is saved in their memory: hooks are theirs."""
+        tape = self.stage.tape
+        roots = dict(zip(tape.roots, self.stage.results, strict=bool(tape.roots)))
+        sources = {edge for node, edge in tape.sources.items() if node not in tape.direct}
+        return tuple(sorted({roots[edge] for edge in sources if edge in roots} - self.apart))
 
 
 class Joined:
@@ -183,7 +233,11 @@ class Joined:
         self.graph = graph
         self.forward = forward.run
         compiled = [done.run for done in backwards]
-        self.parts = [_Backward(*each, graph.seen) for each in zip(graph.stages, compiled, casting, strict=True)]
+        renewed = frozenset[Place](("input", i) for i in graph.renewed)
+        shared = {output for _, output in graph.aliases}
+        apart = frozenset(i for i in range(graph.outputs) if i not in shared)
+        joined = zip(graph.stages, compiled, casting, strict=True)
+        self.parts = [_Backward(*each, graph.seen, renewed, apart) for each in joined]
         self.leaves_marks = graph.forward.uses_rng or any(each.writes for each in graph.forward.inputs)
         self.detours: dict[Point, list[int]] = {}
         for i, (_, before) in enumerate(graph.detours):

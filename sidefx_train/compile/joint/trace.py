@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.ancestry import edge_of, edges_behind, own_counter, storage_of
@@ -17,6 +17,7 @@ from sidefx_train.compile.heap.effects import observe
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.joint.contributions import Uses, contributions
 from sidefx_train.compile.joint.shared import Hidden, shared_values
+from sidefx_train.compile.joint.tape import TapeRecorder
 from sidefx_train.compile.joint.turns import Place, Point, in_turn, times
 from sidefx_train.compile.residual.replay import LiveView
 
@@ -37,6 +38,7 @@ class RecordedStage:
         end: its last node.
         grads: (what it belongs to, gradient).
         reach: for what gradients belong to, from which results autograd comes there.
+        recorder: noted which autograd node each operation belongs to.
     """
 
     results: tuple[Place, ...]
@@ -45,6 +47,7 @@ class RecordedStage:
     end: fx.Node
     grads: tuple[tuple[Place, torch.Tensor], ...]
     reach: dict[Place, frozenset[int]]
+    recorder: TapeRecorder
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,14 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
             fakes |= {("hidden", i): each for i, each in enumerate(met)}
             tangents |= {("hidden", i): tracer.add_tangent(like, len(tangents) + i) for i, like in enumerate(hidden)}
             levels, ready = _levels(fakes, ends)
+    leaves = {id(shadow): (edge.node, edge.output_nr) for shadow, edge in _leaves(world, inputs)}
     for results, earlier in levels:
         entrances: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
         entrances += [(place, _edge(fakes[place])) for place in earlier]
         begin = tracer.last_node()
         roots, given = [fakes[place] for place in results], tuple(tangents[place] for place in results)
+        ended = {(edge.node, edge.output_nr): place for place, edge in entrances}
+        recorder = TapeRecorder(tracer, [edge_of(root) for root in roots], ended, leaves)
         try:
             with (
                 torch.enable_grad(),
@@ -116,6 +122,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
                 _without_gradients(values),
                 _stopping_at([edge for _, edge in entrances]),
                 contributions(roots, [edge for _, edge in entrances]) as parts,
+                recorder.recording(),
                 world.reads.heard(),
             ):
                 edges = [edge for _, edge in entrances]
@@ -124,13 +131,15 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         except RuntimeError as error:
             first = str(error).splitlines()[0]
             world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
+        end = tracer.last_node()
+        _record_beside(world, recorder, values)
         grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
         if not grads:
             world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
         reach = _reach(
             [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in entrances}
         )
-        recorded.append(RecordedStage(results, given, begin, tracer.last_node(), tuple(grads), reach))
+        recorded.append(RecordedStage(results, given, begin, end, tuple(grads), reach, recorder))
         uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
     changed = before.diff(observe(world))
     if changed:
@@ -149,6 +158,37 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
         recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
     return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
+
+
+def _record_beside(world: TraceWorld, recorder: TapeRecorder, values: list[Any]) -> None:
+    """Records the backward of saved tensors that is on no way from the results, up to where it joins one."""
+    begun = recorder.unreached()
+    if not begun:
+        return
+    tracer = world.tracer
+    ends = [GradientEdge(*edge) for edge in recorder.known()]
+    other = TapeRecorder(
+        tracer, begun, {edge: ("hidden", i) for i, edge in enumerate(recorder.known())}, recorder.leaves
+    )
+    try:
+        with torch.no_grad():
+            given = [Hidden(*edge).empty() for edge in begun]
+        if any(each is None for each in given):
+            return
+        other.begin = tracer.last_node()
+        with (
+            torch.enable_grad(),
+            compat.autocast_off(),
+            _without_hooks(world),
+            _without_gradients(values),
+            _stopping_at(ends),
+            other.recording(),
+        ):
+            asked = [GradientEdge(*edge) for edge in begun]
+            torch.autograd.grad(asked, ends, given, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # a second derivative will say that it cannot be had
+        return
+    recorder.beside = other, [tracer.node_of(each) for each in given]
 
 
 def _is_quiet(world: TraceWorld, position: int) -> bool:
@@ -345,6 +385,13 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
             world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, is not of the shape of its history")
         found.append((facts.position, record.edge if record.edge is not None else get_gradient_edge(record.shadow)))
     return found
+
+
+def _leaves(world: TraceWorld, inputs: list[tuple[int, Any]]) -> list[tuple[torch.Tensor, Any]]:
+    """Shadows of leaves, with the edges that lead to them."""
+    records = [world.heap.by_real[id(world.tracer.real_inputs[position])] for position, _ in inputs]
+    found = [(record.shadow, edge) for record, (_, edge) in zip(records, inputs, strict=True)]
+    return [(shadow, edge) for shadow, edge in found if shadow.grad_fn is None]
 
 
 def _is_out_of_date(record: TensorRecord) -> bool:

@@ -2363,6 +2363,11 @@ UNHASHABLE_NUMBER = ("unhashable type: non-nested SymInt",)
 # --- hooks -------------------------------------------------------------------------------------------------------
 
 
+def gradient_reducer() -> type | None:
+    """The class in C++ that reduces gradients between processes, where this torch has it."""
+    return getattr(torch.distributed, "Reducer", None)
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """True if something is called before or after an optimizer's ``step``."""
     found = optimizer_module._global_optimizer_pre_hooks or optimizer_module._global_optimizer_post_hooks

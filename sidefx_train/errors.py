@@ -29,6 +29,10 @@ CODES: dict[str, tuple[str, str]] = {
         "object whose death is noticed",
         "Hold the object outside of the step, or drop it there.",
     ),
+    "SFX121": (
+        "gradients are reduced between processes",
+        "Nothing need be done: the step runs eagerly, as a whole, on every rank.",
+    ),
     # compilation and running
     "SFX201": ("the backend raised", "See the chained exception; backend='aot_eager' separates capture from lowering."),
     "SFX202": ("the captured step raised", "The step was run again eagerly, which raised the error shown."),

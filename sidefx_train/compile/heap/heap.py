@@ -24,6 +24,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.distributed import refuse_if_distributed
 from sidefx_train.compile.guards.guard import Guard, GuardKind
 from sidefx_train.compile.guards.memory import HeldMemory
 from sidefx_train.compile.heap import anew, iterators, raised, weak
@@ -258,6 +259,8 @@ class Heap:
             return anew.function(self, real, source).shadow
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return opaque_shadow(self, real, source)
+        if issubclass(cls, torch.nn.Module):
+            refuse_if_distributed(real, source.label, self.locate())
         return instance_shadow(self, real, source)
 
     def shadows(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import InputKind
+from sidefx_train.compile.distributed import refuse_if_distributed
 from sidefx_train.compile.guards.guard import TensorFacts
 from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.heap.records import UNREAD, TensorRecord
@@ -29,6 +30,7 @@ MARK = "_sidefx_dynamic"
 def tensor_shadow(heap: Heap, real: torch.Tensor, source: Source) -> Any:
     """A stand-in of a tensor: a fake tensor, which is an input of the graph."""
     if type(real) not in PLAIN_TENSORS:
+        refuse_if_distributed(real, source.label, heap.locate())
         heap.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
     if real._is_zerotensor():
         heap.refuse("SFX109", f"{source.label} is a tensor of zeros without memory")

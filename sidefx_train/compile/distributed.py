@@ -1,0 +1,61 @@
+"""Models whose gradients are reduced between processes: a step that meets one runs eagerly as a whole.
+
+``DistributedDataParallel`` holds hooks in C++ on the nodes that accumulate gradients, and FSDP and DTensors communicate
+in the backward. A captured backward would pass all of that by, and the ranks would drift apart.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.errors import Location, Unsupported
+
+CODE = "SFX121"
+_MODULES = (
+    ("torch.nn.parallel", "DistributedDataParallel"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+    ("torch.distributed.fsdp", "FSDPModule"),
+)
+"""Classes of modules, with the module of torch's that has them; looked up where that has been imported."""
+_TENSORS = (("torch.distributed.tensor", "DTensor"),)
+
+
+def refuse_if_distributed(value: Any, label: str, location: Location | None) -> None:
+    """Stops the capture, and any in parts, where a value takes part in what several processes do.
+
+    Args:
+        value: a module, or a tensor of another class than torch's own.
+        label: where it was found.
+        location: the user's line.
+
+    Raises:
+        Unsupported: it does.
+    """
+    kind = _kind(value)
+    if not kind:
+        return
+    reason = f"{label} is {kind}, whose gradients are reduced between processes in the backward"
+    stop = Unsupported(CODE, reason, location)
+    stop.whole = True
+    raise stop
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a DTensor" if isinstance(value, _imported(_TENSORS)) else ""
+    found = next((cls for cls in _imported(_MODULES) if isinstance(value, cls)), None)
+    if found is not None:
+        return f"a {found.__name__}"
+    reducer = compat.gradient_reducer()
+    if reducer is not None and any(isinstance(held, reducer) for held in vars(value).values()):
+        return f"a {type(value).__name__} with a Reducer of torch's"
+    return ""
+
+
+def _imported(names: tuple[tuple[str, str], ...]) -> tuple[type, ...]:
+    found = (getattr(sys.modules.get(module), name, None) for module, name in names)
+    return tuple(cls for cls in found if cls is not None)

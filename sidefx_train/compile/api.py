@@ -10,6 +10,7 @@ import torch
 import sidefx_train.hooks
 import sidefx_train.optim  # noqa: F401 - both plug themselves into the compiler
 from sidefx_train.compile.heap.tensors import MARK
+from sidefx_train.compile.module import compiled_module, model_of, step_of
 from sidefx_train.compile.step import CompiledStep
 from sidefx_train.config import Backend, CompileConfig
 from sidefx_train.report import StepReport
@@ -58,7 +59,9 @@ def compile_step(
             where nobody waits. What is not reached is computed as most of the others are.
 
     Returns:
-        A :class:`CompiledStep`, or a decorator that makes one.
+        A :class:`CompiledStep`, or a decorator that makes one. Of a model: the model, with its call compiled. It is of
+        the model's class and has its parameters, attributes and hooks under their names; ``report`` and the other
+        methods of a step are there where the model has none of that name.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -79,9 +82,14 @@ def compile_step(
         autotune=autotune,
         autotune_seconds=autotune_seconds,
     )
-    if fn is None:
-        return lambda inner: CompiledStep(inner, config)
-    return CompiledStep(fn, config)
+    return (lambda inner: _compiled(inner, config)) if fn is None else _compiled(fn, config)
+
+
+def _compiled(fn: Any, config: CompileConfig) -> Any:
+    if not isinstance(fn, torch.nn.Module):
+        return CompiledStep(fn, config)
+    model = model_of(fn)
+    return compiled_module(model, CompiledStep(model, config))
 
 
 def explain(step: Any) -> StepReport:
@@ -93,7 +101,7 @@ def explain(step: Any) -> StepReport:
     Raises:
         TypeError: ``step`` has no report.
     """
-    report = getattr(step, "report", None)
+    report = getattr(step_of(step), "report", None)
     report = report() if callable(report) else report
     if not isinstance(report, StepReport):
         raise TypeError(f"explain needs what sidefx_train.compile returned, got {type(step).__name__}")

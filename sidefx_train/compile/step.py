@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import os
 import statistics
+import sys
 import time
 import traceback
 import types
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile import background, pipeline
+from sidefx_train.compile import background, pipeline, registry
 from sidefx_train.compile.artifacts import Executable
 from sidefx_train.compile.background import Job
 from sidefx_train.compile.capture.cleanup import cleans_up
@@ -129,6 +131,20 @@ class CompiledStep:
 
     def __repr__(self) -> str:
         return f"<CompiledStep {self._name}: {len(self._entries)} entries>"
+
+    def __copy__(self) -> CompiledStep:
+        return CompiledStep(self._fn, self.config)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledStep:
+        """A copy begins with nothing captured, like one that is pickled."""
+        return CompiledStep(copy.deepcopy(self._fn, memo), self.config)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        found: Any = sys.modules.get(getattr(self._fn, "__module__", None) or "")
+        name = getattr(self._fn, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (CompiledStep, (self._fn, self.config))
 
     def report(self) -> StepReport:
         """What has been captured, replayed and run eagerly so far."""
@@ -623,6 +639,12 @@ class CompiledStep:
         """No call is replayed by it any more; why it would not fit is still asked of it."""
         self._entries = [known for known in self._entries if known is not entry]
         self._replays = [e.replay for e in self._entries]
+
+
+@registry.intercept(CompiledStep.__call__)
+def _call_in_capture(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A compiled step that is called in another one is part of that."""
+    return world.interp.call(world.interp.getattr(args[0], "_fn"), args[1:], kwargs)
 
 
 class RestOfStep(CompiledStep):

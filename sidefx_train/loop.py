@@ -21,7 +21,7 @@ from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
 
 from sidefx_train.callbacks.log import defer_logging_of
-from sidefx_train.callbacks.plan import ignores_argument
+from sidefx_train.callbacks.plan import Lightning, ignores_argument
 from sidefx_train.compile.api import compile_step
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.loop_inputs import (
@@ -251,7 +251,7 @@ class _Run:
         self.compiled: Any = None
         if compile and reason is None:
             if self.is_lightning:
-                defer_logging_of(lightning.LightningModule)
+                defer_logging_of(Lightning(model))
             step = self.compiled = compile_step(step, warmup=warmup)
         elif reason is not None:
             title, advice = CODES[LEFT_TO_FABRIC]

@@ -101,6 +101,8 @@ class _Probe:
         self._log, self._warned = log, results.warning_cache
         self._module = object.__new__(type(module))
         vars(self._module).update(vars(module))
+        if module._fabric is not None:
+            vars(self._module)["_fabric"] = _NoFabric()
         if module._trainer is not None:
             vars(self._module)["_trainer"] = _Trainer(module._trainer, results)
 
@@ -136,6 +138,11 @@ class _Trainer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sidefx_trainer, name)
+
+
+class _NoFabric:
+    def log_dict(self, metrics: Mapping[str, Any]) -> None:
+        """Keeps nothing."""
 
 
 class _NoConnector:

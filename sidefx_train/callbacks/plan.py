@@ -26,13 +26,13 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 class Lightning:
-    """The classes of one Lightning package, found from a trainer."""
+    """The classes of one Lightning package, found from a trainer or module of it."""
 
-    def __init__(self, trainer: Any) -> None:
-        names = [cls.__module__ for cls in type(trainer).__mro__]
+    def __init__(self, member: Any) -> None:
+        names = [cls.__module__ for cls in type(member).__mro__]
         found = [package for package in PACKAGES if any(name.startswith(package + ".") for name in names)]
         if not found:
-            raise TypeError(f"SideFXCompile needs a Lightning Trainer, got {type(trainer).__name__}")
+            raise TypeError(f"SideFXCompile needs a Lightning Trainer, got {type(member).__name__}")
         self.package = found[0]
 
     def module(self, name: str) -> ModuleType:

@@ -20,7 +20,6 @@ def main(epochs: int = 5, progress: bool = True) -> sidefx_train.FitResult:
         val_data=(x[1792:], y[1792:]),
         epochs=epochs,
         metrics={"accuracy": torchmetrics.classification.MulticlassAccuracy(num_classes=2, average="micro")},
-        seed=0,
         progress=progress,
     )
     print(result.report)

@@ -36,6 +36,8 @@ class CompileConfig:
         autotune: ``"on"``: what computes each matrix product, attention, convolution and recurrent layer is measured,
             unless that is known. ``"off"``: torch's own choice.
         autotune_seconds: of measuring for one graph, at most; ten times as many in a worker, for which nobody waits.
+        deterministic: nothing depends on time or on the order of threads: the captured step takes over at its first
+            call, and kernels are torch's own choice.
     """
 
     backend: Backend = "inductor"
@@ -50,6 +52,7 @@ class CompileConfig:
     recapture_limit: int = 16
     autotune: Literal["on", "off"] = "on"
     autotune_seconds: float = 2.0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.backend) and self.backend not in BACKEND_NAMES:

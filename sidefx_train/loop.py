@@ -109,7 +109,9 @@ def fit(
         compile: capture the step; ``False`` runs it eagerly.
         warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled;
             ``"now"``: the first step waits for that.
-        seed: seeds Python, NumPy and torch first.
+        seed: seeds Python, NumPy and torch first. Two runs on one machine then end with the same bits, also one that
+            was killed and resumed: the first step waits until it is compiled, whatever ``warmup`` says, and no kernel
+            is chosen by measuring.
         progress: show a progress bar.
         checkpoint_dir: where ``epoch-N.ckpt`` (after every epoch) and ``last.ckpt`` are written.
         resume: a checkpoint's path, or True for ``checkpoint_dir/last.ckpt``. Training goes on exactly where it was:
@@ -129,7 +131,7 @@ def fit(
     fabric.launch()
     if seed is not None:
         fabric.seed_everything(seed, verbose=False)
-    run = _Run(fabric, logged, model, optimizer, loss, metrics, compile, warmup)
+    run = _Run(fabric, logged, model, optimizer, loss, metrics, compile, warmup, seed is not None)
     loader, val_loader = loaders(fabric, data, val_data)
     checkpoints = Path(checkpoint_dir) if checkpoint_dir is not None else None
     position = Position()
@@ -216,6 +218,7 @@ class _Run:
         metrics: Any,
         compile: bool,
         warmup: Literal["now", "background"],
+        seeded: bool,
     ) -> None:
         self.fabric, self.logged, self.loss = fabric, logged, loss
         self.is_lightning = isinstance(model, lightning.LightningModule)
@@ -252,7 +255,7 @@ class _Run:
         if compile and reason is None:
             if self.is_lightning:
                 defer_logging_of(Lightning(model))
-            step = self.compiled = compile_step(step, warmup=warmup)
+            step = self.compiled = compile_step(step, warmup=warmup, deterministic=seeded)
         elif reason is not None:
             title, advice = CODES[LEFT_TO_FABRIC]
             warnings.warn(f"[{LEFT_TO_FABRIC}] {title}: {reason}. {advice}", SideFXWarning, stacklevel=3)

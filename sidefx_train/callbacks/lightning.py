@@ -47,6 +47,7 @@ class SideFXCompile(pl_package.Callback):
         recapture_limit: likewise.
         autotune: likewise.
         autotune_seconds: likewise.
+        deterministic: likewise; ``Trainer(deterministic=True)`` asks for the same.
 
     Raises:
         ValueError: an option has a value that does not exist.
@@ -67,6 +68,7 @@ class SideFXCompile(pl_package.Callback):
         recapture_limit: int = 16,
         autotune: Literal["on", "off"] = "on",
         autotune_seconds: float = 2.0,
+        deterministic: bool = False,
     ) -> None:
         super().__init__()
         self._options: dict[str, Any] = {
@@ -82,6 +84,7 @@ class SideFXCompile(pl_package.Callback):
             "recapture_limit": recapture_limit,
             "autotune": autotune,
             "autotune_seconds": autotune_seconds,
+            "deterministic": deterministic,
         }
         compile_step(_nothing, **self._options)  # wrong options are an error where they are written, not hours later
         self._forget()

@@ -31,6 +31,7 @@ def compile_step(
     recapture_limit: int = 16,
     autotune: Literal["on", "off"] = "on",
     autotune_seconds: float = 2.0,
+    deterministic: bool = False,
 ) -> Any:
     """Compiles a whole training step; a decorator, or called with the step.
 
@@ -57,6 +58,9 @@ def compile_step(
             ``"off"`` leaves the choice to torch.
         autotune_seconds: how long is measured for one graph, at most; ten times as long with ``warmup="background"``,
             where nobody waits. What is not reached is computed as most of the others are.
+        deterministic: two runs on one machine give the same bits: the captured step takes over at its first call
+            (``warmup`` is ``"now"``), nothing is chosen by measuring, and sums do not depend on the timing of threads.
+            ``torch.use_deterministic_algorithms(True)`` asks for the same.
 
     Returns:
         A :class:`CompiledStep`, or a decorator that makes one. Of a model: the model, with its call compiled. It is of
@@ -81,6 +85,7 @@ def compile_step(
         recapture_limit=recapture_limit,
         autotune=autotune,
         autotune_seconds=autotune_seconds,
+        deterministic=deterministic,
     )
     return (lambda inner: _compiled(inner, config)) if fn is None else _compiled(fn, config)
 

@@ -218,7 +218,7 @@ class CompiledStep:
         for stop in self._stopped:
             if stop.holds is not None and stop.holds(args, kwargs):
                 return self._eager(stop, args, kwargs)
-        if self.config.warmup == "background":
+        if self.config.warmup == "background" and not self._deterministic:
             return self._beside_training(args, kwargs)
         return self._captured_now(args, kwargs)
 
@@ -270,6 +270,11 @@ class CompiledStep:
                     error.__traceback__ = None
         if self._is_part and any(cleans_up(value) for part in args[0] for value in part):
             gc.collect()
+
+    @property
+    def _deterministic(self) -> bool:
+        """Nothing depends on how long something takes, nor on what came before: a run that is resumed is the same."""
+        return self.config.deterministic or torch.are_deterministic_algorithms_enabled()
 
     @property
     def _strict(self) -> bool:
@@ -330,6 +335,8 @@ class CompiledStep:
             captured = self._capture(learned, args, kwargs)
             once = self._serves_one_call(captured)
             config = replace(self.config, backend="aot_eager") if once else self.config
+            if self._deterministic:
+                config = replace(config, deterministic=True, autotune="off")
             entry = pipeline.compile_captured(
                 captured, config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
             )
@@ -339,7 +346,7 @@ class CompiledStep:
 
     def _serves_one_call(self, captured: Captured) -> bool:
         """True if the step ends what its capture relies on: it is compiled if that comes again, and not before."""
-        if not captured.ends or self.config.backend != "inductor":
+        if not captured.ends or self.config.backend != "inductor" or self._deterministic:
             return False
         again = captured.ends in self._ended
         self._ended.add(captured.ends)

@@ -316,7 +316,8 @@ def _compile(
                     layer_note, layers = choose_layers(module, traced.fake_mode, threads)
                     build.choices = [*products, *layers]
                     said += [product_note, layer_note]
-                    said.append(sum_rows_natively(module, traced.fake_mode))
+                if config.autotune == "on" or config.deterministic:
+                    said.append(sum_rows_natively(module, traced.fake_mode, every=config.deterministic))
                 check_graph("products", module, traced.fake_mode, functional=True)
                 write_out_moments(module, traced.fake_mode)
                 check_graph("mean and variance", module, traced.fake_mode, functional=True)

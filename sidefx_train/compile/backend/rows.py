@@ -75,9 +75,12 @@ def may_add_rows(graph: fx.Graph) -> bool:
     return False
 
 
-def sum_rows_natively(module: fx.GraphModule, fake_mode: Any) -> str:
-    """Rewrites additions of many rows by index; returns a note for the report."""
-    found = [(n, parts) for n in module.graph.nodes if (parts := _parts(n)) is not None]
+def sum_rows_natively(module: fx.GraphModule, fake_mode: Any, every: bool = False) -> str:
+    """Rewrites additions of many rows by index, or ``every`` one; returns a note for the report.
+
+    The native module adds in a fixed order, generated loops as their threads come.
+    """
+    found = [(n, parts) for n in module.graph.nodes if (parts := _parts(n, every)) is not None]
     if not found or rows_module() is None:
         return ""
     for node, parts in found:
@@ -87,7 +90,7 @@ def sum_rows_natively(module: fx.GraphModule, fake_mode: Any) -> str:
     return f"{len(found)} sums of rows by index by the native module"
 
 
-def _parts(node: fx.Node) -> _Parts | None:
+def _parts(node: fx.Node, every: bool) -> _Parts | None:
     """What such an addition consists of."""
     mask: Any = None
     if node.target is aten.index_put.default and len(node.args) > 3 and node.args[3] is True:
@@ -105,7 +108,9 @@ def _parts(node: fx.Node) -> _Parts | None:
     if dtype != torch.float32 or other != dtype or kind not in (torch.int64, torch.int32):
         return None
     height, row = target[0], target[1:]
-    if added != [*places, *row] or height == 0 or math.prod(row) < _NARROWEST or math.prod(added) < _FEWEST:
+    if added != [*places, *row] or height == 0 or math.prod(added) == 0:
+        return None
+    if not every and (math.prod(row) < _NARROWEST or math.prod(added) < _FEWEST):
         return None
     if mask is not None and _shape(mask) != [*places, *(1 for _ in row)]:
         return None

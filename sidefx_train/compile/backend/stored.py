@@ -144,6 +144,7 @@ def _settings(config: CompileConfig) -> str:
             config.rng,
             config.autotune,
             config.autotune_seconds,
+            config.deterministic,
             torch.get_num_threads(),
             torch.get_default_dtype(),
             torch.are_deterministic_algorithms_enabled(),

@@ -6,7 +6,6 @@ underscore or from an experimental module, so a torch release is supported by re
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -56,6 +55,13 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from sidefx_train.switches import enabled
+from sidefx_train.torch_compat.inductor.checks import checked_codegen
+from sidefx_train.torch_compat.inductor.correctness import recursion_limit_kept, right_results
+from sidefx_train.torch_compat.inductor.patching import replaced
+from sidefx_train.torch_compat.inductor.speedups import linear_step as linear_step
+from sidefx_train.torch_compat.inductor.speedups import quick_codegen, without_idle_patterns
 
 # --- recording ---------------------------------------------------------------------------------------------------
 
@@ -1300,8 +1306,8 @@ def _listing_operators_once() -> Iterator[None]:
     from torch._export import utils
 
     with (
-        _replaced(utils, "_materialize_cpp_cia_ops", functools.cache),
-        _replaced(utils, "_collect_all_valid_cia_ops_for_namespace", functools.cache),
+        replaced(utils, "_materialize_cpp_cia_ops", functools.cache),
+        replaced(utils, "_collect_all_valid_cia_ops_for_namespace", functools.cache),
     ):
         yield
 
@@ -1334,344 +1340,6 @@ def _late_import(name: str) -> Iterator[None]:
             del sys.modules[name]
 
 
-@contextmanager
-def _replaced(place: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """``place.name`` is ``make(what it was)`` inside; where this torch has no such name, nothing is replaced."""
-    before = getattr(place, name, None)
-    if before is None:
-        yield
-        return
-    setattr(place, name, make(before))
-    try:
-        yield
-    finally:
-        setattr(place, name, before)
-
-
-_CPU = torch.device("cpu")
-
-
-@contextmanager
-def _without_idle_patterns(module: fx.GraphModule) -> Iterator[None]:
-    """Inductor's joint-graph passes do without the patterns of attention, which take long to make, and without others
-    that can match nothing in a graph.
-
-    They are made by the next pass outside of this, as if there had been none here.
-    """
-    from torch._inductor.fx_passes import joint_graph, misc_patterns, pad_mm
-    from torch._inductor.pattern_matcher import init_once_fakemode
-
-    makers = [getattr(pad_mm, "_pad_mm_init", None), getattr(misc_patterns, "_misc_patterns_init", None)]
-    values = [node.meta.get("val") for node in module.graph.nodes]
-    pads = any(getattr(value, "device", _CPU) != _CPU for value in values)  # products, and none on the CPU
-    permutes = any("randperm" in str(node.target) for node in module.graph.nodes)  # what is indexed by a permutation
-
-    def make_others(input_device: torch.device | None = None) -> None:
-        for make, wanted in zip(makers, (pads, permutes), strict=True):
-            if make is None or not wanted:
-                continue
-            make(input_device) if "input_device" in inspect.signature(make).parameters else make()
-
-    if not all(makers):  # this torch calls them otherwise: all are made
-        yield
-        return
-    with _replaced(joint_graph, "lazy_init", lambda _: init_once_fakemode(make_others)):
-        yield
-
-
-def _running_bodies(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Bodies of loops, which are graphs of calls of one object's methods, are run without what else graphs may have."""
-    from torch._inductor.virtualized import V
-
-    def run(shim: Any, *args: Any, **more: Any) -> Any:
-        if more:
-            return before(shim, *args, **more)
-        values: dict[fx.Node, Any] = {}
-        shim.env, given = values, iter(args)
-
-        def value(arg: Any) -> Any:
-            if type(arg) is fx.Node:
-                return values[arg]
-            return fx.map_arg(arg, values.__getitem__) if isinstance(arg, (tuple, list, dict, slice)) else arg
-
-        with V.set_interpreter_handler(shim):
-            for node in shim.graph.nodes:
-                shim.current_node = node
-                if node.op == "call_method":
-                    called, *rest = map(value, node.args)
-                    function = getattr(called, node.target)
-                elif node.op == "call_module":
-                    function, rest = shim.fetch_attr(node.target), list(map(value, node.args))
-                elif node.op == "placeholder":
-                    values[node] = next(given)
-                    continue
-                elif node.op == "output":
-                    return value(node.args[0])
-                else:
-                    values[node] = shim.run_node(node)
-                    continue
-                values[node] = function(*rest, **{name: value(arg) for name, arg in node.kwargs.items()})
-        raise AssertionError("a body of a loop without an output")
-
-    return run
-
-
-class _NoBounds:
-    """Of values that are no indices."""
-
-    @staticmethod
-    def get_bounds() -> dict[Any, Any]:
-        return {}
-
-
-@contextmanager
-def _quick_codegen() -> Iterator[None]:
-    """What Inductor's C++ code generation does again and again for the same answer is done once.
-
-    Steps of indices that are linear in a variable, also within vectors only, are read off instead of simplified, ranges
-    of variables are looked at where an index has quotients or remainders of anything but maxima, the
-    rules of data types, which are one object anyway, are not filled in anew for each operation, loops over what is left
-    of a size that vectors divide are not written, since there is nothing left, and what values are at least and at most
-    is found out where some of them are indices.
-    """
-    from torch._inductor import loop_body, scheduler, sizevars
-    from torch._inductor.codegen import common, cpp
-    from torch._inductor.virtualized import V
-    from torch.utils._sympy.functions import FloorDiv, Max, ModularIndexing
-
-    join_dimensions = getattr(sizevars, "join_dimensions", None)
-
-    def unless_linear(before: Callable[..., Any]) -> Callable[..., Any]:
-        def simplify(sizes: Any, expression: Any, ranges: Any) -> Any:  # what is known of ranges is about quotients
-            if join_dimensions is not None:
-                expression = join_dimensions(sizes.simplify(expression))
-                if not expression.has(ModularIndexing, FloorDiv) or expression.has(Max):
-                    return expression  # what is known of a maximum is asked without the ranges, and raises
-            return before(sizes, expression, ranges)
-
-        return simplify
-
-    def quick(before: Callable[..., Any]) -> Callable[..., Any]:
-        def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
-            step = linear_step(index, var)
-            if step is None and vec_length:
-                step = linear_step(_within_vector(index, var, vec_length), var)
-            return before(index, var, vec_length) if step is None else step
-
-        return functools.cache(stride)
-
-    def unless_looked_up(before: Callable[..., Any]) -> Callable[..., Any]:
-        def bounds(body: Any) -> Any:  # they are asked for where a value is an index
-            return _NoBounds if isinstance(V.kernel, cpp.CppKernel) and not body.indirect_vars else before(body)
-
-        return bounds
-
-    def marking(before: Callable[..., Any]) -> Callable[..., Any]:
-        def new_kernel(group: Any, cls: Any, *args: Any) -> Any:
-            kernel = before(group, cls, *args)
-            rest = args[2:] if issubclass(cls, cpp.CppVecKernel) else ()  # sizes of what is left; None: not a rest
-            kernel.sidefx_empty = any(size is not None and size == 0 for size in rest)
-            return kernel
-
-        return new_kernel
-
-    def unless_empty(before: Callable[..., Any]) -> Callable[..., Any]:
-        def codegen(node: Any, index_vars: Any) -> None:
-            if not getattr(V.kernel, "sidefx_empty", False):
-                before(node, index_vars)
-
-        return codegen
-
-    with (
-        _replaced(cpp, "stride_at_vec_range", quick),
-        _replaced(common, "DtypePropagationOpsHandler", functools.cache),
-        _replaced(getattr(cpp, "KernelGroup", None), "new_kernel", marking),
-        _replaced(scheduler.SchedulerNode, "codegen", unless_empty),
-        _replaced(loop_body.LoopBody, "bounds", unless_looked_up),
-        _replaced(loop_body.InterpreterShim, "run", _running_bodies),
-        _replaced(sizevars.SizeVarAllocator, "_simplify_with_ranges", unless_linear),
-    ):
-        yield
-
-
-@contextmanager
-def _recursion_limit_kept() -> Iterator[None]:
-    """Inductor raises the interpreter's limit and leaves it so; it is the program's."""
-    limit = sys.getrecursionlimit()
-    try:
-        yield
-    finally:
-        if sys.getrecursionlimit() != limit:
-            sys.setrecursionlimit(limit)
-
-
-@contextmanager
-def _results_laid_out_as_traced() -> Iterator[None]:
-    """A graph's results have the strides that they were traced with.
-
-    Inductor computes an operand of ``cat`` where it will lie in the whole, and a view of it that is a result has the
-    whole's strides. What is lowered apart and takes it, a backward or a further part, expects the traced ones.
-    """
-    from torch._inductor import graph, ir
-    from torch._inductor.virtualized import V
-
-    def exact(before: Callable[..., Any]) -> Callable[..., Any]:
-        def match(value: Any, strides: Any) -> Any:
-            value = before(value, strides)
-            known = V.graph.sizevars.statically_known_equals
-            for size, wanted, given in zip(value.get_size(), strides, value.get_stride(), strict=True):
-                if not (known(wanted, given) or known(size, 1) or known(size, 0)):
-                    return ir.ExternKernel.require_exact_strides(value, strides)
-            return value
-
-        return match
-
-    def exactly(before: Callable[..., Any]) -> Callable[..., Any]:
-        def output(lowering: Any, *args: Any, **kwargs: Any) -> Any:
-            with _replaced(ir, "try_match_insignificant_strides", exact):
-                return before(lowering, *args, **kwargs)
-
-        return output
-
-    with _replaced(graph.GraphLowering, "output", exactly):
-        yield
-
-
-@contextmanager
-def _casts_round() -> Iterator[None]:
-    """A cast to float16 or bfloat16 rounds, as in ``x.half().float()``; only operations between narrow values do not.
-
-    Inductor computes with the wide value where it has it at hand, also where the program asked for the rounded one: a
-    fake quantization, ``x + (x.half().float() - x).detach()``, did nothing.
-    """
-    from torch._inductor import lowering
-    from torch._inductor.codegen import cpp
-    from torch._inductor.virtualized import ops
-
-    narrow = (torch.float16, torch.bfloat16)
-
-    def rounding(before: Callable[..., Any]) -> Callable[..., Any]:
-        def to_dtype(value: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-            wide = value.get_dtype()
-            if dtype not in narrow or wide not in (torch.float32, torch.float64):
-                return before(value, dtype, *args, **kwargs)
-
-            def rounded(x: Any) -> Any:
-                return ops.to_dtype(ops.to_dtype(x, dtype, src_dtype=wide, use_compute_types=False), dtype)
-
-            return lowering.make_pointwise(rounded, override_return_dtype=dtype)(value)
-
-        return to_dtype
-
-    def not_known(before: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda kernel, wide, wide_type, rounded, narrow_type: None  # that what was rounded once was this wide
-
-    with _replaced(lowering, "to_dtype", rounding), _replaced(cpp.CppKernel, "cache_dtype_convert", not_known):
-        yield
-
-
-@contextmanager
-def _nothing_written_while_read() -> Iterator[None]:
-    """Inductor writes into an operand that nobody needs afterwards, unless another operand is a view of it, or itself.
-
-    ``v.index_put(indices, v[:3], accumulate=True)`` read, in ``torch.compile`` too (torch 2.11 to 2.13), what it had
-    just written.
-    """
-    from torch._inductor.fx_passes import reinplace
-    from torch._inductor.fx_utils import get_node_storage
-
-    def is_read(node: fx.Node, positions: Sequence[int]) -> bool:
-        def storages(arguments: Any) -> set[Any]:
-            found: set[Any] = set()
-            fx.map_arg(arguments, lambda operand: found.add(get_node_storage(operand)))
-            return found - {None}
-
-        written = [node.args[i] for i in positions]
-        others = [argument for i, argument in enumerate(node.args) if i not in positions]
-        return not storages(written).isdisjoint(storages((others, node.kwargs)))
-
-    def unless_read(before: dict[Any, Any]) -> dict[Any, Any]:
-        def checked(how: Any) -> Any:
-            at = (how.mutated_arg,) if isinstance(how.mutated_arg, int) else tuple(how.mutated_arg)
-            allowed = how.extra_check
-            return dataclasses.replace(how, extra_check=lambda node: not is_read(node, at) and allowed(node))
-
-        return {target: checked(how) for target, how in before.items()}
-
-    with _replaced(reinplace, "inplaceable_ops", unless_read):
-        yield
-
-
-@contextmanager
-def _kernels_in_order() -> Iterator[None]:
-    """Kernels run after those whose results they take, whatever Inductor does to their loops.
-
-    What writes into a buffer in place, as ``bernoulli_`` does, gives it a name by which its later readers depend on it.
-    Where Inductor takes up the loops of such a reader anew, to join them with others, it forgets that name (torch 2.11
-    to 2.13, ``SchedulerNode.recompute_size_and_body``): dropout read a mask that was not drawn yet. The order in which
-    kernels are written is compared with the dependencies that there were before loops were joined.
-
-    Where random numbers are eager's, kernels that draw them run in the order of the graph, and also for nobody's sake.
-    """
-    from torch._inductor import config, scheduler
-    from torch._inductor.virtualized import V
-
-    def draws(node: Any) -> bool:
-        tags = getattr(getattr(node.node, "op_overload", None), "tags", ())
-        return torch.Tag.nondeterministic_seeded in tags and config.fallback_random
-
-    def drawing_in_turn(before: Callable[..., Any]) -> Callable[..., Any]:
-        def compute(plan: Any) -> None:
-            for earlier, later in itertools.pairwise(filter(draws, plan.nodes)):
-                V.graph.additional_buffer_deps[later.get_name()].add(earlier.get_outputs()[0].get_name())
-            before(plan)
-
-        return compute
-
-    def or_draws(before: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda node: before(node) or draws(node)
-
-    def renaming(before: Callable[..., Any]) -> Callable[..., Any]:
-        def compute(node: Any, *args: Any, **kwargs: Any) -> None:
-            before(node, *args, **kwargs)
-            renames = getattr(node, "mutation_renames", None)  # none yet where the node is made
-            if renames:
-                node.set_read_writes(node.read_writes.rename(renames))
-
-        return compute
-
-    def remembering(before: Callable[..., Any]) -> Callable[..., Any]:
-        def compute(plan: Any) -> None:
-            before(plan)
-            plan.sidefx_after = {
-                node.get_name(): {plan.name_to_buf[dep.name].defining_op_name() for dep in node.unmet_dependencies}
-                for node in plan.nodes
-            }
-
-        return compute
-
-    def in_order(before: Callable[..., Any]) -> Callable[..., Any]:
-        def codegen(plan: Any) -> Any:
-            after: dict[str, set[str]] = getattr(plan, "sidefx_after", {})
-            place = {part.get_name(): i for i, node in enumerate(plan.nodes) for part in node.get_nodes()}
-            for name, earlier in after.items():
-                late = [each for each in earlier if place.get(each, -1) > place.get(name, len(place))]
-                if late:
-                    raise RuntimeError(f"Inductor puts {name} before {', '.join(late)}, whose result it takes")
-            return before(plan)
-
-        return codegen
-
-    with (
-        _replaced(scheduler.SchedulerNode, "_compute_attrs", renaming),
-        _replaced(scheduler.Scheduler, "compute_dependencies", drawing_in_turn),
-        _replaced(scheduler.ExternKernelSchedulerNode, "has_side_effects", or_draws),
-        _replaced(scheduler.Scheduler, "compute_ancestors", remembering),
-        _replaced(scheduler.Scheduler, "codegen", in_order),
-    ):
-        yield
-
-
 def codegen_parts() -> types.SimpleNamespace:
     """What of Inductor's C++ code generation ``compile/backend/alike.py`` works with."""
     from torch._inductor import config, metrics
@@ -1687,61 +1355,6 @@ def codegen_parts() -> types.SimpleNamespace:
         metrics=metrics,
         patch=config.patch,
     )
-
-
-def _known_values(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Fake values of a graph are not computed where every node has one."""
-
-    def propagate(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        from torch._inductor.virtualized import V
-
-        if all("val" in node.meta for node in module.graph.nodes if node.op != "output"):
-            return V.fake_mode
-        return before(module, *args, **kwargs)
-
-    return propagate
-
-
-def linear_step(index: Any, var: Any) -> Any:
-    """By how much a sum grows with ``var`` that holds whole multiples of it alone; ``None`` for other expressions.
-
-    Where ``var`` is limited to a range, what the sum grows by is no number and is not simplified, which would take a
-    tenth of a second.
-    """
-    import sympy
-    from torch.utils._sympy.functions import Max, Min
-
-    if any(limit.has(var) for limit in index.atoms(Max, Min)):
-        difference = index.xreplace({var: var + 1}) - index
-        return None if difference.is_number else difference
-    step = sympy.S.Zero
-    for term in sympy.Add.make_args(index):
-        if not term.has(var):
-            continue
-        factor, symbol = term.as_coeff_Mul()
-        if not factor.is_Integer or symbol != var:
-            return None
-        step += factor
-    return step
-
-
-def _within_vector(index: Any, var: Any, length: int) -> Any:
-    """The index while ``var`` runs through one vector: its quotients by multiples of the length stay what they are, and
-    so do its remainders of them but for ``var`` itself."""
-    import sympy
-    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
-
-    known: dict[Any, Any] = {}
-    for part in index.atoms(FloorDiv, ModularIndexing):
-        base, *numbers = part.args
-        if base != var or not all(number.is_Integer for number in numbers):
-            continue
-        fixed = sympy.Symbol(f"{var}_fixed{len(known)}")
-        if numbers[0] % length == 0:
-            known[part] = fixed
-        elif type(part) is ModularIndexing and numbers[0] == 1 and numbers[1] % length == 0:
-            known[part] = var + fixed
-    return index.xreplace(known)
 
 
 def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
@@ -1964,21 +1577,17 @@ def inductor_lowering(
         generating: gives what stands in for the method that generates a C++ loop.
     """
     from torch._guards import TracingContext, tracing
-    from torch._inductor import compile_fx
     from torch._inductor.virtualized import V
 
     with (
         V.set_fake_mode(fake_mode),
         tracing(TracingContext(fake_mode)),
         torch.no_grad(),
-        _quick_codegen(),
-        _kernels_in_order(),
-        _nothing_written_while_read(),
-        _results_laid_out_as_traced(),
-        _casts_round(),
-        _recursion_limit_kept(),
-        _replaced(compile_fx, "fake_tensor_prop", _known_values),
-        _replaced(codegen_parts().Proxy, "codegen_nodes", generating),
+        quick_codegen(),
+        right_results(),
+        checked_codegen(),
+        recursion_limit_kept(),
+        replaced(codegen_parts().Proxy, "codegen_nodes", generating),
     ):
         yield
 
@@ -2001,7 +1610,7 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
     from torch._inductor import compile_fx
 
     module = late_module(module, fx_graph_cse(module.graph))
-    with nullcontext() if finds_attention else _without_idle_patterns(module):
+    with nullcontext() if finds_attention or not enabled("idle_patterns") else without_idle_patterns(module):
         return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
 
 
@@ -2040,7 +1649,7 @@ def numbering_kernels(graph: int) -> Iterator[None]:
 
     numbers = itertools.count()
     number = lambda before: lambda wrapper: f"{graph}_{next(numbers)}"  # noqa: E731
-    with _replaced(PythonWrapperCodegen, "next_kernel_suffix", number):
+    with replaced(PythonWrapperCodegen, "next_kernel_suffix", number):
         yield
 
 
@@ -2067,7 +1676,7 @@ def lowering_notes() -> Iterator[list[str]]:
     logger.filters.insert(0, keep)  # before one that is around this
     notes: list[str] = []
     try:
-        with _replaced(lowering, "_warn_complex_not_supported", note_complex):
+        with replaced(lowering, "_warn_complex_not_supported", note_complex):
             yield notes
     finally:
         logger.removeFilter(keep)
@@ -2101,7 +1710,7 @@ def building_cpp(
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
     operators = "generate_fallback_kernel_with_runtime_lookup"
-    calling = _replaced(CppWrapperCpu, operators, _dispatching) if calls_dispatcher() else nullcontext()
+    calling = replaced(CppWrapperCpu, operators, _dispatching) if calls_dispatcher() else nullcontext()
     name = "load_pybinding"
     before = CppWrapperCodeCache.__dict__.get(name)
     others = CppWrapperCodeCache.load_pybinding
@@ -2115,7 +1724,7 @@ def building_cpp(
 
     setattr(CppWrapperCodeCache, name, staticmethod(load))
     try:
-        with _replaced(PythonWrapperCodegen, "define_kernel", telling), calling:
+        with replaced(PythonWrapperCodegen, "define_kernel", telling), calling:
             yield
     finally:
         if before is None:

@@ -22,6 +22,8 @@ from sidefx_train.compile.backend.attention import is_written_out
 from sidefx_train.compile.backend.caller import lean_caller
 from sidefx_train.compile.native import guards_module, native_module, products_module
 from sidefx_train.garbage import collect_younger, fewer_collections
+from sidefx_train.switches import CODEGEN, without
+from sidefx_train.torch_compat.inductor.speedups import known_values, within_vector
 from tests.caches import new_cache
 
 
@@ -180,10 +182,10 @@ def test_steps_within_vectors_are_what_inductor_finds() -> None:
     rest, quotient = ModularIndexing(x, 1, 32), FloorDiv(x, 32)
     for index in (64 * y + rest, quotient + y, 512 * quotient + 3 * rest, ModularIndexing(x, 16, 4) + 2 * x, rest - x):
         for length in (8, 16, 32):
-            step = compat.linear_step(compat._within_vector(index, x, length), x)
+            step = compat.linear_step(within_vector(index, x, length), x)
             assert step == stride_at_vec_range(index, x, length) or (step is None and length == 32)
     others = [FloorDiv(x, 8), ModularIndexing(x, 1, 24), ModularIndexing(x + y, 1, 16), ModularIndexing(x, 8, 16)]
-    assert [compat.linear_step(compat._within_vector(index, x, 16), x) for index in others] == [None] * len(others)
+    assert [compat.linear_step(within_vector(index, x, 16), x) for index in others] == [None] * len(others)
 
 
 class Turned(nn.Module):
@@ -209,22 +211,12 @@ def test_what_is_read_off_leaves_the_code_as_it_was(empty_cache: Path, monkeypat
         return build(caller, kernels, *rest)
 
     monkeypatch.setattr(inductor, "build_library", noted)
-    for quick in (True, False):
+    for names in ((), tuple(CODEGEN)):
         sources.append([])
-        monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / str(quick)))
-        if not quick:
-            from torch._inductor.codegen.cpp import stride_at_vec_range
-            from torch._inductor.loop_body import LoopBody
-
-            usual = compat._replaced
-
-            def kept(place: Any, name: str, make: Any) -> Any:
-                real = {"stride_at_vec_range": stride_at_vec_range, "bounds": LoopBody.bounds}
-                return usual(place, name, (lambda before: real[name]) if name in real else make)  # noqa: B023
-
-            monkeypatch.setattr(compat, "_replaced", kept)
+        monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / str(len(names))))
         torch.manual_seed(0)
-        _trained(Turned())
+        with without(*names):
+            _trained(Turned())
     assert sources[0] == sources[1] and all(sources)
 
 
@@ -255,7 +247,7 @@ def test_known_values_of_a_graph_are_not_computed_again() -> None:
     graph.output((y,))
     module = torch.fx.GraphModule(nn.Module(), graph)
     asked: list[Any] = []
-    propagate = compat._known_values(lambda *given: asked.append(given))
+    propagate = known_values(lambda *given: asked.append(given))
     with V.set_fake_mode("the mode"):
         x.meta["val"] = torch.zeros(1)
         propagate(module, [])

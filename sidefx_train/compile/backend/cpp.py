@@ -29,6 +29,7 @@ from sidefx_train.compile.backend.vectors import HEADER
 from sidefx_train.compile.backend.workshop import BuildFailed, Unit, Workshop
 from sidefx_train.compile.native import attention_module, lstm_module, products_module, rows_module
 from sidefx_train.compile.native.python import python_header
+from sidefx_train.switches import enabled
 
 
 class Building:
@@ -41,7 +42,7 @@ class Building:
         self.workshop = Workshop()
         self.quick, self.thorough = compat.cpp_command(quick=True), compat.cpp_command(quick=False)
         self.gnu = _is_gnu(self.quick[0])
-        self.kernels = Kernels(self.workshop, self.thorough, self.gnu)
+        self.kernels = Kernels(self.workshop, self.thorough, self.gnu and enabled("header_free_kernels"))
         self.lean_quick = tuple("-Og" if flag == "-O1" else flag for flag in self.quick)
         self.entry = Unit(python_header() + ENTRY, self.lean_quick, lean=self.gnu)
 
@@ -94,7 +95,8 @@ def build_library(
             called += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION).replace("@LISTS@", compat.LISTS_HEADER)
         behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
         whole = Unit(f"{include}\n{called}{plain}{behind}", tuple(at.quick))
-        lean = lean_caller(f"{called}{plain}{behind}") if caller.count(include) == 1 else None
+        wanted = enabled("header_free_wrapper") and caller.count(include) == 1
+        lean = lean_caller(f"{called}{plain}{behind}") if wanted else None
         if lean is not None:
             units = [Unit(lean, at.lean_quick, lean=at.gnu), at.entry, *at.kernels.units(kernels)]
             try:

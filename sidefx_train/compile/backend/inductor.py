@@ -19,20 +19,16 @@ from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPl
 from sidefx_train.compile.backend.alike import AlikeLoops
 from sidefx_train.compile.backend.attention import expand_attention, has_attention, is_written_out
 from sidefx_train.compile.backend.beside import Shared, may_fork
-from sidefx_train.compile.backend.columns import sum_by_blocks
 from sidefx_train.compile.backend.convolutions import all_may_turn, choose_layout
 from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
 from sidefx_train.compile.backend.functional import example_inputs
 from sidefx_train.compile.backend.measuring import begin as begin_measuring
 from sidefx_train.compile.backend.memory import keep_freed_memory
-from sidefx_train.compile.backend.moments import write_out_moments
-from sidefx_train.compile.backend.overlooked import write_out_overlooked
 from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
-from sidefx_train.compile.backend.products import choose_products
-from sidefx_train.compile.backend.recompute import recompute
-from sidefx_train.compile.backend.recurrent import choose_layers, has_layers
+from sidefx_train.compile.backend.passes import PassOptions, run_passes
+from sidefx_train.compile.backend.recurrent import has_layers
 from sidefx_train.compile.backend.repeats import Division, divide
-from sidefx_train.compile.backend.rows import may_add_rows, sum_rows_natively
+from sidefx_train.compile.backend.rows import may_add_rows
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.backend.size import is_tiny
 from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of, own_source
@@ -46,6 +42,7 @@ from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
 from sidefx_train.garbage import collect_younger, fewer_collections
 from sidefx_train.report import ChoiceRecord
+from sidefx_train.switches import enabled
 
 _SERIAL_BELOW = 8192
 """Elements per thread below which entering a parallel region costs more than it saves."""
@@ -178,11 +175,11 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         clock.lap("import")
         begin_measuring(config.autotune_seconds)
         last, choices, laid_out = torch.backends.mkldnn.is_available(), list[ChoiceRecord](), ""
-        if last and config.autotune == "on":
+        if last and config.autotune == "on" and enabled("channels_last"):
             last, choices = choose_layout(traced.module.graph, torch.get_num_threads())
             laid_out = "" if last else "convolutions are contiguous"
             clock.lap("layout")
-        composites = kept_whole(traced.module.graph, decompositions)
+        composites = kept_whole(traced.module.graph, decompositions) if enabled("composite_ops") else {}
         graph = functionalize(
             traced,
             decompositions=decompositions,
@@ -195,7 +192,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         tiny = is_tiny(graph.module)
         attention = ""
         finds_attention = is_written_out(graph.module)
-        if config.autotune == "on":
+        if config.autotune == "on" and enabled("attention"):
             threads = 1 if tiny else torch.get_num_threads()
             attention, attended = expand_attention(graph.module, traced.fake_mode, threads)
             choices += attended
@@ -297,6 +294,7 @@ def _compile(
 
     def compile_with(settings: dict[str, Any], may_divide: bool) -> tuple[_Build, Any, str]:
         said: list[str] = []
+        generating = AlikeLoops().generating if enabled("loop_dedup") else lambda before: before
         with compat.inductor_options(settings), Building() if settings["cpp_wrapper"] else nullcontext() as building:
             build = _Build(meanwhile, building)
             if building is not None:
@@ -305,27 +303,14 @@ def _compile(
                 compat.lowering_notes() as warned,
                 compat.inductor_cache_of(own_source()),
                 compat.building_cpp(build, build.add),
-                compat.inductor_lowering(traced.fake_mode, AlikeLoops().generating),
+                compat.inductor_lowering(traced.fake_mode, generating),
             ):
                 module = compat.inductor_passes(graph.module, finds_attention)
                 check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
-                write_out_overlooked(module, traced.fake_mode)
-                check_graph("what is overlooked", module, traced.fake_mode, functional=True)
-                if config.autotune == "on":
-                    product_note, products = choose_products(module, threads)
-                    layer_note, layers = choose_layers(module, traced.fake_mode, threads)
-                    build.choices = [*products, *layers]
-                    said += [product_note, layer_note]
-                if config.autotune == "on" or config.deterministic:
-                    said.append(sum_rows_natively(module, traced.fake_mode, every=config.deterministic))
-                check_graph("products", module, traced.fake_mode, functional=True)
-                write_out_moments(module, traced.fake_mode)
-                check_graph("mean and variance", module, traced.fake_mode, functional=True)
-                said.append(sum_by_blocks(module, traced.fake_mode))
-                check_graph("sums over rows", module, traced.fake_mode, functional=True)
-                said.append(recompute(module))
-                check_graph("recomputation", module, traced.fake_mode, functional=True)
-                division = divide(module.graph) if may_divide else None
+                passes = PassOptions(threads, config.autotune == "on", config.deterministic)
+                found, build.choices = run_passes(module, traced.fake_mode, passes)
+                said += found
+                division = divide(module.graph) if may_divide and enabled("repeated_regions") else None
                 if division is None:
                     call, code = compat.inductor_compile(module, example_inputs(graph), static)
                 else:

@@ -36,6 +36,7 @@ from sidefx_train.compile.artifacts import (
 from sidefx_train.compile.native import cpu_description
 from sidefx_train.config import CompileConfig
 from sidefx_train.report import ChoiceRecord
+from sidefx_train.switches import switched_off
 
 _NAMESPACES = ("aten", "prims", "sidefx")
 """Of operators whose meaning belongs to torch's version or to this library's."""
@@ -138,6 +139,7 @@ def _settings(config: CompileConfig) -> str:
     return repr(
         (
             own_source(),
+            sorted(switched_off()),
             compat.torch_build(),
             platform.python_version(),
             cpu_description(),
@@ -162,9 +164,10 @@ def own_source() -> str:
     package = Path(__file__).parent.parent
     files = [*package.glob("functionalize/*.py"), *package.glob("backend/*.py"), *package.glob("native/*.py")]
     files += [package / "artifacts.py", package / "graphs.py", package.parent / "_torch_compat.py"]
+    files += package.parent.glob("torch_compat/**/*.py")
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(file.name.encode() + file.read_bytes())
+        digest.update(str(file.relative_to(package.parent)).encode() + file.read_bytes())
     return digest.hexdigest()
 
 

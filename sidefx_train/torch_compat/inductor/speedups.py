@@ -1,0 +1,280 @@
+"""Inductor's code generation, faster with the same result.
+
+Each change has a name in ``sidefx_train/switches.py``. The tests compare generated code with and without each of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train.switches import enabled
+from sidefx_train.torch_compat.inductor.patching import replaced
+
+_CPU = torch.device("cpu")
+
+
+@contextmanager
+def without_idle_patterns(module: fx.GraphModule) -> Iterator[None]:
+    """Inductor's joint-graph passes do without the patterns of attention, which take long to make, and without others
+    that can match nothing in a graph.
+
+    They are made by the next pass outside of this, as if there had been none here.
+    """
+    from torch._inductor.fx_passes import joint_graph, misc_patterns, pad_mm
+    from torch._inductor.pattern_matcher import init_once_fakemode
+
+    makers = [getattr(pad_mm, "_pad_mm_init", None), getattr(misc_patterns, "_misc_patterns_init", None)]
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    pads = any(getattr(value, "device", _CPU) != _CPU for value in values)  # products, and none on the CPU
+    permutes = any("randperm" in str(node.target) for node in module.graph.nodes)  # what is indexed by a permutation
+
+    def make_others(input_device: torch.device | None = None) -> None:
+        for make, wanted in zip(makers, (pads, permutes), strict=True):
+            if make is None or not wanted:
+                continue
+            make(input_device) if "input_device" in inspect.signature(make).parameters else make()
+
+    if not all(makers):  # this torch calls them otherwise: all are made
+        yield
+        return
+    with replaced(joint_graph, "lazy_init", lambda _: init_once_fakemode(make_others)):
+        yield
+
+
+def _running_bodies(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Bodies of loops, which are graphs of calls of one object's methods, are run without what else graphs may have."""
+    from torch._inductor.virtualized import V
+
+    def run(shim: Any, *args: Any, **more: Any) -> Any:
+        if more:
+            return before(shim, *args, **more)
+        values: dict[fx.Node, Any] = {}
+        shim.env, given = values, iter(args)
+
+        def value(arg: Any) -> Any:
+            if type(arg) is fx.Node:
+                return values[arg]
+            return fx.map_arg(arg, values.__getitem__) if isinstance(arg, (tuple, list, dict, slice)) else arg
+
+        with V.set_interpreter_handler(shim):
+            for node in shim.graph.nodes:
+                shim.current_node = node
+                if node.op == "call_method":
+                    called, *rest = map(value, node.args)
+                    function = getattr(called, node.target)
+                elif node.op == "call_module":
+                    function, rest = shim.fetch_attr(node.target), list(map(value, node.args))
+                elif node.op == "placeholder":
+                    values[node] = next(given)
+                    continue
+                elif node.op == "output":
+                    return value(node.args[0])
+                else:
+                    values[node] = shim.run_node(node)
+                    continue
+                values[node] = function(*rest, **{name: value(arg) for name, arg in node.kwargs.items()})
+        raise AssertionError("a body of a loop without an output")
+
+    return run
+
+
+class _NoBounds:
+    """Of values that are no indices."""
+
+    @staticmethod
+    def get_bounds() -> dict[Any, Any]:
+        return {}
+
+
+@contextmanager
+def quick_codegen() -> Iterator[None]:
+    """What Inductor's C++ code generation does again and again for the same answer is done once."""
+    with ExitStack() as stack:
+        for name, changes in _CODEGEN.items():
+            if enabled(name):
+                for place, attribute, make in changes():
+                    stack.enter_context(replaced(place, attribute, make))
+        yield
+
+
+Changes = list[tuple[Any, str, Callable[[Any], Any]]]
+"""What is replaced: object, attribute, and what makes the new value of the old one."""
+
+
+def _linear_strides() -> Changes:
+    """Strides of indices that are linear in a variable, also within vectors, are read off instead of simplified."""
+    from torch._inductor.codegen import cpp
+
+    def quick(before: Callable[..., Any]) -> Callable[..., Any]:
+        def stride(index: Any, var: Any, vec_length: int | None = None) -> Any:
+            step = linear_step(index, var)
+            if step is None and vec_length:
+                step = linear_step(within_vector(index, var, vec_length), var)
+            return before(index, var, vec_length) if step is None else step
+
+        return functools.cache(stride)
+
+    return [(cpp, "stride_at_vec_range", quick)]
+
+
+def _shared_dtype_rules() -> Changes:
+    """The rules of data types, which are one object anyway, are not filled in again for each operation."""
+    from torch._inductor.codegen import common
+
+    return [(common, "DtypePropagationOpsHandler", functools.cache)]
+
+
+def _skip_empty_tails() -> Changes:
+    """Loops over what is left of a size that vectors divide are not written, since there is nothing left.
+
+    A kernel over two vectorized dimensions has two such rests. The lines behind its loops, which store the results of
+    reductions, stand in the outer loop: they are needed while the outer rest is not empty, whatever the inner one is.
+    """
+    from torch._inductor import scheduler
+    from torch._inductor.codegen import cpp
+    from torch._inductor.virtualized import V
+
+    def marking(before: Callable[..., Any]) -> Callable[..., Any]:
+        def new_kernel(group: Any, cls: Any, *args: Any) -> Any:
+            kernel = before(group, cls, *args)
+            kernel.sidefx_empty = issubclass(cls, cpp.CppVecKernel) and _is_empty(*args[2:])
+            return kernel
+
+        return new_kernel
+
+    def unless_empty(before: Callable[..., Any]) -> Callable[..., Any]:
+        def codegen(node: Any, index_vars: Any) -> None:
+            if not getattr(V.kernel, "sidefx_empty", False):
+                before(node, index_vars)
+
+        return codegen
+
+    group = getattr(cpp, "KernelGroup", None)
+    return [(group, "new_kernel", marking), (scheduler.SchedulerNode, "codegen", unless_empty)]
+
+
+def _is_empty(inner: Any = None, outer: Any = None) -> bool:
+    """True if nothing of a kernel is ever run: sizes of its rests; ``None`` where it is not of a rest."""
+    if outer is not None:
+        return bool(outer == 0)
+    return bool(inner is not None and inner == 0)
+
+
+def _skip_bounds() -> Changes:
+    """What values are at least and at most is found out where some of them are indices."""
+    from torch._inductor import loop_body
+    from torch._inductor.codegen import cpp
+    from torch._inductor.virtualized import V
+
+    def unless_looked_up(before: Callable[..., Any]) -> Callable[..., Any]:
+        def bounds(body: Any) -> Any:
+            return _NoBounds if isinstance(V.kernel, cpp.CppKernel) and not body.indirect_vars else before(body)
+
+        return bounds
+
+    return [(loop_body.LoopBody, "bounds", unless_looked_up)]
+
+
+def _fast_loop_bodies() -> Changes:
+    from torch._inductor import loop_body
+
+    return [(loop_body.InterpreterShim, "run", _running_bodies)]
+
+
+def _skip_simplify() -> Changes:
+    """Ranges of variables are looked at where an index has quotients or remainders of anything but maxima."""
+    from torch._inductor import sizevars
+    from torch.utils._sympy.functions import FloorDiv, Max, ModularIndexing
+
+    join_dimensions = getattr(sizevars, "join_dimensions", None)
+
+    def unless_linear(before: Callable[..., Any]) -> Callable[..., Any]:
+        def simplify(sizes: Any, expression: Any, ranges: Any) -> Any:  # what is known of ranges is about quotients
+            if join_dimensions is not None:
+                expression = join_dimensions(sizes.simplify(expression))
+                if not expression.has(ModularIndexing, FloorDiv) or expression.has(Max):
+                    return expression  # what is known of a maximum is asked without the ranges, and raises
+            return before(sizes, expression, ranges)
+
+        return simplify
+
+    return [(sizevars.SizeVarAllocator, "_simplify_with_ranges", unless_linear)]
+
+
+def _known_fake_values() -> Changes:
+    from torch._inductor import compile_fx
+
+    return [(compile_fx, "fake_tensor_prop", known_values)]
+
+
+_CODEGEN: dict[str, Callable[[], Changes]] = {
+    "linear_strides": _linear_strides,
+    "shared_dtype_rules": _shared_dtype_rules,
+    "skip_empty_tails": _skip_empty_tails,
+    "skip_bounds": _skip_bounds,
+    "fast_loop_bodies": _fast_loop_bodies,
+    "skip_simplify": _skip_simplify,
+    "known_fake_values": _known_fake_values,
+}
+
+
+def known_values(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Fake values of a graph are not computed where every node has one."""
+
+    def propagate(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor.virtualized import V
+
+        if all("val" in node.meta for node in module.graph.nodes if node.op != "output"):
+            return V.fake_mode
+        return before(module, *args, **kwargs)
+
+    return propagate
+
+
+def linear_step(index: Any, var: Any) -> Any:
+    """By how much a sum grows with ``var`` that holds whole multiples of it alone; ``None`` for other expressions.
+
+    Where ``var`` is limited to a range, what the sum grows by is no number and is not simplified, which would take a
+    tenth of a second.
+    """
+    import sympy
+    from torch.utils._sympy.functions import Max, Min
+
+    if any(limit.has(var) for limit in index.atoms(Max, Min)):
+        difference = index.xreplace({var: var + 1}) - index
+        return None if difference.is_number else difference
+    step = sympy.S.Zero
+    for term in sympy.Add.make_args(index):
+        if not term.has(var):
+            continue
+        factor, symbol = term.as_coeff_Mul()
+        if not factor.is_Integer or symbol != var:
+            return None
+        step += factor
+    return step
+
+
+def within_vector(index: Any, var: Any, length: int) -> Any:
+    """The index while ``var`` runs through one vector: its quotients by multiples of the length stay what they are, and
+    so do its remainders of them but for ``var`` itself."""
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    known: dict[Any, Any] = {}
+    for part in index.atoms(FloorDiv, ModularIndexing):
+        base, *numbers = part.args
+        if base != var or not all(number.is_Integer for number in numbers):
+            continue
+        fixed = sympy.Symbol(f"{var}_fixed{len(known)}")
+        if numbers[0] % length == 0:
+            known[part] = fixed
+        elif type(part) is ModularIndexing and numbers[0] == 1 and numbers[1] % length == 0:
+            known[part] = var + fixed
+    return index.xreplace(known)

@@ -23,7 +23,6 @@ CODEGEN = {
     "skip_simplify": "ranges are looked at where an index has quotients or remainders",
     "known_fake_values": "fake values of a graph are taken from its nodes",
     "idle_patterns": "patterns that can match nothing in a graph are not made",
-    "loop_dedup": "loops that are equal but for names are generated once",
 }
 """They make code generation faster; the generated code is the same with and without them."""
 
@@ -38,11 +37,12 @@ GRAPH = {
     "decompose_variance": "mean and variance are computed as two sums",
     "blocked_row_sums": "sums over rows are computed in blocks",
     "rematerialize": "cheap values are computed again in the backward",
-    "repeated_regions": "equal regions of a graph are lowered once",
 }
 """They change what is computed, within rounding."""
 
-CPP = {
+COMPILE_TIME = {
+    "loop_dedup": "loops that are equal but for names are generated once",
+    "repeated_regions": "equal regions of a graph are lowered once",
     "header_free_kernels": "kernels are compiled without torch's headers",
     "header_free_wrapper": "the function that calls the kernels is compiled without torch's headers",
 }
@@ -57,7 +57,7 @@ CORRECTNESS = {
 }
 """They mend results of Inductor that are wrong; off, they show what Inductor does by itself."""
 
-SWITCHES = {**CODEGEN, **GRAPH, **CPP, **CORRECTNESS}
+SWITCHES = {**CODEGEN, **GRAPH, **COMPILE_TIME, **CORRECTNESS}
 """All names, each with what it does."""
 
 _off: frozenset[str] = frozenset()

@@ -8,6 +8,7 @@ step. Gradients are compared with those of float64, as far off as eager's own ar
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,8 +166,13 @@ def check(numbers: range, **options: Any) -> None:
                 raise Differs(f"chain {number}, gradient {i}: off by {off:.2g}, eager by {usual:.2g}\n{chain}")
 
 
-def _gradients(chains: list[Chain], dtype: torch.dtype, options: dict[str, Any] | None) -> list[list[torch.Tensor]]:
-    """Gradients of the input and the parameters of each chain, after two steps."""
+def training_step(
+    chains: list[Chain], dtype: torch.dtype = torch.float32, call: int = 0
+) -> tuple[Callable[..., None], list[torch.Tensor]]:
+    """Forward and backward of all chains as one step that takes their inputs, and inputs for it.
+
+    The step has ``nets``, the modules of each chain.
+    """
     losses = [eval(f"lambda y: {chain.loss}", {"torch": torch, "F": F}) for chain in chains]
     nets = []
     for chain in chains:
@@ -179,15 +185,28 @@ def _gradients(chains: list[Chain], dtype: torch.dtype, options: dict[str, Any] 
             x.grad = None
             loss(net(x)).backward()
 
+    step.nets = nets  # type: ignore[attr-defined]
+    return step, inputs_of(chains, dtype, call)
+
+
+def inputs_of(chains: list[Chain], dtype: torch.dtype, call: int) -> list[torch.Tensor]:
+    """An input for each chain, of numbers that depend on ``call`` alone."""
+    draw = torch.Generator().manual_seed(call)
+    return [torch.randn(chain.shape, generator=draw).to(dtype).requires_grad_() for chain in chains]
+
+
+def _gradients(chains: list[Chain], dtype: torch.dtype, options: dict[str, Any] | None) -> list[list[torch.Tensor]]:
+    """Gradients of the input and the parameters of each chain, after two steps."""
+    step, inputs = training_step(chains, dtype)
     run = step if options is None else sidefx_train.compile(step, rng="eager", **options)
     for call in range(2):
-        draw = torch.Generator().manual_seed(call)
-        inputs = [torch.randn(chain.shape, generator=draw).to(dtype).requires_grad_() for chain in chains]
+        inputs = inputs_of(chains, dtype, call)
         run(*inputs)
     if options is not None:
         report = sidefx_train.explain(run)
         bad = [each for each in (*report.fallbacks, *report.breaks) if each.code in ("SFX201", "SFX204", "SFX205")]
         if bad:
             raise Differs(f"chains {[str(chain) for chain in chains]}: {bad[0].code} {bad[0].reason}")
+    nets = step.nets  # type: ignore[attr-defined]
     grads = [[x.grad, *(p.grad for p in net.parameters())] for x, net in zip(inputs, nets, strict=True)]
     return [[torch.zeros(1) if g is None else g for g in each] for each in grads]

@@ -68,3 +68,50 @@ def test_type(name):
     given = torch.arange(5)
     wanted, found = TYPES[name](given), sidefx_train.compile(TYPES[name])(given)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+POOLINGS = [
+    (dims, kernel, stride, padding, counts)
+    for dims in (1, 2, 3)
+    for kernel, stride, padding in ((2, 2, 0), (2, 3, 0), (3, 2, 0), (3, 2, 1), (3, 3, 1))
+    for counts in ((True, False) if dims < 3 else (True,))
+]
+SIZES = ((7, 9, 8), (8, 5, 6))
+
+
+def _pooled(xs: list[torch.Tensor], dims: int) -> list[torch.Tensor]:
+    """Averages over windows, also of squares, and their gradients: a window may reach past the end."""
+    results = []
+    for x in xs:
+        for dim, kernel, stride, padding, counts in POOLINGS:
+            if dim != dims:
+                continue
+            x = x.detach().requires_grad_()
+            pool = getattr(nn.functional, f"avg_pool{dims}d")
+            y = pool(x, kernel, stride, padding, ceil_mode=True, count_include_pad=counts)
+            norm = getattr(nn.functional, f"lp_pool{dims}d")(x, 2, kernel, stride, ceil_mode=True)
+            weights = torch.arange(y.numel()).reshape(y.shape) / 10
+            results += [y.detach(), *torch.autograd.grad((y * weights).sum() + norm.square().sum(), x)]
+    return results
+
+
+@pytest.mark.parametrize("dims", [1, 2, pytest.param(3, marks=pytest.mark.slow)])  # the same in one more dimension
+def test_windows_past_the_end(dims):
+    xs = [torch.randn(2, 3, *size[:dims]) for size in SIZES]
+    for have, wanted in zip(sidefx_train.compile(_pooled)(xs, dims), _pooled(xs, dims), strict=True):
+        torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_windows_past_the_end_of_sizes_that_change():
+    """Inductor decides on sizes while it lowers: what it compiled for one such decision is not another's."""
+
+    def pooled(x):
+        x = x.detach().requires_grad_()
+        y = nn.functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True)
+        return y.detach(), torch.autograd.grad((y * y).sum(), x)[0]
+
+    step = sidefx_train.compile(pooled)
+    for size in (8, 11, 12, 14):
+        x = torch.randn(2, 3, size, size + 1)
+        torch.testing.assert_close(step(x), pooled(x))
+    assert not step.report().fallbacks, str(step.report())

@@ -287,7 +287,9 @@ def _compile(
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
     chosen = options(config, graph) | {"layout_optimization": channels_last and all_may_turn(graph.module.graph)}
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
-    if kept or generators(graph.module):  # in ours, or in none: Inductor's takes one generator for another
+    # In our cache, or in none: Inductor's takes one generator for another, and a graph that was lowered under other
+    # conditions on its sizes for this one, since the symbols are no inputs of ours.
+    if kept or generators(graph.module) or _has_symbols(graph.module):
         chosen |= {"fx_graph_cache": False, "force_disable_caches": True}  # an environment variable overrides the first
     if generators(graph.module):  # in the order of the step: each draw moves the generator on
         chosen["fallback_random"] = True
@@ -394,6 +396,15 @@ def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[
     entry = build.whole(join_callers(division, graph, callers), kernels, results, libraries)
     notes += dict.fromkeys(note for made in sources for note in made.notes)
     return compat.call_aoti(entry), "\n".join(made.code for made in sources), notes
+
+
+def _has_symbols(module: fx.GraphModule) -> bool:
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    return any(
+        isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        for value in values
+        for number in ((*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,))
+    )
 
 
 def _is_static(graph: FunctionalGraph, feed: str) -> bool:

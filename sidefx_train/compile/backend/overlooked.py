@@ -4,12 +4,15 @@
   ``addmm(x, a, b)``, and the running sum of ones had the type of the ones, whatever ``dtype`` asked for.
 - The C functions by which its C++ calls torch take every number as a double: ``2 ** integers`` was computed in floating
   point and then taken for integers, in half the memory.
+- Gradients of average pooling divide by the size of the whole window where padding counts, also for a window of
+  ``ceil_mode`` that reaches past the padding: eager divides by what of it lies inside.
 
 ``torch.compile`` does the same. What is written instead is what its lowering makes of the rest.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -19,10 +22,12 @@ from sidefx_train.compile.graphs import emit
 
 aten = torch.ops.aten
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
+_POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 
 
 def write_out_overlooked(module: fx.GraphModule, fake_mode: Any) -> None:
-    """Rewrites sums with an ``alpha``, running sums with a ``dtype``, and integer powers of a number."""
+    """Rewrites sums with an ``alpha``, running sums with a ``dtype``, integer powers of a number, and gradients of
+    average pooling with ``ceil_mode``."""
     graph, found = module.graph, False
     for node in list(graph.nodes):
         if node.target in _SUMS and "alpha" in node.kwargs and _is_of_the_sums_type(node):
@@ -31,6 +36,8 @@ def write_out_overlooked(module: fx.GraphModule, fake_mode: Any) -> None:
             _hide_from_pattern(graph, node, fake_mode)
         elif node.target is aten.pow.Scalar and not node.meta["val"].dtype.is_floating_point:
             _write_out_base(graph, node, fake_mode)
+        elif node.target in _POOLINGS and _cuts_windows(node):
+            _write_out_divisor(graph, node, fake_mode)
         else:
             continue
         found = True
@@ -73,3 +80,44 @@ def _write_out_base(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
     with graph.inserting_before(node):
         number = emit(graph, fake_mode, aten.full.default, [], base, dtype=value.dtype, device=value.device)
     node.target, node.args = aten.pow.Tensor_Tensor, (number, power)
+
+
+def _cuts_windows(node: fx.Node) -> bool:
+    """True for the gradient of an average over windows of which some may reach past what there is, padding included."""
+    _, _, _, _, _, ceil_mode, counts_padding, divisor = node.args
+    return bool(ceil_mode and counts_padding and divisor is None)
+
+
+def _write_out_divisor(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+    """The gradient of each window is divided by what of the window there is, and that of a sum is asked for."""
+    grad, x, kernel, stride, padding, *flags, _ = node.args
+    value, dims = x.meta["val"], len(kernel)  # type: ignore[union-attr,arg-type]
+    kernel, stride, padding = (_each(given, dims) for given in (kernel, stride or kernel, padding))
+    with graph.inserting_before(node):
+        for i in range(dims):
+            windows = grad.meta["val"].shape[i - dims]  # type: ignore[union-attr]
+            count, size = _number(graph, fake_mode, grad, i - dims, windows), value.shape[i - dims]
+            first = emit(graph, fake_mode, aten.arange.default, count, dtype=torch.int64, device=value.device)
+            first = emit(graph, fake_mode, aten.mul.Tensor, first, stride[i])
+            end = _number(graph, fake_mode, x, i - dims, size, 2 * padding[i])  # from where the padding begins
+            last = emit(graph, fake_mode, aten.clamp_max.default, _plus(graph, fake_mode, first, kernel[i]), end)
+            width = emit(graph, fake_mode, aten.sub.Tensor, last, first)
+            width = emit(graph, fake_mode, aten.view.default, width, [-1, *[1] * (dims - 1 - i)])
+            grad = emit(graph, fake_mode, aten.div.Tensor, grad, width)
+    node.args = (grad, x, kernel, stride, padding, *flags, 1)
+
+
+def _each(given: Any, dims: int) -> list[int]:
+    return list(given) * dims if len(given) == 1 else list(given)
+
+
+def _plus(graph: fx.Graph, fake_mode: Any, value: fx.Node, number: int) -> fx.Node:
+    return emit(graph, fake_mode, aten.add.Tensor, value, number)
+
+
+def _number(graph: fx.Graph, fake_mode: Any, tensor: Any, dim: int, size: Any, more: int = 0) -> Any:
+    """A size, as a node where it is symbolic, plus a number."""
+    if isinstance(size, int):
+        return size + more
+    node = emit(graph, fake_mode, torch.ops.aten.sym_size.int, tensor, dim)
+    return emit(graph, fake_mode, operator.add, node, more) if more else node

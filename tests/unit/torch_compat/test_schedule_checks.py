@@ -1,0 +1,128 @@
+"""Memory is read after it is written and before it is written over: what Inductor gets wrong, and what catches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sidefx_train
+from sidefx_train.errors import SideFXWarning
+from sidefx_train.switches import without
+from tests.caches import new_cache
+
+Rows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
+
+ROWS: dict[str, Rows] = {
+    "rows set": lambda bank, h, i: bank.__setitem__(i, h),
+    "index_copy": lambda bank, h, i: bank.index_copy_(0, i, h),
+    "index_add": lambda bank, h, i: bank.index_add_(0, i, h),
+    "accumulated": lambda bank, h, i: bank.index_put_((i,), h, accumulate=True),
+    "index_fill": lambda bank, h, i: bank.index_fill_(0, i, 0.5),
+    "scatter": lambda bank, h, i: bank.scatter_(0, i[:, None].expand(-1, 6), h),
+    "a slice": lambda bank, h, i: bank[2:5].copy_(h),
+    "masked_fill": lambda bank, h, i: bank.masked_fill_(bank > 1, 0.25),
+}
+
+UPDATES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "roll": lambda bank: bank.copy_(bank.roll(1, 0)),
+    "permuted": lambda bank: bank.copy_(bank[torch.arange(7, -1, -1)]),
+    "lerp": lambda bank: bank.lerp_(bank.flip(0), 0.3),
+    "sum": lambda bank: bank.add_(bank.flip(0)),
+    "cat": lambda bank: bank.copy_(torch.cat([bank[3:], bank[:3]])),
+    "running sum": lambda bank: bank.copy_(bank.cumsum(0)),
+    "softmax": lambda bank: bank.copy_(bank.softmax(0)),
+}
+
+
+def _updated(h: torch.Tensor, i: torch.Tensor, *banks: torch.Tensor) -> None:
+    """Writes rows of each bank, then all of it from other rows; every second one by way of a copy."""
+    pairs = [(rows, update) for rows in ROWS.values() for update in UPDATES.values()]
+    for number, ((rows, update), bank) in enumerate(zip(pairs, banks, strict=True)):
+        target = bank.clone() if number % 2 else bank
+        rows(target, h, i)
+        update(target)
+        if target is not bank:
+            bank.copy_(target * 0.5)
+
+
+def _banks() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(8, 6, generator=generator) for _ in range(len(ROWS) * len(UPDATES))]
+
+
+def test_rows_written_then_read_elsewhere():
+    """A write in place of what was read at another index: each pair alone was wrong in Inductor for some."""
+    wanted, found = _banks(), _banks()
+    step = sidefx_train.compile(_updated, fullgraph=True)
+    for call in range(2):
+        generator = torch.Generator().manual_seed(call)
+        h, i = torch.randn(3, 6, generator=generator), torch.randperm(8, generator=generator)[:3]
+        _updated(h, i, *wanted)
+        step(h, i, *found)
+        names = [f"{rows}, {update}" for rows in ROWS for update in UPDATES]
+        for name, a, b in zip(names, wanted, found, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def _rolled(bank: torch.Tensor, h: torch.Tensor, i: torch.Tensor) -> None:
+    bank[i] = h
+    bank.copy_(bank.roll(1, 0))
+
+
+def test_a_schedule_that_reads_what_is_written_over_is_not_used(tmp_path, monkeypatch):
+    """Without the repair the check refuses the graph, and the step runs eagerly."""
+    new_cache(tmp_path, monkeypatch)
+    h, i = torch.randn(3, 6), torch.tensor([0, 5, 2])
+    bank, expected = torch.ones(8, 6), torch.ones(8, 6)
+    _rolled(expected, h, i)
+    step = sidefx_train.compile(_rolled)
+    with without("mutations_by_index"), pytest.warns(SideFXWarning, match="SFX201"):
+        step(bank, h, i)
+    assert torch.equal(bank, expected)
+    assert [fallback.code for fallback in step.report().fallbacks] == ["SFX201"]
+    assert "places" in step.report().fallbacks[0].reason
+
+
+def _segmentation(depth: int, channels: int, loss: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    torch.manual_seed(0)
+    conv, norm = getattr(nn, f"Conv{depth}d"), getattr(nn, f"BatchNorm{depth}d")
+    net = nn.Sequential(
+        conv(3, 8, 3, padding=1), norm(8), nn.ReLU(), conv(8, channels, 3, padding=1), norm(channels), nn.ReLU()
+    )
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        net.zero_grad()
+        value = loss(net(x))
+        value.backward()
+        return value.detach()
+
+    return net, step
+
+
+LOSSES = {
+    "dice": lambda y: 1 - (2 * y.softmax(1)[:, 0].sum() + 1) / (y.softmax(1).sum() + 100),
+    "cross entropy": lambda y: F.cross_entropy(y, torch.ones(y.shape[0], *y.shape[2:], dtype=torch.long)),
+    "weighted": lambda y: (y.softmax(1) * y).flatten(2).sum(2).square().mean(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("depth", "channels"), [(2, 2), (2, 19), (3, 2)])
+def test_gradients_behind_a_softmax_over_channels(depth, channels, loss):
+    """Sums per channel over whole vectors of places: the rest of the channels is not a whole vector."""
+    wanted, eager = _segmentation(depth, channels, LOSSES[loss])
+    found, step = _segmentation(depth, channels, LOSSES[loss])
+    step = sidefx_train.compile(step, fullgraph=True)
+    size = (2, 3, *[32 if depth == 2 else 8] * depth)
+    for call in range(2):
+        x = torch.rand(size, generator=torch.Generator().manual_seed(call))
+        torch.testing.assert_close(step(x), eager(x), rtol=1e-4, atol=1e-5)
+        most = max(p.grad.norm().item() for p in wanted.parameters())  # those before a norm are all rounding
+        for (name, a), b in zip(wanted.named_parameters(), found.parameters(), strict=True):
+            off = (a.grad - b.grad).norm().item()
+            assert off <= 1e-4 * most, f"{name}: {off:.2g} off, the largest norm is {most:.2g}"

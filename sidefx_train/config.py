@@ -26,7 +26,9 @@ class CompileConfig:
             sizes of the arguments are symbolic at once. ``False``: every new size is captured anew.
         cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
-        verify: number of first replays compared with the captured graph run op by op (0: none).
+        verify: ``"first"`` compares the first run of every compiled graph with the captured graph run op by op, and a
+            later one where the first could not show anything. A number: so many first runs, of the functionalized graph
+            of ``"aot_eager"`` too; 0: none.
         on_failure: ``"eager"`` runs the step eagerly and says why, ``"raise"`` raises.
         warmup: ``"now"``: a call that must be captured waits until it is compiled. ``"background"``: it and those after
             it run eagerly until a worker has compiled the graph.
@@ -45,7 +47,7 @@ class CompileConfig:
     dynamic: bool | None = None
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     rng: Literal["fast", "eager"] = "fast"
-    verify: int = 0
+    verify: int | Literal["first"] = "first"
     on_failure: Literal["eager", "raise"] = "eager"
     warmup: Literal["now", "background"] = "now"
     partition: Literal["min_cut", "default"] = "min_cut"
@@ -76,8 +78,8 @@ class CompileConfig:
             raise ValueError(f"autotune_seconds={self.autotune_seconds}: expected a time in seconds, 0 or more")
         if self.cuda_graphs == "on":
             raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
-        if self.verify < 0:
-            raise ValueError(f"verify={self.verify}: expected a count of steps, 0 or more")
+        if self.verify != "first" and (not isinstance(self.verify, int) or self.verify < 0):
+            raise ValueError(f"verify={self.verify!r}: expected 'first' or a count of steps, 0 or more")
         if self.recapture_limit < 1:
             raise ValueError(f"recapture_limit={self.recapture_limit}: expected 1 or more")
 

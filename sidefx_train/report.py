@@ -53,6 +53,7 @@ class CaptureRecord:
         graphs: graphs of this capture; more than one where the step was broken in parts.
         notes: choices worth knowing, in the order they were made.
         choices: what was chosen by measuring, the most work first.
+        verification: what comparisons of the compiled graph with the captured one came to, and what they cost.
     """
 
     index: int
@@ -63,6 +64,7 @@ class CaptureRecord:
     graphs: int = 1
     notes: list[str] = field(default_factory=list)
     choices: list[ChoiceRecord] = field(default_factory=list)
+    verification: list[str] = field(default_factory=list)
 
     @property
     def total_seconds(self) -> float:
@@ -179,8 +181,12 @@ class StepReport:
         sources: Mapping[str, str] | None = None,
         notes: Iterable[str] = (),
         choices: Iterable[ChoiceRecord] = (),
+        verification: list[str] | None = None,
     ) -> CaptureRecord:
-        """Adds a capture; ``effects`` and ``guards`` not seen before are appended to the report's."""
+        """Adds a capture; ``effects`` and ``guards`` not seen before are appended to the report's.
+
+        ``verification`` is kept as it is: what runs later is added to it.
+        """
         record = CaptureRecord(
             index=len(self.captures),
             trigger=trigger,
@@ -190,6 +196,7 @@ class StepReport:
             graphs=graphs,
             notes=list(notes),
             choices=list(choices),
+            verification=verification if verification is not None else [],
         )
         self.captures.append(record)
         self.effects.extend(e for e in dict.fromkeys(effects) if e not in self.effects)
@@ -323,7 +330,7 @@ class StepReport:
                 _pairs(c.nodes, "{}"),
                 _pairs(c.inputs, "{}"),
                 _pairs(c.seconds, "{:.2f}"),
-                "; ".join(c.notes),
+                "; ".join([*c.notes, *c.verification]),
             )
             for c in self.captures
         ]

@@ -24,7 +24,7 @@ def compile_step(
     dynamic: bool | None = None,
     cuda_graphs: Literal["auto", "on", "off"] = "auto",
     rng: Literal["fast", "eager"] = "fast",
-    verify: int = 0,
+    verify: int | Literal["first"] = "first",
     on_failure: Literal["eager", "raise"] = "eager",
     warmup: Literal["now", "background"] = "now",
     partition: Literal["min_cut", "default"] = "min_cut",
@@ -44,8 +44,10 @@ def compile_step(
             sizes of the arguments are symbolic at once. ``False``: every new size is captured anew.
         cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
-        verify: number of first replays compared with the captured graph run op by op, whose results are returned; a
-            graph that differs is not used again.
+        verify: ``"first"`` compares the first run of every compiled graph, on copies, with the captured graph run op by
+            op, and a later one where results were zeros only. A graph that differs by more than rounding is not used,
+            and a warning says what differs. That costs about one eager step and its memory, once (the report says how
+            much). A number compares so many first runs; ``0`` compares none.
         on_failure: ``"eager"`` runs a step that cannot be captured eagerly and says why, ``"raise"`` raises.
         warmup: ``"now"``: the first call waits until its graph is compiled. ``"background"``: steps run eagerly while a
             worker compiles, and the captured step takes over between two calls; ``step.wait()`` waits for the worker.

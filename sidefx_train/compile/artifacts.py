@@ -239,6 +239,7 @@ class Executable:
         choices: what was chosen by measuring.
         conditions: sympy expressions over the capture's symbols that the backend took for true: it may have seen that a
             size or number was 0, and compiled for that.
+        verification: what comparisons with the captured graph came to, in words; filled as it runs.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -248,6 +249,7 @@ class Executable:
     notes: tuple[str, ...] = ()
     choices: tuple[ChoiceRecord, ...] = ()
     conditions: tuple[Any, ...] = ()
+    verification: list[str] = field(default_factory=list)
 
 
 def is_scalar(value: Any) -> bool:

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from sidefx_train.errors import BackendError
 
 _NOT_KEPT = "not kept"
 
+Differs = Callable[[str], None]
+"""Told in words what differs, where a compiled graph is found wrong."""
+
 
 class NotKept(Exception):
     """A process compiled what cannot be handed over: it is a thread's work."""
@@ -43,10 +47,11 @@ class Job:
         checks: its guards' tests, made when it was captured.
     """
 
-    def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig) -> None:
+    def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> None:
         self.captured = captured
         self.checks = checks
         self._config = config
+        self._differs = differs
         self._began = time.perf_counter()
 
     def done(self) -> bool:
@@ -71,21 +76,21 @@ class Job:
         raise NotImplementedError
 
 
-def start(captured: Captured, checks: dict[str, Any], config: CompileConfig) -> Job:
-    """Begins to compile a captured graph; called between two steps."""
+def start(captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> Job:
+    """Begins to compile a captured graph; called between two steps. ``differs`` is told what a comparison finds."""
     start_build()
     graphs = [captured.traced] if captured.joint is None else list(captured.joint.graphs)
     if hasattr(os, "fork") and sys.platform == "linux" and all(can_be_handed_over(graph, config) for graph in graphs):
-        return _Process(captured, checks, config, graphs)
-    return _Thread(captured, checks, config)
+        return _Process(captured, checks, config, differs, graphs)
+    return _Thread(captured, checks, config, differs)
 
 
 def start_here(job: Job) -> Job:
     """Begins once more, in this process, what another one could not hand over."""
-    return _Thread(job.captured, job.checks, job._config)
+    return _Thread(job.captured, job.checks, job._config, job._differs)
 
 
-def taken(captured: Captured, config: CompileConfig) -> Executable | None:
+def taken(captured: Captured, config: CompileConfig, differs: Differs) -> Executable | None:
     """The captured graph as an earlier process or worker compiled it, if it is in the cache."""
     missing = False
 
@@ -95,7 +100,7 @@ def taken(captured: Captured, config: CompileConfig) -> Executable | None:
         missing = missing or found is None
         return found if found is not None else Executable(_nothing, atomic=True)
 
-    executable = pipeline.compile_graphs(captured, config, from_cache)
+    executable = pipeline.compile_graphs(captured, config, from_cache, differs)
     return None if missing else executable
 
 
@@ -104,8 +109,8 @@ def _nothing(args: list[Any]) -> list[Any]:
 
 
 class _Thread(Job):
-    def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig) -> None:
-        super().__init__(captured, checks, config)
+    def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> None:
+        super().__init__(captured, checks, config, differs)
         self._executable: Executable | None = None
         self._error: Exception | None = None
         self._finished = threading.Event()
@@ -114,7 +119,7 @@ class _Thread(Job):
 
     def _run(self) -> None:
         try:
-            self._executable = pipeline.compile_graphs(self.captured, self._config, build)
+            self._executable = pipeline.compile_graphs(self.captured, self._config, build, self._differs)
         except Exception as error:  # raised again by result()
             self._error = error
         finally:
@@ -140,9 +145,14 @@ class _Thread(Job):
 
 class _Process(Job):
     def __init__(
-        self, captured: Captured, checks: dict[str, Any], config: CompileConfig, graphs: list[TracedGraph]
+        self,
+        captured: Captured,
+        checks: dict[str, Any],
+        config: CompileConfig,
+        differs: Differs,
+        graphs: list[TracedGraph],
     ) -> None:
-        super().__init__(captured, checks, config)
+        super().__init__(captured, checks, config, differs)
         handle, name = tempfile.mkstemp(prefix="sidefx_", suffix=".txt")
         os.close(handle)
         self._said = Path(name)
@@ -177,7 +187,7 @@ class _Process(Job):
         self._end()
         if said == _NOT_KEPT:
             raise NotKept
-        executable = taken(self.captured, self._config) if not said else None
+        executable = taken(self.captured, self._config, self._differs) if not said else None
         if executable is None:
             raise BackendError("SFX201", said or f"the worker ended with status {self._status} and left nothing")
         executable.seconds["beside training"] = time.perf_counter() - self._began

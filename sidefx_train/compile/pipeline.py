@@ -326,27 +326,62 @@ def compile_captured(
     Raises:
         BackendError: the backend failed; the world is as it was.
     """
-    executable = compile_graphs(captured, config, build)
+    executable = compile_graphs(captured, config, build, differs)
     for commit, _ in captured.commits:
         commit()
     checks = guard_checks(captured, args, kwargs)
-    return bind(captured, executable, checks, config, failed, differs, parts, is_part)
+    return bind(captured, executable, checks, failed, parts, is_part)
 
 
 def compile_graphs(
-    captured: Captured, config: CompileConfig, compiler: Callable[[TracedGraph, CompileConfig], Executable]
+    captured: Captured,
+    config: CompileConfig,
+    compiler: Callable[[TracedGraph, CompileConfig], Executable],
+    differs: Callable[[str], None],
 ) -> Executable:
-    """The captured graph compiled; joined with its backward where autograd outside needs that."""
+    """The captured graph compiled; joined with its backward where autograd outside needs that.
+
+    Args:
+        captured: the capture.
+        config: options.
+        compiler: compiles one graph.
+        differs: told in words what differs, where a compiled graph is found wrong.
+    """
+    found: list[str] = []
+
+    def compiled(traced: TracedGraph, what: str = "") -> Executable:
+        executable = beginning_anew(compiler(traced, config), traced)
+        return _verified(executable, traced, config, _named(what, differs), _named(what, found.append))
+
     with compat.default_device_cpu():  # for tensors that are made on the way
-        executable = beginning_anew(compiler(captured.traced, config), captured.traced)
         if captured.joint is None:
-            return executable
-        backwards = [compiler(stage.backward, config) for stage in captured.joint.stages]
+            return replace(compiled(captured.traced), verification=found)
+        executable = compiled(captured.traced, "forward: ")
+        backwards = [compiled(stage.backward, "backward: ") for stage in captured.joint.stages]
     one_by_one = config.backend in ("eager", "aot_eager")
     casting = [build_casting(stage.backward) if one_by_one else None for stage in captured.joint.stages]
     joined = join(captured.joint, executable, backwards, casting)
     conditions = [condition for each in (executable, *backwards) for condition in each.conditions]
-    return replace(joined, conditions=tuple(conditions))
+    return replace(joined, conditions=tuple(conditions), verification=found)
+
+
+def _named(what: str, tell: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda text: tell(what + text)
+
+
+def _verified(
+    executable: Executable,
+    traced: TracedGraph,
+    config: CompileConfig,
+    differs: Callable[[str], None],
+    done: Callable[[str], None],
+) -> Executable:
+    """The executable, which proves itself when it is first run, where ``config`` wants that."""
+    by_default = config.verify == "first"
+    if config.verify == 0 or config.backend == "eager" or (by_default and config.backend == "aot_eager"):
+        return executable
+    comparable = not (traced.uses_rng and config.rng == "fast" and config.backend_name == "inductor")
+    return verified(executable, traced, None if config.verify == "first" else config.verify, comparable, differs, done)
 
 
 def guard_checks(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -363,16 +398,11 @@ def bind(
     captured: Captured,
     executable: Executable,
     checks: dict[str, Any],
-    config: CompileConfig,
     failed: Callable[..., Any],
-    differs: Callable[[str], None],
     parts: Parts | None,
     is_part: bool,
 ) -> Entry:
     """The generated function over a compiled graph; arguments as for :func:`compile_captured`."""
-    if config.verify and captured.joint is None:
-        comparable = not (captured.traced.uses_rng and config.rng == "fast" and config.backend_name == "inductor")
-        executable = verified(executable, captured.traced, config.verify, comparable, differs)
     bindings = {"run": executable.run, "failed": failed, **checks}
     if captured.suspension is not None:
         assert parts is not None, "a suspended step goes on with its parts"

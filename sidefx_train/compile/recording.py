@@ -44,4 +44,5 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
         sources={**sources, **executable.sources},
         notes=[*notes, *executable.notes],
         choices=executable.choices,
+        verification=executable.verification,
     )

@@ -458,9 +458,10 @@ class CompiledStep:
                     self._job_trigger = missed
                     return self._taken_over(entry)
                 checks = pipeline.guard_checks(captured, args, kwargs)
-                known = background.taken(captured, self.config)
+                known = background.taken(captured, self.config, self._differs)
                 if known is None:
-                    self._job, self._job_trigger = background.start(captured, checks, self.config), missed
+                    self._job = background.start(captured, checks, self.config, self._differs)
+                    self._job_trigger = missed
                     return None
         finally:
             self._busy = False
@@ -490,9 +491,7 @@ class CompiledStep:
         return self._taken_over(entry)
 
     def _bound(self, captured: Captured, executable: Executable, checks: dict[str, Any]) -> Entry:
-        return pipeline.bind(
-            captured, executable, checks, self.config, self._failed, self._differs, self._parts, self._is_part
-        )
+        return pipeline.bind(captured, executable, checks, self._failed, self._parts, self._is_part)
 
     def _taken_over(self, entry: Entry) -> Entry:
         self._add(entry)

@@ -61,6 +61,129 @@ def test_wrong_backend_raises_on_request():
         step(*BATCHES[0])
 
 
+def _changed(change):
+    """A backend whose every result is ``change(result)``."""
+
+    def backend(gm, example_inputs):
+        return lambda *args: [change(out) if isinstance(out, torch.Tensor) else out for out in gm(*args)]
+
+    return backend
+
+
+def _updated_slightly_otherwise(gm, example_inputs):
+    """The parameter's update is one per cent too large: a change of the parameter in the sixth digit."""
+
+    def run(*args):
+        before = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        results = gm(*args)
+        for arg, old in zip(args, before, strict=True):
+            if isinstance(arg, torch.Tensor) and arg.is_floating_point() and not torch.equal(arg, old):
+                arg.add_(arg - old, alpha=0.01)
+        return results
+
+    return run
+
+
+def test_by_default_the_first_run_is_compared():
+    model, step = make()
+    _, captured = make(backend="inductor")
+    for batch in BATCHES:
+        assert torch.allclose(captured(*batch), step(*batch))
+    (found,) = captured.report().captures[0].verification
+    assert found.startswith("equal to the captured graph run op by op (the comparison took")
+    assert "comparison" in str(captured.report())
+
+
+def test_nothing_is_compared_on_request():
+    _, step = make(backend="inductor", verify=0)
+    step(*BATCHES[0])
+    assert step.report().captures[0].verification == []
+
+
+def test_update_is_compared_by_its_own_size():
+    plain, eager = make()
+    model, step = make(backend=_updated_slightly_otherwise)
+    with pytest.warns(SideFXWarning, match=r"SFX205.*model.*weight.*change"):
+        losses = [step(*batch) for batch in BATCHES]
+    assert all(torch.equal(a, eager(*b)) for a, b in zip(losses, BATCHES, strict=True))
+    assert torch.equal(plain.weight, model.weight)
+
+
+def test_not_a_number_is_no_zero():
+    step = sidefx_train.compile(lambda x: x / x + 1, backend=_changed(torch.nan_to_num))
+    with pytest.warns(SideFXWarning, match="SFX205"):
+        assert step(torch.zeros(3)).isnan().all()
+
+
+def test_a_graph_whose_results_are_zeros_is_compared_again():
+    """Wrong by a factor, which shows in nothing at first."""
+    step = sidefx_train.compile(lambda x: x * 3, backend=_changed(lambda out: out * 1.5))
+    for _ in range(3):
+        assert torch.equal(step(torch.zeros(3)), torch.zeros(3))
+    step(torch.zeros(3))  # compared again, in vain
+    with pytest.warns(SideFXWarning, match="SFX205"):
+        results = [step(torch.ones(3)) for _ in range(40)]
+    assert torch.equal(results[-1], torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_a_model_compiled_alone_is_compared_in_both_directions(part):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    inputs = torch.randn(5, 4)
+    model(inputs).sum().backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    wrong = _changed(lambda out: out * 1.1 if (out.shape == (5, 1)) == (part == "forward") else out)
+    captured = sidefx_train.compile(model, backend=wrong)
+    with pytest.warns(SideFXWarning, match=f"SFX205.*{part}"):
+        captured(inputs).sum().backward()
+    for parameter, grad in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+
+
+def _with_norm(clamp):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), clamp, nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), clamp)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("clamp", [nn.ReLU6(), nn.Hardtanh(-0.2, 0.2)], ids=["relu6", "hardtanh"])
+def test_what_is_all_rounding_is_no_mistake(clamp):
+    """Gradients of biases before a norm are nothing but rounding, and Adam makes steps of full size of them."""
+    step = sidefx_train.compile(_with_norm(clamp), verify=3, fullgraph=True)
+    for seed in range(3):
+        step(torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(seed)))
+    assert not step.report().breaks, str(step.report())
+    assert len(step.report().captures[0].verification) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), torch.arange(8) % 4).backward()
+        optimizer.step()
+
+    captured = sidefx_train.compile(step, verify=2)
+    for _ in range(3):
+        captured(torch.randn(8, 16).to(dtype))
+    assert not captured.report().breaks, str(captured.report())
+
+
 def test_options_of_later_versions_are_refused():
     with pytest.raises(NotImplementedError, match="cuda_graphs"):
         make(cuda_graphs="on")

@@ -1,72 +1,246 @@
-"""The first runs of a compiled graph beside the captured graph run op by op."""
+"""The first runs of a compiled graph beside the captured graph run op by op.
+
+A compiled graph is used once it has proved itself: both run from the same inputs and the same random state, on copies,
+and all that they return and write is compared. What counts as equal is what rounding can make of it: first the plain
+distance, and where that is not small, the distance between runs of the captured graph whose operations round otherwise
+(``rounding_noise.py``).
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend.anew import beginning_anew
 from sidefx_train.compile.backend.eager import build_eager
+from sidefx_train.compile.backend.rounding_noise import noisy_run
 from sidefx_train.compile.graphs import generators
 
 RELATIVE = 1e-3
-"""Largest difference, in norm and relative to the oracle's value, that counts as equal."""
+"""Largest difference, in norm, that counts as equal at once: relative to the value, or to the change of what is
+written."""
+
+NOISY_RUNS = 3
+FACTOR = 8.0
+"""How many times as far off as the farthest of the noisy runs the compiled graph may be."""
+
+LATER = (3, 10, 30)
+"""Runs after which a graph is compared again that had results of zeros only, in which nothing shows."""
 
 
 def verified(
-    executable: Executable, traced: TracedGraph, runs: int, comparable: bool, report: Callable[[str], None]
+    executable: Executable,
+    traced: TracedGraph,
+    runs: int | None,
+    comparable: bool,
+    report: Callable[[str], None],
+    done: Callable[[str], None] = lambda text: None,
 ) -> Executable:
-    """Compares the first ``runs`` runs with the captured graph run op by op, which is eager's own arithmetic.
+    """Compares the first runs with the captured graph run op by op, which is eager's own arithmetic.
 
-    The results of compared runs are the op-by-op ones. If a run differs, ``report`` is told and the compiled graph is
-    never used again.
+    If a run differs, ``report`` is told and the compiled graph is never used again: the captured graph is run op by op.
 
     Args:
         executable: the compiled graph.
         traced: the captured graph.
-        runs: how many runs to compare.
+        runs: how many runs to compare; ``None``: the first, and a few later ones while results are zeros only.
         comparable: false if the two draw different random numbers: nothing can be compared then.
-        report: told in words what differs.
+        report: told in words what differs; it may raise, since nothing has been changed by then.
+        done: told in words what a comparison came to and what it cost.
     """
     if not comparable:
         return replace(executable, notes=(*executable.notes, "not verified: it draws random numbers of its own"))
-    oracle = beginning_anew(build_eager(traced), traced)
-    drawn_from = [torch.default_generator, *generators(traced.module)]
-    left = runs
-    trusted = True
+    return replace(executable, run=_Verified(executable, traced, runs, report, done))
 
-    def set_back(states: list[torch.Tensor]) -> None:
-        for generator, state in zip(drawn_from, states, strict=True):
+
+class _Verified:
+    def __init__(
+        self,
+        executable: Executable,
+        traced: TracedGraph,
+        runs: int | None,
+        report: Callable[[str], None],
+        done: Callable[[str], None],
+    ) -> None:
+        self._executable, self._traced, self._report, self._done = executable, traced, report, done
+        self._left = 1 if runs is None else runs
+        self._later = list(LATER) if runs is None else []
+        self._oracle: Executable | None = None
+        self._run: Callable[[list[Any]], Sequence[Any]] = self._compared
+        self._drawn_from = [torch.default_generator, *generators(traced.module)]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        return self._run(args)
+
+    def _compared(self, args: list[Any]) -> Sequence[Any]:
+        began = time.perf_counter()
+        if self._oracle is None:
+            self._oracle = beginning_anew(build_eager(self._traced), self._traced)
+        try:
+            compiled, captured = _copies(args), _copies(args)
+        except (MemoryError, torch.OutOfMemoryError):
+            self._run = self._executable.run
+            self._done("not compared: no memory for copies of the inputs")
+            return self._executable.run(args)
+        states = [generator.get_state() for generator in self._drawn_from]
+        have = _Outcome(list(self._executable.run(list(compiled))), compiled)
+        self._set_back(states)
+        want = _Outcome(list(self._oracle.run(list(captured))), captured)
+        self._set_back(states)
+        found, shows = self._difference(args, have, want, states)
+        if found:
+            self._run = self._oracle.run
+            self._report(found)
+            return self._oracle.run(args)
+        self._left -= 1
+        milliseconds = 1e3 * (time.perf_counter() - began)
+        self._done(f"equal to the captured graph run op by op (the comparison took {milliseconds:.1f} ms)")
+        if self._left <= 0:
+            self._run = self._executable.run
+            if not shows and self._later:
+                self._run, self._left = self._waiting(self._later.pop(0)), 1
+        return self._executable.run(args)
+
+    def _waiting(self, runs: int) -> Callable[[list[Any]], Sequence[Any]]:
+        """Runs the compiled graph a few times before it is compared again."""
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            nonlocal runs
+            runs -= 1
+            if runs <= 0:
+                self._run = self._compared
+            return self._executable.run(args)
+
+        return run
+
+    def _set_back(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._drawn_from, states, strict=True):
             generator.set_state(state)
 
-    def run(args: list[Any]) -> Sequence[Any]:
-        nonlocal left, trusted
-        if not trusted:
-            return oracle.run(args)
-        if left <= 0:
-            return executable.run(args)
-        left -= 1
-        states = [generator.get_state() for generator in drawn_from]
-        copies, twins = _copies(args), _copies(args)
-        have = list(executable.run(list(copies)))
-        set_back(states)
-        want = list(oracle.run(list(twins)))
-        set_back(states)
-        found = _difference(have, want, "output") or _difference(copies, twins, "input")
-        if found:
-            trusted = False
-            report(found)  # may raise: nothing has been changed so far
-        return oracle.run(args)
+    def _difference(
+        self, args: list[Any], have: _Outcome, want: _Outcome, states: list[torch.Tensor]
+    ) -> tuple[str, bool]:
+        """What differs, in words, and whether anything could be seen in every result that can show something."""
+        pairs = list(_pairs(args, have, want))
+        shows = all(pair.shows for pair in pairs)
+        for pair in pairs:
+            if pair.kind_differs:
+                return f"{self._name(pair)} is {pair.kind_differs}", shows
+        doubtful = [pair for pair in pairs if not pair.distance <= RELATIVE * pair.scale + pair.floor]
+        if not doubtful:
+            return "", shows
+        moved = [0.0] * len(doubtful)
+        for seed in range(NOISY_RUNS):
+            inputs = _copies(args)
+            for generator, state in self._traced.anew:
+                generator.set_state(state)
+            noisy = _Outcome(list(noisy_run(self._traced, list(inputs), seed)), inputs)
+            self._set_back(states)
+            by_place = {(pair.what, pair.index): pair for pair in _pairs(args, noisy, want)}
+            for i, pair in enumerate(doubtful):
+                moved[i] = max(moved[i], by_place[pair.what, pair.index].distance)
+        for pair, rounding in zip(doubtful, moved, strict=True):
+            if not pair.distance <= RELATIVE * pair.scale + pair.floor + FACTOR * rounding:
+                error = f"{pair.distance:.3g} in norm, its {pair.measure} is {pair.scale:.3g}, rounding moves it by "
+                return f"{self._name(pair)} is off by {error}{rounding:.3g}", shows
+        return "", shows
 
-    notes = (*executable.notes, f"first {runs} runs compared with the captured graph")
-    return replace(executable, run=run, notes=notes)
+    def _name(self, pair: _Pair) -> str:
+        """The tensor in the program's words: where an input comes from, or what computes an output."""
+        if pair.what == "input":
+            return f"input {pair.index} ({self._traced.inputs[pair.index].source})"
+        node = next(iter(reversed(self._traced.module.graph.nodes))).args[0][pair.index]
+        made = f" ({node.target})" if isinstance(node, fx.Node) and node.op == "call_function" else ""
+        return f"output {pair.index}{made}"
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a run returned, and its inputs afterwards."""
+
+    outputs: list[Any]
+    inputs: list[Any]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One value of two runs.
+
+    Attributes:
+        what: ``"output"`` or ``"input"``.
+        index: which.
+        kind_differs: type and shape, where those are others.
+        distance: between the two, in norm; infinite where one is finite and the other is not.
+        scale: norm of the value, or of its change where an input was written.
+        floor: rounding of the value itself, in norm.
+        measure: what the scale is, in words.
+        shows: false for tensors of zeros, in which a mistake may not show.
+    """
+
+    what: str
+    index: int
+    kind_differs: str = ""
+    distance: float = 0.0
+    scale: float = 0.0
+    floor: float = 0.0
+    measure: str = "norm"
+    shows: bool = True
+
+
+def _pairs(before: list[Any], have: _Outcome, want: _Outcome) -> list[_Pair]:
+    found = [_pair("output", i, a, b, None) for i, (a, b) in enumerate(zip(have.outputs, want.outputs, strict=True))]
+    found += [
+        _pair("input", i, a, b, old) for i, (a, b, old) in enumerate(zip(have.inputs, want.inputs, before, strict=True))
+    ]
+    return found
+
+
+def _pair(what: str, index: int, a: Any, b: Any, before: Any) -> _Pair:
+    if not isinstance(b, torch.Tensor):
+        if isinstance(b, float) and isinstance(a, float):
+            same = a == b or (math.isnan(a) and math.isnan(b))
+            return _Pair(what, index, distance=0.0 if same else abs(a - b), scale=abs(b), measure="value")
+        return _Pair(what, index, "" if a == b and type(a) is type(b) else f"{a!r}, expected {b!r}")
+    if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        kind = f"{a.dtype}{list(a.shape)}" if isinstance(a, torch.Tensor) else type(a).__name__
+        return _Pair(what, index, f"{kind}, expected {b.dtype}{list(b.shape)}")
+    if before is not None and torch.equal(a, b) and _same_bits(before, b):
+        return _Pair(what, index)  # not written
+    x, y = _numbers(a), _numbers(b)
+    finite = y.isfinite()
+    if not torch.equal(x.isfinite(), finite) or not torch.equal(x[~finite].nan_to_num(), y[~finite].nan_to_num()):
+        return _Pair(what, index, distance=math.inf, scale=_norm(y[finite]))
+    distance = _norm((x - y)[finite])
+    if isinstance(before, torch.Tensor) and before.shape == b.shape and before.dtype == b.dtype:
+        change = (y - _numbers(before))[finite]
+        floor = torch.finfo(b.dtype).eps * _norm(y[finite]) if b.is_floating_point() else 0.0
+        scale = _norm(change.nan_to_num(0, 0, 0))
+        return _Pair(what, index, "", distance, scale, floor, "change", scale > 0)
+    scale = _norm(y[finite])
+    return _Pair(what, index, "", distance, scale, shows=scale > 0 or b.numel() == 0)
+
+
+def _same_bits(before: Any, after: torch.Tensor) -> bool:
+    return isinstance(before, torch.Tensor) and before.shape == after.shape and torch.equal(before, after)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's numbers as float64, real and imaginary parts apart."""
+    tensor = tensor.detach()
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double().reshape(-1)
+
+
+def _norm(values: torch.Tensor) -> float:
+    return float(values.norm())
 
 
 def _copies(args: list[Any]) -> list[Any]:
@@ -81,21 +255,3 @@ def _copies(args: list[Any]) -> list[Any]:
         return copy.deepcopy(value.detach(), memo) if shared else value.detach().clone()
 
     return [copied(value) for value in args]
-
-
-def _difference(have: list[Any], want: list[Any], what: str) -> str:
-    for index, (a, b) in enumerate(zip(have, want, strict=True)):
-        if isinstance(b, torch.Tensor):
-            if a.shape != b.shape or a.dtype != b.dtype:
-                return f"{what} {index} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
-            a, b = torch.nan_to_num(a.detach().double()), torch.nan_to_num(b.detach().double())
-            error, scale = (a - b).norm().item(), b.norm().item()
-        elif isinstance(b, float):
-            if math.isnan(a) and math.isnan(b):
-                continue
-            error, scale = abs(a - b), abs(b)
-        else:
-            error, scale = float(a != b), 0.0
-        if error > RELATIVE * scale + 1e-6:
-            return f"{what} {index} is off by {error:.3g} in norm, its norm is {scale:.3g}"
-    return ""

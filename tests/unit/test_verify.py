@@ -187,3 +187,59 @@ def test_other_types(dtype):
 def test_options_of_later_versions_are_refused():
     with pytest.raises(NotImplementedError, match="cuda_graphs"):
         make(cuda_graphs="on")
+
+
+def test_nothing_stays_in_the_way_of_a_graph_that_has_proved_itself():
+    _, step = make(backend="inductor")
+    step(*BATCHES[0])
+    (entry,) = step._entries
+    assert entry.replay.__globals__["run"] is not entry.executable.run
+    step(*BATCHES[1])
+    assert len(step.report().captures[0].verification) == 1
+
+
+class Drawing(nn.Module):
+    """Masks, noise and integers that are drawn in the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        h = F.dropout(torch.relu(self.first(x)), 0.3) + 0.1 * torch.randn(x.shape[0], 16)
+        h = h * (torch.rand_like(h) < 0.8) + torch.randint(0, 3, (16,)) * 0.01
+        return F.alpha_dropout(self.second(F.dropout1d(h, 0.2)), 0.1, self.training)
+
+
+def _drawing_step(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def test_a_graph_that_draws_its_own_random_numbers_is_compared():
+    torch.manual_seed(0)
+    step = sidefx_train.compile(_drawing_step(Drawing()), verify=2, fullgraph=True)
+    for _ in range(3):
+        step(torch.randn(6, 12))
+    assert not step.report().breaks, str(step.report())
+    found = step.report().captures[0].verification
+    assert len(found) == 2 and all(text.startswith("equal") for text in found), found
+
+
+def test_comparing_draws_no_random_number():
+    results = []
+    for verify in (0, 2):
+        torch.manual_seed(0)
+        step = sidefx_train.compile(_drawing_step(Drawing()), verify=verify)
+        torch.manual_seed(1)
+        results.append([step(torch.ones(6, 12)) for _ in range(3)] + [torch.rand(2)])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)

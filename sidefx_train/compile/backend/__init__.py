@@ -8,6 +8,8 @@ cpp         builds Inductor's C++
 measuring   what is decided by timing it
 runner      generates the Python function around a compiled graph
 checks      index checks in front of it
+reference   what a compiled graph is compared with
+verify      compares its first run
 casting     a backward op by op, under the autocast of who calls it
 """
 
@@ -22,13 +24,21 @@ from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend.casting import build_casting
 from sidefx_train.compile.backend.eager import build_eager
 from sidefx_train.compile.backend.functional import build_functional
-from sidefx_train.compile.backend.inductor import build_inductor, lower_for_another, take_lowered
+from sidefx_train.compile.backend.inductor import (
+    build_inductor,
+    inductor_reference,
+    lower_for_another,
+    take_lowered,
+)
 from sidefx_train.compile.backend.measuring import measure_apart
+from sidefx_train.compile.backend.reference import Reference, captured_reference
 from sidefx_train.compile.backend.stored import key_of
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 
-__all__ = ["build", "build_casting", "can_be_handed_over", "hand_over", "take"]
+__all__ = ["build", "build_casting", "can_be_handed_over", "hand_over", "reference", "take"]
+
+_CPU = torch.device("cpu")
 
 
 def can_be_handed_over(traced: TracedGraph, config: CompileConfig) -> bool:
@@ -58,6 +68,17 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
 def take(traced: TracedGraph, config: CompileConfig) -> Executable | None:
     """A graph that is in the cache; ``None`` if it has to be compiled."""
     return take_lowered(traced, config) if config.backend == "inductor" else None
+
+
+def reference(traced: TracedGraph, config: CompileConfig) -> Reference | None:
+    """What the compiled graph is compared with; ``None`` if it draws random numbers that nothing else here draws."""
+    if config.backend != "inductor" or config.rng == "eager" or not traced.uses_rng:
+        return captured_reference(traced)
+    devices = {getattr(node.meta.get("val"), "device", _CPU) for node in traced.module.graph.nodes}
+    if devices != {_CPU}:
+        return None
+    with compat.autocast_off(), compat.default_device_cpu():
+        return inductor_reference(traced, config)
 
 
 def build(traced: TracedGraph, config: CompileConfig) -> Executable:

@@ -27,6 +27,7 @@ from sidefx_train.compile.backend.memory import keep_freed_memory
 from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
 from sidefx_train.compile.backend.passes import PassOptions, run_passes
 from sidefx_train.compile.backend.recurrent import has_layers
+from sidefx_train.compile.backend.reference import Reference, functional_reference
 from sidefx_train.compile.backend.repeats import Division, divide
 from sidefx_train.compile.backend.rows import may_add_rows
 from sidefx_train.compile.backend.runner import generate
@@ -110,6 +111,26 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
         keep(key, lowered)
     clock.lap("store")
     return _executable(lowered, traced, clock)
+
+
+def inductor_reference(traced: TracedGraph, config: CompileConfig) -> Reference:
+    """The functional graph that is lowered for a captured one, op by op, with the random numbers of its C++."""
+    with _turn, compat.inductor_options(options(config)), compat.quick_vector_probes(accepts_flags):
+        decompositions = compat.inductor_decompositions()
+        graph = functionalize(
+            traced,
+            decompositions=decompositions,
+            tensor_scalars=True,
+            channels_last=torch.backends.mkldnn.is_available(),
+            instead=kept_whole(traced.module.graph, decompositions) if enabled("composite_ops") else {},
+        )
+        join_complex(graph.module, traced.fake_mode)
+        chosen = options(config, graph)
+        if generators(graph.module):
+            chosen["fallback_random"] = True
+        with compat.inductor_options(chosen), compat.inductor_lowering(traced.fake_mode):
+            module = compat.inductor_passes(graph.module)
+    return functional_reference(graph, module, traced)
 
 
 def lower_for_another(traced: TracedGraph, config: CompileConfig) -> bool:

@@ -8,7 +8,7 @@ random noise of the size of a rounding error shows what such differences come to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,16 +47,27 @@ def noisy_run(traced: TracedGraph, args: list[Any], seed: int) -> Sequence[Any]:
     """
     module = for_any_layout(traced.module) if traced.gradients else traced.module
     with torch.no_grad(), compat.training_kernels():
-        return list(_Noisy(module, seed).run(*args))
+        return list(Noisy(module, seed).run(*args))
 
 
-class _Noisy(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, seed: int) -> None:
+class Noisy(fx.Interpreter):
+    """Runs a graph with noise on every operation that rounds.
+
+    Args:
+        module: the graph.
+        seed: of the noise.
+        functions: what is called instead of some of its operators.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, seed: int, functions: Mapping[Any, Callable[..., Any]] | None = None
+    ) -> None:
         super().__init__(module)
         self._draw = torch.Generator().manual_seed(seed)
+        self._functions = functions or {}
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        result = super().call_function(target, args, kwargs)
+        result = super().call_function(self._functions.get(target, target), args, kwargs)
         if _rounds(target) and any(map(_is_float, _tensors((args, kwargs)))):
             for tensor in _tensors(result):
                 self._move(tensor)

@@ -20,9 +20,7 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.artifacts import Executable, TracedGraph
-from sidefx_train.compile.backend.anew import beginning_anew
-from sidefx_train.compile.backend.eager import build_eager
-from sidefx_train.compile.backend.rounding_noise import noisy_run
+from sidefx_train.compile.backend.reference import Reference
 from sidefx_train.compile.graphs import generators
 
 RELATIVE = 1e-3
@@ -40,41 +38,48 @@ LATER = (3, 10, 30)
 def verified(
     executable: Executable,
     traced: TracedGraph,
+    reference: Callable[[], Reference | None],
     runs: int | None,
-    comparable: bool,
     report: Callable[[str], None],
     done: Callable[[str], None] = lambda text: None,
 ) -> Executable:
-    """Compares the first runs with the captured graph run op by op, which is eager's own arithmetic.
+    """Compares the first runs with the graph run op by op.
 
-    If a run differs, ``report`` is told and the compiled graph is never used again: the captured graph is run op by op.
+    If a run differs, ``report`` is told and the compiled graph is never used again: the reference is.
 
     Args:
         executable: the compiled graph.
         traced: the captured graph.
+        reference: makes what it is compared with; ``None`` if there is nothing to compare with.
         runs: how many runs to compare; ``None``: the first, and a few later ones while results are zeros only.
-        comparable: false if the two draw different random numbers: nothing can be compared then.
         report: told in words what differs; it may raise, since nothing has been changed by then.
         done: told in words what a comparison came to and what it cost.
     """
-    if not comparable:
-        return replace(executable, notes=(*executable.notes, "not verified: it draws random numbers of its own"))
-    return replace(executable, run=_Verified(executable, traced, runs, report, done))
+    return replace(executable, run=Proving(executable, traced, reference, runs, report, done))
 
 
-class _Verified:
+class Proving:
+    """A compiled graph that is being compared, called like one.
+
+    Attributes:
+        settled: called with what is to be called from now on, when no more is compared.
+    """
+
     def __init__(
         self,
         executable: Executable,
         traced: TracedGraph,
+        reference: Callable[[], Reference | None],
         runs: int | None,
         report: Callable[[str], None],
         done: Callable[[str], None],
     ) -> None:
         self._executable, self._traced, self._report, self._done = executable, traced, report, done
+        self._make_reference = reference
+        self.settled: Callable[[Callable[[list[Any]], Sequence[Any]]], None] = lambda run: None
         self._left = 1 if runs is None else runs
         self._later = list(LATER) if runs is None else []
-        self._oracle: Executable | None = None
+        self._reference: Reference | None = None
         self._run: Callable[[list[Any]], Sequence[Any]] = self._compared
         self._drawn_from = [torch.default_generator, *generators(traced.module)]
 
@@ -83,32 +88,44 @@ class _Verified:
 
     def _compared(self, args: list[Any]) -> Sequence[Any]:
         began = time.perf_counter()
-        if self._oracle is None:
-            self._oracle = beginning_anew(build_eager(self._traced), self._traced)
+        if self._reference is None:
+            try:
+                self._reference = self._make_reference()
+            except Exception as error:  # the report says so
+                return self._unproven(f"{type(error).__name__}: {error}", args)
+        if self._reference is None:
+            return self._unproven("it draws random numbers of its own", args)
         try:
             compiled, captured = _copies(args), _copies(args)
         except (MemoryError, torch.OutOfMemoryError):
-            self._run = self._executable.run
-            self._done("not compared: no memory for copies of the inputs")
-            return self._executable.run(args)
+            return self._unproven("no memory for copies of the inputs", args)
         states = [generator.get_state() for generator in self._drawn_from]
         have = _Outcome(list(self._executable.run(list(compiled))), compiled)
         self._set_back(states)
-        want = _Outcome(list(self._oracle.run(list(captured))), captured)
+        want = _Outcome(list(self._reference.run(list(captured))), captured)
         self._set_back(states)
         found, shows = self._difference(args, have, want, states)
         if found:
-            self._run = self._oracle.run
+            self._settle(self._reference.run)
             self._report(found)
-            return self._oracle.run(args)
+            return self._reference.run(args)
         self._left -= 1
         milliseconds = 1e3 * (time.perf_counter() - began)
         self._done(f"equal to the captured graph run op by op (the comparison took {milliseconds:.1f} ms)")
-        if self._left <= 0:
-            self._run = self._executable.run
-            if not shows and self._later:
-                self._run, self._left = self._waiting(self._later.pop(0)), 1
+        if self._left <= 0 and not shows and self._later:
+            self._run, self._left = self._waiting(self._later.pop(0)), 1
+        elif self._left <= 0:
+            self._settle(self._executable.run)
         return self._executable.run(args)
+
+    def _unproven(self, why: str, args: list[Any]) -> Sequence[Any]:
+        self._settle(self._executable.run)
+        self._done(f"not compared with the captured graph: {why}")
+        return self._executable.run(args)
+
+    def _settle(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
+        self._run = run
+        self.settled(run)
 
     def _waiting(self, runs: int) -> Callable[[list[Any]], Sequence[Any]]:
         """Runs the compiled graph a few times before it is compared again."""
@@ -138,12 +155,11 @@ class _Verified:
         doubtful = [pair for pair in pairs if not pair.distance <= RELATIVE * pair.scale + pair.floor]
         if not doubtful:
             return "", shows
-        moved = [0.0] * len(doubtful)
+        reference, moved = self._reference, [0.0] * len(doubtful)
+        assert reference is not None, "there is one to compare with"
         for seed in range(NOISY_RUNS):
             inputs = _copies(args)
-            for generator, state in self._traced.anew:
-                generator.set_state(state)
-            noisy = _Outcome(list(noisy_run(self._traced, list(inputs), seed)), inputs)
+            noisy = _Outcome(list(reference.noisy(list(inputs), seed)), inputs)
             self._set_back(states)
             by_place = {(pair.what, pair.index): pair for pair in _pairs(args, noisy, want)}
             for i, pair in enumerate(doubtful):

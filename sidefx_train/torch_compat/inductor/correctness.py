@@ -133,14 +133,15 @@ def kernels_in_order() -> Iterator[None]:
     to 2.13, ``SchedulerNode.recompute_size_and_body``): dropout read a mask that was not drawn yet. The order in which
     kernels are written is compared with the dependencies that there were before loops were joined.
 
-    Where random numbers are eager's, kernels that draw them run in the order of the graph, and also for nobody's sake.
+    Kernels that draw random numbers run in the order of the graph, and also where nothing uses them: each moves the
+    generator.
     """
-    from torch._inductor import config, scheduler
+    from torch._inductor import scheduler
     from torch._inductor.virtualized import V
 
     def draws(node: Any) -> bool:
         tags = getattr(getattr(node.node, "op_overload", None), "tags", ())
-        return torch.Tag.nondeterministic_seeded in tags and config.fallback_random
+        return torch.Tag.nondeterministic_seeded in tags
 
     def drawing_in_turn(before: Callable[..., Any]) -> Callable[..., Any]:
         def compute(plan: Any) -> None:

@@ -105,10 +105,10 @@ def test_steps_run_eagerly_while_the_worker_is_busy(monkeypatch):
     go = threading.Event()
     compile_graphs = background.pipeline.compile_graphs
 
-    def slow(captured, config, compiler):
+    def slow(captured, config, compiler, differs):
         if compiler is background.build:
             assert go.wait(60)
-        return compile_graphs(captured, config, compiler)
+        return compile_graphs(captured, config, compiler, differs)
 
     monkeypatch.setattr(background.pipeline, "compile_graphs", slow)
     products_module()

@@ -26,6 +26,21 @@ _ROUNDINGS = {torch.float16: 1.0, torch.bfloat16: 1.0}
 _OTHERS = 16.0
 """That of any other dtype: sums of some length make as much of rounding errors."""
 
+_SUMS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "sum", "convolution_backward", "native_batch_norm_backward", "native_layer_norm_backward",
+        "native_group_norm_backward", "cudnn_batch_norm_backward", "embedding_dense_backward", "cumsum", "trace",
+    )
+)  # fmt: skip
+"""Operators whose results smaller than an argument are sums of it, not means."""
+
+_STATISTICS = ("running_mean", "running_var")
+"""Arguments that operators write to where their schema does not say so."""
+
+_SHARE = 0.25
+"""Of the terms' rounding errors that is left of them in sums by vectors."""
+
 _EXACT = (
     aten.clone.default, aten.copy_.default, aten.cat.default, aten.stack.default, aten.where.self,
     aten.constant_pad_nd.default, aten.index_select.default, aten.gather.default, aten.embedding.default,
@@ -67,21 +82,58 @@ class Noisy(fx.Interpreter):
         self._functions = functions or {}
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        floats = list(filter(_is_float, _tensors((args, kwargs))))
+        moves = _rounds(target) and bool(floats)
+        terms = _Terms(target, floats) if moves else None
         result = super().call_function(self._functions.get(target, target), args, kwargs)
-        if _rounds(target) and any(map(_is_float, _tensors((args, kwargs)))):
-            for tensor in _tensors(result):
-                self._move(tensor)
+        if terms is not None:
+            returned = _tensors(result)
+            written = [each for each in _written(target, args, kwargs) if not any(each is other for other in returned)]
+            for tensor in (*returned, *written):
+                self._move(tensor, terms)
         return result
 
-    def _move(self, tensor: torch.Tensor) -> None:
+    def _move(self, tensor: torch.Tensor, terms: _Terms) -> None:
         overlaps = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         if not _is_float(tensor) or tensor.numel() == 0 or overlaps:
             return
         plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        finite = torch.nan_to_num(plain.detach().double(), 0.0, 0.0, 0.0)
-        size = torch.finfo(tensor.dtype).eps * _ROUNDINGS.get(tensor.dtype, _OTHERS)
+        eps = torch.finfo(tensor.dtype).eps
+        values = torch.nan_to_num(plain.detach().double(), 0.0, 0.0, 0.0)
+        size = eps * _ROUNDINGS.get(tensor.dtype, _OTHERS) * (values.abs() + _rms(values)) + eps * terms.of(tensor)
         noise = torch.rand(plain.shape, generator=self._draw, dtype=torch.float64).to(plain.device) * 2 - 1
-        plain.add_((noise * size * (finite.abs() + finite.square().mean().sqrt())).to(plain.dtype))
+        plain.add_((noise * size).to(plain.dtype))
+
+
+class _Terms:
+    """What an operation adds up: where the terms cancel, their rounding is large beside the sum.
+
+    Added one after the other, ``n`` terms of a size make an error of up to about ``n`` roundings of that size.
+    """
+
+    def __init__(self, target: Any, floats: list[torch.Tensor]) -> None:
+        self._most = max(tensor.numel() for tensor in floats)
+        self._size = max(map(_rms, (tensor for tensor in floats if tensor.numel() == self._most)))
+        self._adds = target._schema.name in _SUMS
+
+    def of(self, tensor: torch.Tensor) -> float:
+        """The size of the terms' rounding errors in a result, in roundings."""
+        if tensor.numel() >= self._most:
+            return 0.0
+        return _SHARE * self._size * (self._most / tensor.numel() if self._adds else 1.0)
+
+
+def _written(target: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes to, running statistics of norms among them."""
+    schema = target._schema.arguments
+    pairs = [*zip(schema, args, strict=False), *((each, kwargs[each.name]) for each in schema if each.name in kwargs)]
+    return [tensor for each, value in pairs if each.is_write or each.name in _STATISTICS for tensor in _tensors(value)]
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    values = torch.nan_to_num(plain.double(), 0.0, 0.0, 0.0)
+    return float(values.square().mean().sqrt()) if values.numel() else 0.0
 
 
 def _rounds(target: Any) -> bool:

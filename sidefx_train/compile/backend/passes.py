@@ -101,9 +101,7 @@ PASSES = (
 )
 
 
-def run_passes(
-    module: fx.GraphModule, fake_mode: Any, options: PassOptions
-) -> tuple[list[str], list[ChoiceRecord]]:
+def run_passes(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> tuple[list[str], list[ChoiceRecord]]:
     """Runs all passes that are wanted and not switched off; the graph is checked after each of them.
 
     Args:

@@ -1,5 +1,6 @@
 """Every entry of torch's own lists, captured and run through ``aot_eager``, against eager: operators, modules
-(``module ...``), autograd functions (``function ...``) and operators over functions (``hop ...``).
+(``module ...``), autograd functions (``function ...``) and operators over functions (``hop ...``). Poolings and
+normalizations over odd sizes (``layer ...``) go through Inductor.
 
     python tests/opinfo/run.py                   all of them, progress, a table
     python tests/opinfo/run.py softmax "linalg"  those whose names contain one of these
@@ -29,6 +30,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
 
 import torch  # noqa: E402
 
+from tests.opinfo.layers import LayerInfo, check_layers, layer_entries  # noqa: E402
 from tests.opinfo.modules import check_module  # noqa: E402
 from tests.opinfo.variants import Result, run, variants  # noqa: E402
 
@@ -58,7 +60,7 @@ def entries() -> dict[str, Any]:
     found = operators()
     found |= {f"function {op.full_name}": op for op in autograd_function_db}
     found |= {f"hop {op.full_name}": op for op in hop_db}
-    return found | {f"module {info.name}": info for info in module_db}
+    return found | {f"module {info.name}": info for info in module_db} | layer_entries()
 
 
 def known_differences() -> dict[str, tuple[str, str]]:
@@ -78,6 +80,8 @@ def check(op: Any, contents: bool = True) -> list[Result]:
     """All variants of one entry, on its first sample."""
     if hasattr(op, "module_cls"):
         return check_module(op)
+    if isinstance(op, LayerInfo):
+        return check_layers(op)
     found: list[Result] = []
     if not op.dtypes:
         return [Result("value", "captured", "nothing for the CPU")]

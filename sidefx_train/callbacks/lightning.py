@@ -61,7 +61,7 @@ class SideFXCompile(pl_package.Callback):
         dynamic: bool | None = None,
         cuda_graphs: Literal["auto", "on", "off"] = "auto",
         rng: Literal["fast", "eager"] = "fast",
-        verify: int = 0,
+        verify: int | Literal["first"] = "first",
         on_failure: Literal["eager", "raise"] = "eager",
         warmup: Literal["now", "background"] = "background",
         partition: Literal["min_cut", "default"] = "min_cut",

@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 
 import sidefx_train
+from sidefx_train.compile.api import compile_step
 from sidefx_train.config import CompileConfig
 
 OPTIONS = {field.name: field.default for field in fields(CompileConfig)}
@@ -15,7 +16,7 @@ OPTIONS = {field.name: field.default for field in fields(CompileConfig)}
 
 @pytest.mark.parametrize(
     ("function", "others"),
-    [(sidefx_train.compile, {}), (sidefx_train.SideFXCompile.__init__, {"warmup": "background"})],
+    [(compile_step, {}), (sidefx_train.SideFXCompile.__init__, {"warmup": "background"})],
     ids=["compile", "SideFXCompile"],
 )
 def test_defaults(function, others):

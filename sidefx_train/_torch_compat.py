@@ -1939,6 +1939,18 @@ def python_source(expression: Any) -> str:
         def _print_OpaqueUnaryFn_log(self, expr: Any) -> str:
             return f"math.log({self._print(expr.args[0])})"
 
+        def _print_IntInfinity(self, expr: Any) -> str:
+            return "math.inf"
+
+        def _print_NegativeIntInfinity(self, expr: Any) -> str:
+            return "(-math.inf)"
+
+        def _print_ComplexInfinity(self, expr: Any) -> str:
+            return "math.nan"  # of no sign: the condition does not hold
+
+        def _print_NumberSymbol(self, expr: Any) -> str:
+            return repr(float(expr))  # pi, e
+
     return Printer().doprint(expression)
 
 

@@ -21,6 +21,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Name, RunnerPlan
 from sidefx_train.compile.backend.checks import index_checker
 from sidefx_train.compile.functionalize.bases import real_base
+from sidefx_train.compile.literals import literal
 from sidefx_train.errors import NotGranted, UnfinishedError
 
 _serial = itertools.count()
@@ -95,9 +96,7 @@ def argument_text(value: Any, source: Source) -> str:
     if isinstance(value, (list, tuple)):
         inner = [argument_text(v, source) for v in value]
         return f"[{', '.join(inner)}]" if isinstance(value, list) else tuple_text(inner)
-    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
-        return repr(value)
-    return source.bind(f"const{len(source.globals)}", value)
+    return literal(value) or source.bind(f"const{len(source.globals)}", value)
 
 
 def generate(

@@ -37,6 +37,28 @@ def attribute_of(value: Any, name: str, default: Any = None) -> Any:
         return default
 
 
+def descriptor_of(method: Any) -> Any:
+    """The descriptor that a bound method of C comes from, or ``None`` if no class on the way has it.
+
+    What ``getattr(method.__self__, method.__name__)`` gives is another method where a subclass overrides it: the name
+    does not lead to what ``super()`` gave, nor to what was stored before.
+    """
+    owner = method.__self__
+    if type(method) is types.MethodWrapperType:
+        found = _type_attribute(method.__objclass__, "__dict__").get(method.__name__)
+        return found if type(found) is types.WrapperDescriptorType else None
+    for base in _type_attribute(type(owner), "__mro__"):
+        found = _type_attribute(base, "__dict__").get(method.__name__)
+        if type(found) is types.MethodDescriptorType and bound(found, owner) == method:
+            return found
+    return None
+
+
+def bound(descriptor: Any, owner: Any) -> Any:
+    """A method of C bound to an object. Some are told their class, and CPython does not survive if they are not."""
+    return descriptor.__get__(owner, type(owner))
+
+
 def instance_dict(value: Any) -> dict[str, Any]:
     """The instance ``__dict__``.
 

@@ -8,7 +8,6 @@ it; if tensors depend on them they stay tensors.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import GraphInput, is_scalar
 from sidefx_train.compile.functionalize.aliases import Aliases
 from sidefx_train.compile.graphs import written_args
+from sidefx_train.compile.literals import literal
 
 aten = torch.ops.aten
 
@@ -233,20 +233,15 @@ class _Planner:
                 self.counters[root] = None if old is None else self._define(f"{old} {sign} {step}", (old, step))
 
 
-def literal(value: Any) -> str:
-    """Python source of a number, for use as an operand."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float({str(value)!r})"
-    return f"({value!r})" if isinstance(value, (int, float)) and value < 0 else repr(value)
-
-
 def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any, str]) -> str | None:
     """Python expression of a number node over named operands, or ``None`` if the operation is unknown."""
 
-    def text(value: Any) -> str:
-        return names[value] if isinstance(value, fx.Node) else literal(value)
-
-    operands = [text(a) for a in node.args]
+    operands: list[str] = []
+    for arg in node.args:
+        text = names[arg] if isinstance(arg, fx.Node) else literal(arg)
+        if text is None:
+            return None
+        operands.append(text)
     if node.target in _INFIX:
         return f"{operands[0]} {_INFIX[node.target]} {operands[1]}"
     if node.target in _PREFIX:

@@ -11,6 +11,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture.cleanup import cleans_up
+from sidefx_train.compile.capture.kinds import descriptor_of
 from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts, same_value
 from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.guards.numbers import CONDITION_NAMES
@@ -149,7 +150,7 @@ def same_order(members: Any, order: tuple[Any, ...]) -> bool:
 
 
 def _absent(writer: Writer, guard: Guard) -> str:
-    return f"{guard.value!r} in {writer.space(guard.source)}"
+    return f"{writer.constant(guard.value)} in {writer.space(guard.source)}"
 
 
 def _no_item(writer: Writer, guard: Guard) -> str:
@@ -168,7 +169,7 @@ def _empty_cell(writer: Writer, guard: Guard) -> str:
 
 
 def _unset_slot(writer: Writer, guard: Guard) -> str:
-    return f"{writer.constant(is_set)}({writer.value(guard.source)}, {guard.value!r})"
+    return f"{writer.constant(is_set)}({writer.value(guard.source)}, {writer.constant(guard.value)})"
 
 
 def _distinct(writer: Writer, guard: Guard) -> str:
@@ -218,6 +219,11 @@ def _holds(writer: Writer, guard: Guard) -> str:
     return f"not {writer.constant(guard.value.holds, guard.kind)}({writer.value(guard.source)})"
 
 
+def _method(writer: Writer, guard: Guard) -> str:
+    descriptor = writer.constant(guard.value, "descriptor")
+    return f"{writer.constant(descriptor_of)}({writer.value(guard.source)}) is not {descriptor}"
+
+
 def _cleans_up(writer: Writer, guard: Guard) -> str:
     return f"{writer.constant(cleans_up)}({writer.value(guard.source)}) is not {guard.value}"
 
@@ -235,6 +241,7 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "same": _same,
     "empty_cell": _empty_cell,
     "unset_slot": _unset_slot,
+    "method": _method,
     "cleans_up": _cleans_up,
     "taken": _holds,
     "body": _holds,
@@ -309,6 +316,8 @@ def _fails(guard: Guard, value: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if guard.kind in ("taken", "body"):
         changed = guard.value.changed(value)
         return bool(changed), changed
+    if guard.kind == "method":
+        return descriptor_of(value) is not guard.value, value
     if guard.kind == "cleans_up":
         return cleans_up(value) is not guard.value, "suspended elsewhere"
     if guard.kind == "memory":

@@ -23,6 +23,7 @@ from sidefx_train.compile.heap.sets import SetRecord
 from sidefx_train.compile.heap.source import Source
 from sidefx_train.compile.heap.spaces import SpaceRecord
 from sidefx_train.compile.heap.world import TraceWorld
+from sidefx_train.compile.literals import literal
 from sidefx_train.compile.residual.writer import Writer, compile_function
 from sidefx_train.errors import Location
 
@@ -190,13 +191,15 @@ def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     writer = Writer()
     held, guards = split(guards)
-    tests = [f"if len(args) != {len(args)} or tuple(kwargs) != {tuple(kwargs)!r}: return False"]
+    names = tuple(kwargs)
+    keywords = literal(names) or writer.constant(names, "keywords")
+    tests = [f"if len(args) != {len(args)} or tuple(kwargs) != {keywords}: return False"]
     tests += ["if not check_objects(): return False", *write_guards(writer, guards, miss="return False")]
     lines = ["def holds(args, kwargs):", "    try:", *(f"        {line}" for line in tests)]
     lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return False"]
     lines.append("    return True")
     check = tensor_check(guards, lambda source: source.fetch(args, kwargs))
-    names = {**writer.names, "check_tensors": check, "check_objects": object_check(held)}
-    holds = compile_function("holds", "\n".join(lines) + "\n", names, "<sidefx_train stop guard>")
-    follow(names)
+    space = {**writer.names, "check_tensors": check, "check_objects": object_check(held)}
+    holds = compile_function("holds", "\n".join(lines) + "\n", space, "<sidefx_train stop guard>")
+    follow(space)
     return holds  # type: ignore[no-any-return]

@@ -34,6 +34,7 @@ GuardKind = Literal[
     "empty_cell",  # a closure cell without contents
     "taken",  # names of a module or class that gave what they gave (a `Taken`)
     "body",  # code and defaults of a function (a `Body`)
+    "method",  # a bound method of C, of this descriptor
     "cleans_up",  # whether code of the program runs when an iterator dies where it is
     "number",  # a condition on symbolic numbers
 ]
@@ -94,6 +95,8 @@ class Guard:
             return f"{label} has the body it had"
         if self.kind == "placed":
             return f"{self.value[0].label} begins {self.value[1]} bytes after {label}"
+        if self.kind == "method":
+            return f"{label} is {self.value.__qualname__} of its object"
         if self.kind == "cleans_up":
             return f"{label} {'cleans' if self.value else 'does not clean'} up when it dies"
         if self.kind == "counted":

@@ -11,6 +11,7 @@ import torch
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.guards.guard import NumberCondition
 from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.literals import literal
 
 CONDITION_NAMES: dict[str, Any] = {"math": math, "torch": torch}
 """What the source of a condition on numbers may name."""
@@ -60,7 +61,13 @@ def number_conditions(
 
 
 def _exactly(symbol: str, value: Any, source: Source) -> NumberCondition:
-    return NumberCondition(f"{symbol} == {value!r}", ((symbol, source),))
+    names = ((symbol, source),)
+    if value != value:
+        return NumberCondition(f"{symbol} != {symbol}", names)
+    same = f"{symbol} == {literal(value)}"
+    if type(value) is float and value == 0:  # -0.0 is another number for a division
+        same += f" and math.copysign(1.0, {symbol}) == {math.copysign(1.0, value)}"
+    return NumberCondition(same, names)
 
 
 def _apart(expression: Any) -> str:

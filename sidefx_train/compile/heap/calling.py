@@ -141,7 +141,7 @@ class CallingWorld:
                 return bool(known)
             number = number_in(self, value)
             if number is not None:
-                return bool(number)
+                value = number  # a comparison: algebra may decide it, past NaN and infinity
         decided = decided_by_algebra(self.tracer, value)
         if decided is not None:
             return self._by_algebra(value, *decided)

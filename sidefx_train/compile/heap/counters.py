@@ -79,7 +79,7 @@ def number_in(world: CallingWorld, tensor: Any) -> Any:
     if type(tensor) is not compat.FakeTensor or not world.tracer.has_node(tensor):
         return None
     number = _computed(world, world.tracer.node_of(tensor), None)
-    return bool(number) if number is not None and tensor.dtype is torch.bool else number
+    return world.truth(number) if number is not None and tensor.dtype is torch.bool else number
 
 
 def _of_input(world: CallingWorld, record: TensorRecord, before: fx.Node | None) -> Any:
@@ -142,7 +142,7 @@ def _truth_of(world: CallingWorld, node: fx.Node) -> bool | None:
         return None
     flags = [_computed(world, arg, node) for arg in node.args]  # type: ignore[arg-type]
     known = all(isinstance(flag, (bool, torch.SymBool)) for flag in flags)
-    return bool(function(*map(bool, flags))) if known else None
+    return bool(function(*map(world.truth, flags))) if known else None
 
 
 def _of_placeholder(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any:

@@ -71,6 +71,7 @@ BY_IDENTITY: tuple[type, ...] = (
     torch.dtype,
     torch.layout,
     torch.memory_format,
+    torch.qscheme,
     enum.Enum,
     *(type(info) for info in (sys.version_info, sys.flags, sys.float_info, sys.int_info, sys.hash_info)),
 )
@@ -398,7 +399,7 @@ class Heap:
         )
 
     def item_of(self, record: TensorRecord) -> Any:
-        """The number that a 0-dim CPU tensor holds at entry: symbolic, or guarded if it is a bool."""
+        """The number that a 0-dim CPU tensor holds at entry: symbolic, or guarded if it is a bool or not finite."""
         source = self.sources.call(self.sources.slot(record.source, "item"))
         found = self._numbers_by_source.get(id(source))
         if found is not None:
@@ -407,6 +408,9 @@ class Heap:
             real = record.real.item()
         if type(real) is bool:
             self.guard("is", source, real)
+            return real
+        if not math.isfinite(real):  # algebra knows no NaN, and no infinity
+            self.guard("equal", source, real)
             return real
         return self._symbolic_number(real, source)
 

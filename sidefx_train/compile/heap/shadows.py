@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sidefx_train.compile.capture.kinds import shows_another
+from sidefx_train.compile.capture.kinds import bound, descriptor_of, shows_another
 from sidefx_train.compile.capture.policy import runs_pure_code
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import anew, weak
@@ -117,16 +117,23 @@ def container_shadow(heap: Heap, real: Any, source: Source) -> Any:
 def builtin_method_shadow(heap: Heap, real: types.BuiltinMethodType, source: Source) -> Any:
     """A bound method of an object of C, bound to the shadow of that.
 
-    Among arguments it is made anew for every call, so there it is known by owner and name.
+    Among arguments it is another object with every call, so there it is known by its owner and what it does to that.
     """
+    descriptor = descriptor_of(real)
     if not source.from_arguments:
         heap.guard("is", source, real)
         source = heap.sources.const(real, source.label)
     else:
         heap.guard("type", source, type(real))
-        heap.guard("equal", heap.sources.slot(source, "__name__"), real.__name__)
+        if descriptor is None:
+            heap.guard("equal", heap.sources.slot(source, "__name__"), real.__name__)
+        else:
+            heap.guard("method", source, descriptor)
     owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
-    shadow = real if owner is real.__self__ else getattr(owner, real.__name__)
+    if owner is real.__self__:
+        shadow = real
+    else:  # by its name one would get what a subclass has in its place
+        shadow = getattr(owner, real.__name__) if descriptor is None else bound(descriptor, owner)
     return heap.register(Record(heap, real, shadow, source, source))
 
 

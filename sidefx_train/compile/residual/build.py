@@ -18,6 +18,7 @@ from sidefx_train.compile.heap.iterators import advance
 from sidefx_train.compile.heap.later import TraceKey
 from sidefx_train.compile.heap.records import Record, TensorRecord
 from sidefx_train.compile.heap.source import Source
+from sidefx_train.compile.literals import literal
 from sidefx_train.compile.residual.rebuild import Rebuilder
 from sidefx_train.compile.residual.replay import CustomView, Leaving, LiveView
 from sidefx_train.compile.residual.seen import Seen
@@ -116,7 +117,10 @@ def _write(
     """The residual, by what is known of all that leaves."""
     writer = Writer()
     tests = [f"if len(args) != {positional}: return MISS"]
-    tests.append(f"if tuple(kwargs) != {keywords!r}: return MISS" if keywords else "if kwargs: return MISS")
+    if keywords:
+        tests.append(f"if tuple(kwargs) != {literal(keywords) or writer.constant(keywords, 'keywords')}: return MISS")
+    else:
+        tests.append("if kwargs: return MISS")
     tests.append("if not check_state(): return MISS")
     held, others = split(guards)
     if held:
@@ -263,15 +267,18 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
     target: Source = effect.target
     value = effect.value
     if effect.kind == "set_attr":
-        return [f"{writer.space(target)}[{effect.key!r}] = {rebuilder.expression(value)}"]
+        return [f"{writer.space(target)}[{writer.constant(effect.key)}] = {rebuilder.expression(value)}"]
     if effect.kind == "del_attr":
-        return [f"del {writer.space(target)}[{effect.key!r}]"]
+        return [f"del {writer.space(target)}[{writer.constant(effect.key)}]"]
     if effect.kind == "set_slot":
-        return [f"object.__setattr__({writer.value(target)}, {effect.key!r}, {rebuilder.expression(value)})"]
+        return [
+            f"object.__setattr__({writer.value(target)}, {writer.constant(effect.key)}, {rebuilder.expression(value)})"
+        ]
     if effect.kind == "del_slot":
-        return [f"object.__delattr__({writer.value(target)}, {effect.key!r})"]
+        return [f"object.__delattr__({writer.value(target)}, {writer.constant(effect.key)})"]
     if effect.kind == "set_class_attr":
-        return [f"type.__setattr__({writer.value(target)}, {effect.key!r}, {rebuilder.expression(value)})"]
+        key = writer.constant(effect.key)
+        return [f"type.__setattr__({writer.value(target)}, {key}, {rebuilder.expression(value)})"]
     owner = writer.value(target)
     if effect.through is not None:
         return _through(writer, rebuilder, effect, owner)

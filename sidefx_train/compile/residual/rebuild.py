@@ -18,7 +18,7 @@ from sidefx_train.compile.ancestry import storage_of as fake_storage
 from sidefx_train.compile.capture.attributes import is_static
 from sidefx_train.compile.capture.generators import NATIVE_CODE, InterpretedGenerator
 from sidefx_train.compile.capture.iteration import PythonIterable, PythonIterator
-from sidefx_train.compile.capture.kinds import attribute_of, shows_another
+from sidefx_train.compile.capture.kinds import attribute_of, bound, descriptor_of, shows_another
 from sidefx_train.compile.capture.randomness import RandomState
 from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.compile.capture.world import ABSENT
@@ -43,6 +43,7 @@ from sidefx_train.compile.heap.sets import insertion, wide_set
 from sidefx_train.compile.heap.source import stored_keys
 from sidefx_train.compile.heap.spaces import check_hidden_space
 from sidefx_train.compile.heap.weak import ShadowRef
+from sidefx_train.compile.literals import is_name
 from sidefx_train.compile.residual.replay import Leaving
 from sidefx_train.compile.residual.tensors import TensorRebuilder
 from sidefx_train.compile.residual.writer import Writer
@@ -102,12 +103,19 @@ class Rebuilder(TensorRebuilder):
         return self._object(value)
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None = None) -> str:
-        parts = [self.expression(value) for value in args]
-        parts += [f"{name}={self.expression(value)}" for name, value in kwargs.items()]
+        parts = [*map(self.expression, args), *self._keywords(kwargs)]
         called = self._callable(fn)
         if place is not None:
             parts, called = [called, *parts], self.writer.constant(place, "place")
         return f"{called}({', '.join(parts)})"
+
+    def _keywords(self, given: dict[str, Any]) -> list[str]:
+        """Keyword arguments, in their order; some names may only stand in a dict."""
+        return [
+            f"{name}={self.expression(value)}" if is_name(name) else
+            f"**{{{self.writer.constant(name)}: {self.expression(value)}}}"
+            for name, value in given.items()
+        ]  # fmt: skip
 
     def made(self) -> frozenset[int]:
         """``id`` of all that there is an expression for."""
@@ -125,7 +133,10 @@ class Rebuilder(TensorRebuilder):
     def _callable(self, fn: Any) -> str:
         record = self.world.heap.record_of(attribute_of(fn, "__self__"))
         if isinstance(fn, (types.MethodType, types.BuiltinMethodType)) and record is not None:
-            return f"{self.writer.value(record.source)}.{fn.__name__}"
+            if type(fn) is types.MethodType:
+                func = self.writer.constant(fn.__func__, "function")
+                return f"{self.writer.constant(types.MethodType, 'Method')}({func}, {self.writer.value(record.source)})"
+            return self._bound(fn, self.writer.value(record.source))
         return self.writer.constant(fn, attribute_of(fn, "__name__", "fn"))
 
     def _remember(self, value: Any, expression: str) -> str:
@@ -144,7 +155,7 @@ class Rebuilder(TensorRebuilder):
                 return self.writer.value(source)
         constant = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
         if constant is not None:
-            return repr(constant)
+            return self.writer.constant(constant)
         return self.output(self.world.tracer.node_of(value))
 
     def _moment(self, moment: TensorMoment) -> str:
@@ -218,15 +229,14 @@ class Rebuilder(TensorRebuilder):
         if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
             owner = value.__self__
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-                return self._remember(value, f"{self.expression(owner)}.{value.__name__}")
+                return self._remember(value, self._bound(value, self.expression(owner)))
         if isinstance(value, weakref.ReferenceType):
             return self._reference(value)
         if isinstance(value, type) and id(value) in self.world.new_classes:
             self.world.heap.refuse("SFX111", f"the class {value.__qualname__}, made in the step, leaves it")
         if type(value) is functools.partial:
             maker = self.writer.constant(functools.partial, "partial")
-            parts = [self.expression(item) for item in (value.func, *value.args)]
-            parts += [f"{name}={self.expression(item)}" for name, item in value.keywords.items()]
+            parts = [*map(self.expression, (value.func, *value.args)), *self._keywords(value.keywords)]
             return self._remember(value, f"{maker}({', '.join(parts)})")
         if cls is RandomState:
             self.world.heap.refuse("SFX110", "a random state saved in the middle of the step leaves it")
@@ -249,6 +259,15 @@ class Rebuilder(TensorRebuilder):
             maker, parts = value.__reduce_ex__(2)
             return self._remember(value, self.call(maker, parts, {}))
         return self._instance(value)
+
+    def _bound(self, method: Any, owner: str) -> str:
+        """A bound method of C: the very one, whatever the object's class has under its name."""
+        descriptor = descriptor_of(method)
+        if descriptor is not None:
+            return f"{self.writer.constant(bound)}({self.writer.constant(descriptor, method.__name__)}, {owner})"
+        if attribute_of(method.__self__, method.__name__) != method:
+            self.world.heap.refuse("SFX104", f"{method.__name__}, a bound method that its object does not show, leaves")
+        return f"getattr({owner}, {self.writer.constant(method.__name__)})"
 
     def _set(self, value: Any) -> str:
         cls, table = type(value), 0
@@ -366,11 +385,11 @@ class Rebuilder(TensorRebuilder):
             space = self.writer.fresh("d")
             self.lines.append(f"{space} = object.__getattribute__({name}, '__dict__')")
             for key, item in items.items():
-                self.lines.append(f"{space}[{key!r}] = {self.expression(item)}")
+                self.lines.append(f"{space}[{self.writer.constant(key)}] = {self.expression(item)}")
         for slot in slot_names(type(value)):
             if is_set(value, slot):
                 item = self.expression(object.__getattribute__(value, slot))
-                self.lines.append(f"object.__setattr__({name}, {slot!r}, {item})")
+                self.lines.append(f"object.__setattr__({name}, {self.writer.constant(slot)}, {item})")
 
     def _iterator(self, value: Any) -> str:
         """An iterator of a C class over what it walks over, at its place."""
@@ -421,9 +440,9 @@ class Rebuilder(TensorRebuilder):
             self.writer.constant(resume),
             self.writer.constant(code, "code"),
             self.writer.constant(value.frame.globals, "globals"),
-            repr(value.__name__),
-            repr(value.__qualname__),
-            repr(value.started),
+            self.writer.constant(value.__name__),
+            self.writer.constant(value.__qualname__),
+            self.writer.constant(value.started),
             self.expression(state),
         ]
         self._suspended.pop()
@@ -452,7 +471,8 @@ class Rebuilder(TensorRebuilder):
         code = self.writer.constant(value.__code__, "code")
         space = self._namespace(value)
         closure = f"({', '.join(cells)},)" if cells else "None"
-        name = self._remember(value, f"{maker}({code}, {space}, {value.__name__!r}, {defaults}, {closure})")
+        called = self.writer.constant(value.__name__)
+        name = self._remember(value, f"{maker}({code}, {space}, {called}, {defaults}, {closure})")
         for field in ("__kwdefaults__", "__annotations__"):
             if getattr(value, field):
                 self.lines.append(f"{name}.{field} = {self.expression(getattr(value, field))}")
@@ -460,7 +480,7 @@ class Rebuilder(TensorRebuilder):
             if getattr(value, field) != _given(value, field):
                 self.lines.append(f"{name}.{field} = {self.expression(getattr(value, field))}")
         for key, item in vars(value).items():
-            self.lines.append(f"{name}.__dict__[{key!r}] = {self.expression(item)}")
+            self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
         return name
 
     def _namespace(self, fn: types.FunctionType) -> str:

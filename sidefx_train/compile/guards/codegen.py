@@ -15,7 +15,7 @@ from sidefx_train.compile.capture.kinds import descriptor_of
 from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts, same_value
 from sidefx_train.compile.guards.memory import storage_of
 from sidefx_train.compile.guards.numbers import CONDITION_NAMES
-from sidefx_train.compile.heap.plain import is_plain, is_set
+from sidefx_train.compile.heap.plain import DERIVED_FROM, exact_value, is_plain, is_set
 from sidefx_train.compile.heap.source import Source, stored_keys, stored_length
 from sidefx_train.compile.residual.writer import Writer
 
@@ -92,6 +92,11 @@ def _equal(writer: Writer, guard: Guard) -> str:
         return f"not {writer.constant(same_value)}({value}, {expected})"
     # The class first: what is there now may be a tensor, or compare itself in Python.
     return f"type({value}) is not {writer.constant(type(guard.value))} or {value} != {expected}"
+
+
+def _value(writer: Writer, guard: Guard) -> str:
+    exact = f"{writer.constant(exact_value)}({writer.value(guard.source)})"
+    return f"not {writer.constant(same_value)}({exact}, {writer.constant(guard.value, guard.source.label)})"
 
 
 def _is_simple(value: Any) -> bool:
@@ -231,6 +236,7 @@ def _cleans_up(writer: Writer, guard: Guard) -> str:
 _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "is": _is,
     "equal": _equal,
+    "value": _value,
     "type": _type,
     "length": _length,
     "keys": _keys,
@@ -292,6 +298,8 @@ def _fails(guard: Guard, value: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return value is not guard.value, value
     if guard.kind == "equal":
         return not same_value(value, guard.value), value
+    if guard.kind == "value":
+        return not isinstance(value, DERIVED_FROM) or not same_value(exact_value(value), guard.value), value
     if guard.kind == "type":
         return type(value) is not guard.value, type(value)
     if guard.kind == "length":

@@ -14,6 +14,7 @@ from sidefx_train.errors import Location
 GuardKind = Literal[
     "is",  # the value is this object
     "equal",  # same type, equal value
+    "value",  # the number or text that an instance of a derived class is
     "type",  # exactly this class
     "length",  # len(value)
     "keys",  # list(value), by equality for plain keys and identity otherwise
@@ -62,7 +63,7 @@ class Guard:
         value = shown(self.value)
         if self.kind == "is":
             return f"{label} is {value}"
-        if self.kind == "equal":
+        if self.kind in ("equal", "value"):
             return f"{label} == {value}"
         if self.kind == "type":
             return f"type({label}) is {_class_name(self.value)}"

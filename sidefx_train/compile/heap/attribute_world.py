@@ -20,7 +20,7 @@ from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.iterators import OutsideIterator
 from sidefx_train.compile.heap.later import NUMBERS, Later
 from sidefx_train.compile.heap.library import is_library
-from sidefx_train.compile.heap.plain import is_definition, is_plain
+from sidefx_train.compile.heap.plain import is_definition, is_derived, is_plain
 from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.heap.spaces import check_hidden_space, space_of, thread_space
 
@@ -111,6 +111,8 @@ class AttributeWorld(CallingWorld):
         if issubclass(type(obj), types.ModuleType):
             space = vars(obj)
             value = space.get(name, ABSENT)
+            if id(obj) in self.new_modules:
+                return value
             record = self.heap.namespaces.get(id(space))
             if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
                 self.heap.definitions.took(space, name, value)
@@ -147,7 +149,10 @@ class AttributeWorld(CallingWorld):
             classes.set_class_attribute(self, obj, name, value)
             return
         if issubclass(type(obj), types.ModuleType):
-            self.heap.namespace(vars(obj)).set(name, value)
+            if id(obj) in self.new_modules:
+                vars(obj)[name] = value
+            else:
+                self.heap.namespace(vars(obj)).set(name, value)
             return
         field = self.class_attr(type(obj), name)
         if type(obj) is types.FunctionType:
@@ -208,6 +213,8 @@ class AttributeWorld(CallingWorld):
         elif isinstance(record, InstanceRecord) and record.has_dict:
             if not record.delete(name):
                 raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
+        elif id(obj) in self.new_modules and name in vars(obj):
+            del vars(obj)[name]
         elif (record is not None and not isinstance(obj, type)) or isinstance(obj, types.ModuleType):
             self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {policy.describe(obj)}")
         elif isinstance(obj, type):
@@ -223,11 +230,12 @@ class AttributeWorld(CallingWorld):
             return thread_space(self.heap, obj).shadow
         if name == "__dict__" and not isinstance(obj, _OTHER_SPACES):
             return space_of(self.heap, obj)
-        if isinstance(record, InstanceRecord):
+        owner = record.instance if record is not None and is_derived(type(obj)) else record
+        if isinstance(owner, InstanceRecord):
             if name == "__class__":
                 return type(obj)
             if isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
-                return record.get_slot(name)
+                return owner.get_slot(name)
         if name == "__dict__" and issubclass(type(obj), types.ModuleType):
             return self.globals_dict(vars(obj))
         if name == "__dict__" and isinstance(obj, type) and id(obj) not in self.new_classes:

@@ -34,7 +34,7 @@ from sidefx_train.compile.heap.counters import Writes, number_in
 from sidefx_train.compile.heap.finalizers import deletes
 from sidefx_train.compile.heap.finite import if_finite
 from sidefx_train.compile.heap.freezing import Freezer, late_text
-from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, contains_later, message_of
+from sidefx_train.compile.heap.later import CallResult, DeferredCall, Later, message_of
 from sidefx_train.compile.heap.lengths import as_tensors, takes_lengths
 from sidefx_train.compile.heap.library import is_library, is_standard
 from sidefx_train.compile.heap.native_facts import (
@@ -68,13 +68,14 @@ from sidefx_train.compile.heap.native_facts import (
     told_by_a_fake,
     wants_values,
 )
-from sidefx_train.compile.heap.plain import CONTAINERS, PLAIN_TYPES
+from sidefx_train.compile.heap.plain import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.heap.reads import Reads
 from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.heap.reentry import Reentry, only_looks
 from sidefx_train.compile.heap.sets import HANDED_ON, UNSEEN, SetRecord, by_address
 from sidefx_train.compile.heap.spaces import SpaceRecord
 from sidefx_train.compile.heap.tensors import PLAIN_TENSORS
+from sidefx_train.compile.heap.texts import later_in
 from sidefx_train.compile.heap.walkers import READ_BY_C, attributes_of, held_by
 from sidefx_train.errors import Location, Unsupported
 
@@ -86,6 +87,12 @@ if TYPE_CHECKING:
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
+
+
+_WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
+STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
+"""Classes of what C code makes, and what otherwise comes from outside and stands for itself."""
+_MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 
 
 class CallingWorld:
@@ -101,7 +108,12 @@ class CallingWorld:
     context: opaque.ContextVariables
     locks: opaque.Locks
     reads: Reads
+    new_cells: dict[int, types.CellType]
     new_classes: dict[int, type]
+    new_descriptors: dict[int, Any]
+    new_functions: dict[int, types.FunctionType]
+    new_modules: dict[int, types.ModuleType]
+    own_spaces: dict[int, dict[str, Any]]
     caches: caches.Caches
     writes: Writes
     module_spaces: dict[int, dict[str, Any]]
@@ -118,6 +130,15 @@ class CallingWorld:
     settings: dict[Any, Any]
     last_error: tuple[Exception, Any, Location | None] | None
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
+
+    def run_in(self, space: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def wrapped_text(self, method: str, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _check_hidden(self, name: str, found: str) -> None:
+        raise NotImplementedError
 
     def locate(self) -> Location | None:
         """The user's line that is being interpreted, or where the step is defined."""
@@ -277,8 +298,15 @@ class CallingWorld:
             return natives.convert_number(self, fn, args)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
-        if isinstance(attribute_of(fn, "__self__"), str) and contains_later([*args, *kwargs.values()]):
+        if isinstance(attribute_of(fn, "__self__"), str) and (found := later_in([*args, *kwargs.values()])):
+            self._check_hidden(fn.__name__, found)
             return late_text(self, fn, args, kwargs)
+        if cls in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
+            owner = fn.__self__ if cls is types.MethodWrapperType else args[0] if args else None
+            if fn.__objclass__ is not object and not isinstance(owner, (str, torch.Tensor, *natives.NUMBERS)):
+                found = self.wrapped_text(fn.__name__, owner)
+                if found is not ABSENT:
+                    return found
         if fn is print and self._writes_inside(kwargs.get("file")):
             self._print_now(args, **kwargs)
             return None
@@ -447,11 +475,28 @@ class CallingWorld:
         if isinstance(into, torch.Tensor) and into._version == before:
             # Some of torch's composite operators forget to write where tensors are not plain ones.
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
+        if isinstance(made, STANDING):
+            self._note_made(fn, args, made)
         if torch_call and not args and not kwargs:
             self._read_setting(fn)
         elif not torch_call and type(fn) in HASHABLE:
             self.heap.definitions.asked(fn, args, made, self.new_classes.keys())
         return made
+
+    def _note_made(self, fn: Any, args: tuple[Any, ...], made: Any) -> None:
+        """Notes what C code has just made of a class in :data:`STANDING`."""
+        if not isinstance(fn, type) and attribute_of(fn, "__name__") not in _MAKES_DESCRIPTOR:
+            return
+        if type(made) is types.CellType:
+            self.new_cells[id(made)] = made
+        elif isinstance(made, types.ModuleType):
+            self.new_modules[id(made)] = made
+            self.own_spaces[id(vars(made))] = vars(made)
+        elif type(made) is types.FunctionType:
+            self.new_functions[id(made)] = made
+            self.run_in(made.__globals__)
+        else:
+            self.new_descriptors[id(made)] = made
 
     def _tell_apart(self, values: list[Any]) -> None:
         """C code is about to compare objects, those of most classes by what they are."""
@@ -548,8 +593,19 @@ class CallingWorld:
         if owner is None and isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
             owner = args[0]
         record = self.heap.record_of(owner)
-        if isinstance(record, InstanceRecord) and fn.__name__ not in READS_NOTHING:
+        if record is None or fn.__name__ in READS_NOTHING:
+            return
+        if isinstance(record, InstanceRecord):
             record.fill()
+        elif isinstance(owner, tuple) and record.instance is not None:
+            record.instance.fill()
+        elif is_derived(type(owner)) and hasattr(object, fn.__name__):  # ``__reduce_ex__``: of the object itself
+            own = next((base for base in type(owner).__mro__ if fn.__name__ in vars(base)), object)
+            if own is object and record.instance is not None:
+                if record.instance.space or vars(record.instance.shadow) or slot_names(type(owner)):
+                    what = f"{record.source.label}, a {type(owner).__qualname__} with attributes"
+                    self.heap.refuse("SFX104", f"{policy.describe(fn)} gets {what}")
+                record.instance.fill()
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
         """C code must not get hold of an outside object that has no shadow and could be changed."""

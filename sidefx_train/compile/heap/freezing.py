@@ -118,12 +118,14 @@ def _sample(value: Any, number: float) -> Any:
     if isinstance(value, Later):
         named = {name: _sample(item, number) for name, item in value.kwargs.items()}
         return value.fn(*(_sample(item, number) for item in value.args), **named)
-    if type(value) in (list, tuple):
-        return type(value)(_sample(item, number) for item in value)
+    if isinstance(value, tuple):
+        return make_tuple(type(value), (_sample(item, number) for item in tuple.__iter__(value)))
+    if isinstance(value, list):
+        return [_sample(item, number) for item in list.__iter__(value)]
     if type(value) is slice:
         return slice(*(_sample(bound, number) for bound in bounds_of(value)))
-    if type(value) is dict:
-        return {name: _sample(item, number) for name, item in value.items()}
+    if isinstance(value, dict):
+        return {name: _sample(item, number) for name, item in dict.items(value)}
     return value
 
 

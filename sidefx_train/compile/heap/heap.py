@@ -36,11 +36,12 @@ from sidefx_train.compile.heap.identities import Identities
 from sidefx_train.compile.heap.later import Later
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.compile.heap.memory import GivenMemory
-from sidefx_train.compile.heap.plain import CONTAINERS, DEFINITIONS, is_plain
+from sidefx_train.compile.heap.plain import CONTAINERS, DEFINITIONS, is_derived, is_plain
 from sidefx_train.compile.heap.records import OVERWRITTEN, UNREAD, InstanceRecord, Record, TensorRecord
 from sidefx_train.compile.heap.shadows import (
     builtin_method_shadow,
     container_shadow,
+    derived_shadow,
     instance_shadow,
     member_shadow,
     method_shadow,
@@ -216,6 +217,8 @@ class Heap:
         if issubclass(cls, BY_IDENTITY):
             self.guard("is", source, real)
             return member_shadow(self, real, source) if issubclass(cls, enum.Enum) else real
+        if is_derived(cls) and not issubclass(cls, np.generic):
+            return derived_shadow(self, real, source)
         if cls is np.float64 and self.below(source, self._symbolic_roots):
             return self._number(real, source, name)
         if cls is np.ndarray and not real.dtype.hasobject:

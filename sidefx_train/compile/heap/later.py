@@ -14,7 +14,7 @@ from sidefx_train.compile.capture.stand_ins import Place
 from sidefx_train.errors import Location, Unsupported
 
 if not TYPE_CHECKING:
-    from sidefx_train.compile.capture.kinds import isinstance
+    pass
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -138,14 +138,3 @@ def join_text(parts: tuple[Any, ...]) -> str:
 
 def percent(text: str, values: Any) -> str:
     return text % values
-
-
-def contains_later(value: Any) -> bool:
-    """True if the value, or an item of a plain container, is only known after the step."""
-    if isinstance(value, (Later, torch.Tensor, *NUMBERS)):
-        return True
-    if type(value) in (list, tuple, set):
-        return any(contains_later(item) for item in value)
-    if type(value) is dict:
-        return any(contains_later(item) for item in value.values())
-    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
@@ -35,6 +36,31 @@ def is_plain(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(is_plain(item) for item in value)
     return False
+
+
+DERIVED_FROM: tuple[type, ...] = (int, float, complex, str, bytes)
+"""Python's own immutable values that a class may derive from: instances may have attributes."""
+
+
+def is_derived(cls: type) -> bool:
+    """True for a class written in Python whose instances are numbers or text."""
+    return bool(cls.__flags__ & _HEAP_TYPE) and issubclass(cls, DERIVED_FROM) and not issubclass(cls, enum.Enum)
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def exact_value(value: Any) -> Any:
+    """The number or text that an instance of a derived class is, past the class's own methods."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes.__getitem__(value, slice(None))
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    return complex(*(vars(complex)[part].__get__(value) for part in ("real", "imag")))
 
 
 def bounds_of(value: slice) -> tuple[Any, Any, Any]:

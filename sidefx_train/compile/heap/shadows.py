@@ -22,9 +22,11 @@ from sidefx_train.compile.heap.definitions import IMMUTABLE_CLASS
 from sidefx_train.compile.heap.plain import (
     bounds_of,
     empty_like,
+    exact_value,
     is_plain,
     is_structure,
     make_tuple,
+    slot_names,
 )
 from sidefx_train.compile.heap.records import Attributes, InstanceRecord, Record
 from sidefx_train.compile.heap.sets import SetRecord
@@ -71,10 +73,21 @@ def tuple_shadow(heap: Heap, real: Any, source: Source) -> Any:
     if is_structure(type(real)) and type(real).n_fields != type(real).n_sequence_fields:
         heap.refuse("SFX104", f"{source.label} is a {type(real).__qualname__}, which has fields beside its items")
     heap.guard("type", source, type(real))
-    heap.guard("length", source, len(real))
-    items = [heap.shadow(item, heap.sources.item(source, index)) for index, item in enumerate(real)]
-    shadow = make_tuple(type(real), items)
-    return heap.register(Record(heap, real, shadow, source))
+    cls = type(real)
+    if cls is not tuple:
+        if shows_another(cls):
+            check_hidden_space(heap, real)
+        overridden = (getattr(cls, name) for name in ("__getitem__", "__len__", "__getattribute__"))
+        source.hooked = any(type(method) is types.FunctionType for method in overridden)
+    items = [heap.shadow(item, heap.sources.item(source, index)) for index, item in enumerate(tuple.__iter__(real))]
+    heap.guard("length", source, len(items))
+    shadow = make_tuple(cls, items)
+    record = Record(heap, real, shadow, source)
+    heap.register(record)
+    if cls is not tuple and hasattr(cls, "__dict__") and cls.__dictoffset__:
+        record.instance = InstanceRecord(heap, real, shadow, source, source)
+        note_space(heap, record.instance)
+    return shadow
 
 
 def slice_shadow(heap: Heap, real: slice, source: Source) -> slice:
@@ -133,7 +146,8 @@ def builtin_method_shadow(heap: Heap, real: types.BuiltinMethodType, source: Sou
     if owner is real.__self__:
         shadow = real
     else:  # by its name one would get what a subclass has in its place
-        shadow = getattr(owner, real.__name__) if descriptor is None else bound(descriptor, owner)
+        known = descriptor is not None and isinstance(owner, descriptor.__objclass__)
+        shadow = bound(descriptor, owner) if known else getattr(owner, real.__name__)
     return heap.register(Record(heap, real, shadow, source, source))
 
 
@@ -178,13 +192,36 @@ def opaque_shadow(heap: Heap, real: Any, source: Source) -> Any:
     return heap.register(record)
 
 
-def member_shadow(heap: Heap, real: enum.Enum, source: Source) -> enum.Enum:
-    """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
-    base = heap.sources.const(real, source.label)
+def derived_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """A number or text of a class written in Python: it stands for itself, its attributes are as those of others."""
+    cls = type(real)
+    if shows_another(cls):
+        check_hidden_space(heap, real)
+    if slot_names(cls) and cls.__dictoffset__:
+        heap.refuse(
+            "SFX104", f"{source.label} is a {cls.__qualname__}, a {exact_value(real)!r} with slots and attributes"
+        )
+    base = heap.bind(real, source)
+    if type(cls.__getattribute__) is types.FunctionType:
+        source.hooked = base.hooked = True
+    if base is source:
+        heap.guard("value", source, exact_value(real))
+    return _with_attributes(heap, real, base)
+
+
+def _with_attributes(heap: Heap, real: Any, base: Source) -> Any:
+    """The record of an object that stands for itself, but for what is in its ``__dict__``."""
     record = Record(heap, real, real, base, base)
     record.instance = InstanceRecord(heap, real, Attributes(), base, base)
     heap.register(record)
+    if record.instance.has_dict:
+        note_space(heap, record.instance)
     return real
+
+
+def member_shadow(heap: Heap, real: enum.Enum, source: Source) -> enum.Enum:
+    """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
+    return _with_attributes(heap, real, heap.sources.const(real, source.label))
 
 
 def proxy_shadow(heap: Heap, real: types.MappingProxyType[Any, Any], source: Source) -> Any:

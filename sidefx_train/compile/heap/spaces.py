@@ -75,9 +75,9 @@ def space_of(heap: Heap, instance: Any) -> dict[str, Any]:
     Raises:
         AttributeError: the instance has none.
     """
-    space: dict[str, Any] = object.__getattribute__(instance, "__dict__")
     record = heap.record_of(instance)
     owner = record if record is None or isinstance(record, InstanceRecord) else record.instance
+    space: dict[str, Any] = object.__getattribute__(instance if owner is None else owner.shadow, "__dict__")
     if owner is not None:
         owner.fill()
     elif record is None:

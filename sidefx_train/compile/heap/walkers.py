@@ -10,13 +10,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.cleanup import COMPOSED
-from sidefx_train.compile.heap.later import NUMBERS, Later
 from sidefx_train.compile.heap.plain import is_set, slot_names
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
 
-_PLAIN = frozenset({list, tuple, set, dict})
 _BASES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
 _DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
 _VIEWS: tuple[Any, ...] = tuple(view for empty in _DICTS for view in (empty.keys(), empty.values(), empty.items()))
@@ -48,20 +46,6 @@ def held_by(value: Any) -> Iterable[Any]:
     if cls is slice:
         return (value.start, value.stop, value.step)
     return value.args if isinstance(value, BaseException) else ()
-
-
-def hides_later(value: Any) -> bool:
-    """True if C code that shows ``value`` would come upon what is only known after the step, in no plain container."""
-    todo, seen = [(value, False)], set()
-    while todo:
-        value, hidden = todo.pop()
-        if hidden and isinstance(value, (Later, *NUMBERS)):
-            return True
-        if id(value) not in seen:
-            seen.add(id(value))
-            hidden = hidden or type(value) not in _PLAIN
-            todo += [(item, hidden) for item in held_by(value)]
-    return False
 
 
 def attributes_of(value: Any) -> list[Any]:

@@ -35,14 +35,13 @@ from sidefx_train.compile.heap.later import (
     NUMBERS,
     DeferredCall,
     Later,
-    contains_later,
     join_text,
     percent,
 )
 from sidefx_train.compile.heap.native_facts import HASHED
 from sidefx_train.compile.heap.plain import is_definition
 from sidefx_train.compile.heap.reentry import Reentry
-from sidefx_train.compile.heap.walkers import hides_later
+from sidefx_train.compile.heap.texts import as_shown, later_in
 from sidefx_train.errors import Location
 
 if not TYPE_CHECKING:
@@ -131,6 +130,8 @@ class TraceWorld(AttributeWorld):
         self.tagged: dict[int, tuple[torch.Tensor, dict[str, None]]] = {}
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}
+        self.new_descriptors: dict[int, Any] = {}
+        self.new_modules: dict[int, types.ModuleType] = {}
         self.new_functions: dict[int, types.FunctionType] = {}
         self._class_spaces: dict[type, Any] = {}
         self._methods: dict[str, list[tuple[type, registry.Interceptor]]] = {}
@@ -278,8 +279,10 @@ class TraceWorld(AttributeWorld):
             return first if name == "iter" else first.__next__()
         if name in _TEXT:
             return self._text(name, args)
-        if name == "mod" and isinstance(first, str) and contains_later(args[1]):
-            return late_text(self, percent, (first, args[1]))
+        if name == "mod" and isinstance(first, str):
+            found = self._percent(first, args[1])
+            if found is not ABSENT:
+                return found
         if name == "is_":
             self.heap.identities.tell_apart(*args)
             return natives.one_object(*args)
@@ -355,17 +358,37 @@ class TraceWorld(AttributeWorld):
     def _text(self, name: str, args: tuple[Any, ...]) -> Any:
         for value in args:
             self.touch(value)  # numbers that change are only then to be seen
-        if not any(contains_later(value) for value in args) and not (
-            name == "build_string" and any(contains_later(part) for part in args[0])
-        ):
-            if any(hides_later(value) for value in args):
-                self.heap.refuse(
-                    "SFX106", f"{name} of a value that is known only after the step, within an object of C"
-                )
-            return ABSENT
         if name == "build_string":
-            return late_text(self, join_text, (tuple(args[0]),))
-        return late_text(self, _TEXT[name], args)
+            parts = tuple(args[0])
+            return late_text(self, join_text, (parts,)) if later_in(parts) else ABSENT
+        found = later_in(args[0], name)
+        self._check_hidden(name, found)
+        return late_text(self, _TEXT[name], args) if found else ABSENT
+
+    def _check_hidden(self, name: str, found: str) -> None:
+        if found == "hidden":
+            self.heap.refuse("SFX106", f"{name} of a value that is known only after the step, within an object of C")
+
+    def _percent(self, text: str, values: Any) -> Any:
+        """``text % values``, where it shows what is only known later; else :data:`ABSENT`."""
+        if isinstance(values, tuple):  # a tuple of any class is a tuple of values
+            values = tuple(tuple.__iter__(values))
+        self.touch(values)
+        found = later_in(values)
+        self._check_hidden("%", found)
+        return late_text(self, percent, (text, values)) if found else ABSENT
+
+    def wrapped_text(self, method: str, value: Any) -> Any:
+        """The text that a slot wrapper (``list.__repr__``, say) makes of a value; else :data:`ABSENT`."""
+        self.touch(value)
+        found = later_in(value)
+        if not found:
+            return ABSENT
+        shown = as_shown(value, method)
+        if shown is None:
+            found = "hidden"
+        self._check_hidden(method, found)
+        return late_text(self, repr, (shown,))
 
 
 def _decides(value: Any) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.functionalize.metadata import StepMetadata
-from sidefx_train.compile.guards.codegen import FETCH_ERRORS, write_guards
+from sidefx_train.compile.guards.codegen import FETCH_ERRORS, cell_is_set, write_guards
 from sidefx_train.compile.guards.guard import Guard
 from sidefx_train.compile.guards.program import follow, split
 from sidefx_train.compile.heap.effects import Effect, SideEffects, follows_anew, updated
@@ -172,6 +175,8 @@ def _write(
     epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
+    if any(map(_holds_fake, writer.names.values())):
+        world.heap.refuse("SFX104", "an object made in the step that cannot be made again holds a tensor and leaves it")
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
     metadata, values = rebuilder.metadata(), rebuilder.differentiable
@@ -192,6 +197,17 @@ def _write(
         rebuilder.made(),
     )
     return residual, rebuilder
+
+
+def _holds_fake(value: Any) -> bool:
+    """True for a fake tensor, and for what holds one at its top: no generated code may hand it to the program."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return any(type(item) is compat.FakeTensor for item in value)
+    if kind is types.FunctionType and value.__closure__:
+        cells = [ABSENT if not cell_is_set(cell) else cell.cell_contents for cell in value.__closure__]
+        return any(type(item) is compat.FakeTensor for item in cells)
+    return kind is compat.FakeTensor
 
 
 def link(residual: Residual, name: str, bindings: dict[str, Any], measuring: bool = False) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import types
+import typing
 import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -28,10 +29,13 @@ from sidefx_train.compile.heap.heap import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
 from sidefx_train.compile.heap.iterators import HANDED_ON, REBUILT, VIEWS, left_over, spoiled_walk, walk, walked_over
 from sidefx_train.compile.heap.later import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
 from sidefx_train.compile.heap.plain import (
+    DERIVED_FROM,
     PLAIN_TYPES,
     base_container,
     bounds_of,
+    exact_value,
     instance_space,
+    is_derived,
     is_plain,
     is_set,
     make_tuple,
@@ -72,7 +76,8 @@ class Rebuilder(TensorRebuilder):
 
     def expression(self, value: Any) -> str:
         """Code for a value of the trace."""
-        if type(value) in PLAIN_TYPES or isinstance(value, (*BY_IDENTITY, *BY_VALUE)):
+        plain = type(value) in PLAIN_TYPES or isinstance(value, (*BY_IDENTITY, *BY_VALUE))
+        if plain and not is_derived(type(value)):
             if not isinstance(value, torch.Size) or not any(isinstance(size, NUMBERS) for size in value):
                 return self.writer.constant(value)
             return f"{self.writer.constant(torch.Size)}(({', '.join(map(self.expression, value))},))"
@@ -194,10 +199,12 @@ class Rebuilder(TensorRebuilder):
             if cls is tuple:
                 return self._remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
             maker = self.writer.constant(make_tuple)
-            return self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
+            made = self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
+            self._attributes(made, value)
+            return made
         if cls is slice:
             return self._remember(value, f"slice({', '.join(map(self.expression, bounds_of(value)))})")
-        if cls in (set, frozenset):
+        if cls is set or isinstance(value, frozenset):
             return self._set(value)
         if type(value) is types.MethodType and type(value.__self__) is InterpretedGenerator:
             return self._remember(value, f"{self.expression(value.__self__)}.{value.__name__}")
@@ -234,14 +241,21 @@ class Rebuilder(TensorRebuilder):
             return self._reference(value)
         if isinstance(value, type) and id(value) in self.world.new_classes:
             self.world.heap.refuse("SFX111", f"the class {value.__qualname__}, made in the step, leaves it")
-        if type(value) is functools.partial:
-            maker = self.writer.constant(functools.partial, "partial")
-            parts = [*map(self.expression, (value.func, *value.args)), *self._keywords(value.keywords)]
-            return self._remember(value, f"{maker}({', '.join(parts)})")
+        if id(value) in self.world.new_modules:
+            made = f"{self.writer.constant(types.ModuleType.__new__, 'new_module')}({self.writer.constant(cls)})"
+            made = self._remember(value, made)
+            self._attributes(made, value)
+            return made
+        if id(value) in self.world.new_descriptors:
+            return self._descriptor(value)
+        if isinstance(value, functools.partial):
+            return self._partial(value)
         if cls is RandomState:
             self.world.heap.refuse("SFX110", "a random state saved in the middle of the step leaves it")
         if cls is types.MappingProxyType:
             self.world.heap.refuse("SFX104", "a mapping proxy made in the step leaves it")
+        if isinstance(value, _TYPE_PARAMETERS):
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
         if isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:
             return self.writer.constant(value)
         if id(cls) in self.world.new_classes:
@@ -285,7 +299,41 @@ class Rebuilder(TensorRebuilder):
         if table:
             made = f"{self.writer.constant(wide_set)}({cls.__name__}, {made}, {table})"
             return self._remember(value, made)
-        return self._remember(value, f"{cls.__name__}({made})")
+        if cls in (set, frozenset):
+            return self._remember(value, f"{cls.__name__}({made})")
+        maker = self.writer.constant(frozenset.__new__, "new_frozenset")
+        name = self._remember(value, f"{maker}({self.writer.constant(cls)}, {made})")
+        self._attributes(name, value)
+        return name
+
+    def _partial(self, value: Any) -> str:
+        """A partial that the step made, of whatever class."""
+        parts = [*map(self.expression, (value.func, *value.args)), *self._keywords(value.keywords)]
+        if type(value) is functools.partial:
+            maker = self.writer.constant(functools.partial, "partial")
+        else:
+            maker = self.writer.constant(functools.partial.__new__, "new_partial")
+            parts.insert(0, self.writer.constant(type(value)))
+        name = self._remember(value, f"{maker}({', '.join(parts)})")
+        self._attributes(name, value)
+        return name
+
+    def _descriptor(self, value: Any) -> str:
+        """A property, static or class method that the step made."""
+        cls = type(value)
+        if cls is property:
+            parts = [value.fget, value.fset, value.fdel]
+            if value.__doc__ != getattr(value.fget, "__doc__", None):
+                parts.append(value.__doc__)
+        elif cls is staticmethod or cls is classmethod:
+            parts = [value.__func__]
+        else:
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+        name = self._remember(value, f"{self.writer.constant(cls)}({', '.join(map(self.expression, parts))})")
+        for key, item in instance_space(value).items():  # what it copied of its function comes with it
+            if key not in _COPIED or getattr(value.__func__, key, None) is not item:
+                self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
+        return name
 
     def _reference(self, value: Any) -> str:
         target = value()
@@ -349,8 +397,8 @@ class Rebuilder(TensorRebuilder):
             self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
         if base is object or base is types.SimpleNamespace:
             made += ")"
-        elif base in _WRAPPED:
-            made += f", {self.writer.constant(base(value))})"
+        elif base in DERIVED_FROM:
+            made += f", {self.writer.constant(exact_value(value))})"
         elif issubclass(base, BaseException):
             made += "".join(f", {self.expression(item)}" for item in value.args) + ")"
         else:
@@ -504,12 +552,16 @@ def _given(fn: types.FunctionType, field: str) -> Any:
     return consts[0] if consts and isinstance(consts[0], str) else None
 
 
+_COPIED = frozenset({"__module__", "__name__", "__qualname__", "__doc__", "__dict__", "__wrapped__", "__annotations__"})
+"""Attributes that a static or class method takes from its function when it is made."""
+_TYPE_PARAMETERS = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType)
+
+
 _ALIASES = (types.GenericAlias, types.UnionType)
 
 
 _DATES = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta)
 """Classes whose instances are made again from what pickling asks them for."""
-_WRAPPED = (int, float, complex, str, bytes)
 
 
 def _is_made_by_object(cls: type) -> bool:

@@ -571,10 +571,12 @@ class GlobalState:
         self._settings = torch._C._dynamo.guards.GlobalStateGuard()
         self._devices = _default_devices()
         self._contexts = _entered_contexts()
+        self._switches = [ask() for ask, _ in _switches()]
 
     def same_settings(self) -> bool:
         """True if every setting is the same again and every context of torch that was entered has been left."""
         same = bool(self._settings.check()) and _default_devices() == self._devices
+        same = same and self._switches == [ask() for ask, _ in _switches()]
         return same and _entered_contexts() == self._contexts
 
     def check(self) -> bool:
@@ -588,23 +590,44 @@ class GlobalState:
 
 
 @cache
-def _settings() -> tuple[Callable[[], Any], ...]:
-    asks = re.compile("_get_.*_(enabled|benchmark|deterministic|allow_tf32|allow_fp16.*|allow_bf16.*)")
-    names = [name for name in dir(torch._C) if asks.fullmatch(name)]
-    found = [getattr(torch._C, name) for name in names]
-    return (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled, *filter(_answers, found))
+def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
+    """Global settings of torch beside those that :class:`GlobalState` tests: how to ask for each, and how to set it."""
+    pairs = [(f"_get_{name[5:]}", name) for name in dir(torch._C) if name.startswith("_set_")]
+    kernels = ("cudnn", "flash", "math", "mem_efficient", "overrideable")
+    pairs += [(f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in kernels]
+    pairs.append(("_is_view_replay_enabled", "_set_view_replay_enabled"))
+    found = [(getattr(torch._C, ask, None), getattr(torch._C, give)) for ask, give in pairs if not _KEPT.search(ask)]
+    return tuple((ask, give) for ask, give in found if ask is not None and _answers(ask))
+
+
+_KEPT = re.compile(
+    "default|function_state|trac|dispatch|metaclass|preferred|thread|float32_matmul|metadata|deterministic_algorithms"
+)
+"""Settings that are kept otherwise, or that asking for may load a library."""
 
 
 def _answers(ask: Callable[[], Any]) -> bool:
     try:
-        return isinstance(ask(), (bool, int))
+        return isinstance(ask(), (bool, int, str, list))
     except (RuntimeError, TypeError):  # it wants arguments, or a library that this build lacks
         return False
 
 
-def settings() -> dict[Callable[[], Any], Any]:
-    """Global settings beside those of :class:`GlobalState`, as functions that ask for them, with their values now."""
-    return {ask: ask() for ask in _settings()}
+BINDING: type = type(torch.autograd._profiler_enabled.__self__)  # type: ignore[attr-defined]
+"""What functions of torch's that are made by pybind11 are bound to."""
+
+
+def answers_changed_by_captures() -> dict[Any, Any]:
+    """Functions that ask for what a capture itself sets otherwise, with what they answer now, before it."""
+    return {torch._C._is_multithreading_enabled: torch._C._is_multithreading_enabled()}
+
+
+def settings_of(fn: Any) -> tuple[Callable[[], Any], ...]:
+    """What an operation of torch asks for and decides on while it is recorded: which attention kernels may be used."""
+    if getattr(fn, "__name__", "") not in ("scaled_dot_product_attention", "multi_head_attention_forward"):
+        return ()
+    names = ("flash", "math", "mem_efficient", "cudnn")
+    return tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in names)
 
 
 def _entered_contexts() -> tuple[Any, ...]:
@@ -687,6 +710,8 @@ def restoring_state() -> Iterator[None]:
     level = forward_ad._current_level
     casts = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
     cache, nesting, functions = torch.is_autocast_cache_enabled(), _autocast_nesting(), _default_devices()
+    switches = [(ask, give, ask()) for ask, give in _switches()]
+    disabled = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     try:
         yield
     finally:
@@ -694,7 +719,10 @@ def restoring_state() -> Iterator[None]:
             torch._C._functorch.pop_dynamic_layer_stack()
         while torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             torch._C._autograd._pop_saved_tensors_default_hooks()
-        torch._C._autograd._saved_tensors_hooks_enable()
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() != disabled:
+            torch._C._autograd._saved_tensors_hooks_enable()
+            if disabled is not None:
+                torch._C._autograd._saved_tensors_hooks_disable(disabled)
         while torch._C._len_torch_function_stack() > len(functions):
             torch._C._pop_torch_function_stack()
         while _autocast_nesting() > nesting:
@@ -705,6 +733,9 @@ def restoring_state() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cache)
         torch.set_grad_enabled(grad)
         torch.set_anomaly_enabled(*anomaly)
+        for ask, give, before in switches:
+            if ask() != before:
+                give(before)
         if forward_ad._current_level > level:
             forward_ad.exit_dual_level(level=forward_ad._current_level)
         torch.set_default_dtype(dtype)

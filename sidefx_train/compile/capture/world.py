@@ -56,6 +56,9 @@ class World(Protocol):
     def imported(self, name: str, space: dict[str, Any], level: int) -> None:
         """Told of each ``import`` statement that has run: what it asked for, and where it stands."""
 
+    def not_imported(self, error: ImportError, name: str) -> None:
+        """Told of each ``import`` statement that has failed: why, and the full name that it asked for."""
+
     def found_module(self, name: str) -> Any:
         """What ``sys.modules`` has under a name, or :data:`ABSENT`."""
 
@@ -191,6 +194,9 @@ class DirectWorld:
         return None
 
     def imported(self, name: str, space: dict[str, Any], level: int) -> None:
+        return None
+
+    def not_imported(self, error: ImportError, name: str) -> None:
         return None
 
     def found_module(self, name: str) -> Any:

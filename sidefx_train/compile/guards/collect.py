@@ -47,6 +47,7 @@ def all_guards(world: TraceWorld) -> list[Guard]:
     guards = list(world.heap.guards.values())
     guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
     guards += [*world.heap.identities.separated(), *_separate_tensors(world), *world.heap.definitions.guards()]
+    guards += world.queries.guards()
     return _located(guards, world.defined_at)
 
 
@@ -187,6 +188,7 @@ def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]
 def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
     """Generated code that is true while a capture would stop at the same place."""
     guards = [*world.heap.guards.values(), *world.heap.identities.separated(), *world.heap.definitions.guards()]
+    guards += world.queries.guards()
     if first_failure(tuple(guards), args, kwargs) is not None:
         return None
     writer = Writer()

@@ -69,6 +69,7 @@ from sidefx_train.compile.heap.native_facts import (
     wants_values,
 )
 from sidefx_train.compile.heap.plain import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
+from sidefx_train.compile.heap.queries import Queries
 from sidefx_train.compile.heap.reads import Reads
 from sidefx_train.compile.heap.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.heap.reentry import Reentry, only_looks
@@ -89,6 +90,7 @@ if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
 
 
+_ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
 _WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
 """Classes of what C code makes, and what otherwise comes from outside and stands for itself."""
@@ -127,7 +129,7 @@ class CallingWorld:
     reentry: Reentry
     led_back: list[Callable[..., Any]]
     defined_at: Location | None
-    settings: dict[Any, Any]
+    queries: Queries
     last_error: tuple[Exception, Any, Location | None] | None
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
 
@@ -477,9 +479,11 @@ class CallingWorld:
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
         if isinstance(made, STANDING):
             self._note_made(fn, args, made)
-        if torch_call and not args and not kwargs:
-            self._read_setting(fn)
-        elif not torch_call and type(fn) in HASHABLE:
+        if type(fn) in _ASKS:
+            made = self.queries.note(fn, args, kwargs, made)
+            for ask in compat.settings_of(fn):
+                self.queries.note(ask, (), {}, ask())
+        if not torch_call and type(fn) in HASHABLE:
             self.heap.definitions.asked(fn, args, made, self.new_classes.keys())
         return made
 
@@ -532,12 +536,6 @@ class CallingWorld:
         else:
             self.heap.guard("is", record.base, record.real)
         return id(record.real)
-
-    def _read_setting(self, fn: Any) -> None:
-        """Guards a global setting of torch that no context of the step's changes, as it was at entry."""
-        if fn in self.settings:
-            source = self.heap.sources.call(self.heap.sources.const(fn, policy.describe(fn)))
-            self.heap.guard("equal", source, self.settings[fn])
 
     def _watch_from_outside(self, name: str, owner: Any) -> None:
         """``retain_grad`` and hooks on an autograd graph from outside: a backward after this graph runs them."""

@@ -40,6 +40,7 @@ from sidefx_train.compile.heap.later import (
 )
 from sidefx_train.compile.heap.native_facts import HASHED
 from sidefx_train.compile.heap.plain import is_definition
+from sidefx_train.compile.heap.queries import Queries
 from sidefx_train.compile.heap.reentry import Reentry
 from sidefx_train.compile.heap.texts import as_shown, later_in
 from sidefx_train.errors import Location
@@ -66,7 +67,7 @@ class TraceWorld(AttributeWorld):
         hooked: autograd nodes of tensors on which the step registered a hook.
         replayed: how often the replay of views after the graph will move the version counter of what they are made of.
         led_back: what C code calls in place of functions of the step.
-        settings: global settings of torch, as functions that ask for them, with what these gave at entry.
+        queries: what the step asked of global state.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
@@ -104,7 +105,7 @@ class TraceWorld(AttributeWorld):
         self.heap.memory.warn = lambda text: notices.warn(self, (text,), {})
         self.reentry = Reentry(self)
         self.led_back: list[Callable[..., Any]] = []
-        self.settings = compat.settings()
+        self.queries = Queries(self.heap)
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
         self.moved_later: dict[int, str] = {}
@@ -204,6 +205,12 @@ class TraceWorld(AttributeWorld):
 
     def imported(self, name: str, space: dict[str, Any], level: int) -> None:
         self.heap.definitions.imported(name, space, level)
+
+    def not_imported(self, error: ImportError, name: str) -> None:
+        missing = error.name
+        if type(error) is not ModuleNotFoundError or not missing or not f"{name}.".startswith(f"{missing}."):
+            self.heap.refuse("SFX103", f"imports {name}, which fails in its own code")
+        self.queries.failed_import(missing)
 
     def found_module(self, name: str) -> Any:
         return self.heap.definitions.found_module(name)

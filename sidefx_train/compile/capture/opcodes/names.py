@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -220,7 +221,14 @@ def import_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     around: dict[str, Any] = {
         key: space.get(key) for key in ("__name__", "__package__", "__spec__", "__path__") if key in space
     }
-    frame.push(interp.call(importer, (instr.value, around, None, names, level), {}))
+    try:
+        frame.push(interp.call(importer, (instr.value, around, None, names, level), {}))
+    except ImportError as error:
+        name = "." * level + instr.value
+        if level and around.get("__package__"):
+            name = importlib.util.resolve_name(name, around["__package__"])
+        interp.world.not_imported(error, name)
+        raise
     interp.world.imported(instr.value, around, level)
 
 

@@ -44,15 +44,17 @@ COVERED = re.compile(
     r"|_get_torch_function_state|_get_tracing_state|get_deterministic_debug_mode|_get_current_function_mode_stack"
 )
 """Names of functions whose answer every entry has guards for (``compat.GlobalState``)."""
-_CHANGES = re.compile(
-    r"_?(push|pop|set|enter|exit|clear|increment|decrement|enable|disable|init|add|remove|reset|start|stop|release"
-    r"|begin|end|register|free|empty|sync|synchronize|wait|seed|manual|activate|deactivate|restore|save|record|emit"
-    r"|finali[sz]e|run|demangle|create|make|new|warn|throw|raise|load|open|close|flush|autocast|filters)(_.*|[A-Z].*)?"
-)
-"""Names of functions that do something: they are not called again to see."""
-_QUESTION = re.compile(
-    r"_?(get|is|are|can|num|len|peek|count|current|allow|which)(_|[A-Z]).*|.*_(enabled|allowed|precision)"
-)
+_DOES = frozenset(
+    {
+        "push", "pop", "set", "enter", "exit", "clear", "increment", "decrement", "enable", "disable", "init", "add",
+        "initialize", "remove", "reset", "start", "stop", "release", "begin", "end", "register", "free", "empty",
+        "sync", "synchronize", "wait", "seed", "manual", "activate", "deactivate", "restore", "save", "record", "emit",
+        "filters", "run", "finalize", "create", "make", "new", "warn", "throw", "raise", "load", "open", "close", "flush",
+    }
+)  # fmt: skip
+"""Words in names of functions that do something: they are not called again to see."""
+_QUESTION = re.compile(r"_?(get|is|are|can|num|len|peek|current)(_|[A-Z]).*")
+_STATE = re.compile(r".*_(enabled|allowed|precision|type)")
 _ANSWERS = (torch.dtype, torch.device, torch.layout, torch.memory_format, datetime.date, datetime.datetime)
 
 
@@ -121,16 +123,17 @@ def _is_question(fn: Any, args: tuple[Any, ...]) -> bool:
         torch_call = policy.is_torch_callable(fn)
     elif type(fn) is types.FunctionType and not args:  # of torch, called natively
         torch_call = True
-        if not fn.__module__.startswith("torch.backends") and not _QUESTION.fullmatch(name):
-            return False
     else:
         return False
-    if CONSTANT.fullmatch(name) or COVERED.fullmatch(name) or _CHANGES.fullmatch(name):
+    if CONSTANT.fullmatch(name) or COVERED.fullmatch(name) or str(fn.__module__).startswith("torch._C._functorch"):
         return False
-    if not args:
-        return True
-    plain = all(type(arg) in (str, int, bool, torch.dtype, torch.device) for arg in args)
-    return torch_call and plain and bool(_QUESTION.fullmatch(name))
+    does = not _DOES.isdisjoint(name.lower().split("_"))
+    if not torch_call:
+        return not args and not does
+    if not all(type(arg) in (str, int, bool, torch.dtype, torch.device) for arg in args):
+        return False
+    asks = not args and str(fn.__module__).startswith("torch.backends")
+    return bool(_QUESTION.fullmatch(name)) or (not does and (asks or bool(_STATE.fullmatch(name))))
 
 
 def _is_answer(answer: Any) -> bool:

@@ -568,6 +568,7 @@ class GlobalState:
     """Torch's thread-wide state now: grad mode, autocast, determinism, default dtype and device, threads, modes."""
 
     def __init__(self) -> None:
+        _no_replays_under_dynamo()
         self._settings = torch._C._dynamo.guards.GlobalStateGuard()
         self._devices = _default_devices()
         self._contexts = _entered_contexts()
@@ -587,6 +588,21 @@ class GlobalState:
             and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
             and (_default_devices() == self._devices if torch._C._len_torch_function_stack() else not self._devices)
         )
+
+
+@cache
+def _no_replays_under_dynamo() -> None:
+    """Has torch's own compiler, where it traces a compiled step (``torch.cond`` does), find that no entry fits.
+
+    It is told once, so that replays need not ask.
+    """
+    told = torch.compiler.substitute_in_graph(GlobalState.check, skip_signature_check=True)
+    told(lambda self: False)
+
+
+def traced_by_dynamo() -> bool:
+    """True while torch's own compiler traces the caller, which takes the answer for a constant."""
+    return torch.compiler.is_dynamo_compiling()
 
 
 @cache
@@ -781,7 +797,16 @@ def surrounding() -> str | None:
         return "runs inside hooks on saved tensors"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "runs inside a transform of torch.func"
+    if torch._C._get_tracing_state() is not None:
+        return "is traced by torch.jit"
     return None
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """False for a tensor whose storage has been freed (``untyped_storage().resize_(0)``), as sharding libraries do."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return True
+    return tensor.untyped_storage().nbytes() > 0
 
 
 # --- functionalization -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from sidefx_train.compile.artifacts import TracedGraph
@@ -33,6 +34,7 @@ class Learned:
         based: labels of views whose bases get a new value, from which they have their history.
         doubts: conditions on tensors are not taken for granted: some did not hold, or a backward outside is cut off.
         whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
+        inlined: code of torch's functions that warn: they are interpreted, so that the warnings are replayed.
         divided: those of them with whose results the step computes: their calls are captured in parts.
     """
 
@@ -50,6 +52,7 @@ class Learned:
     reads_texts: bool = False
     based: frozenset[str] = frozenset()
     doubts: bool = False
+    inlined: frozenset[CodeType] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _capture_once(
             heap = world.heap
             heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
             heap.in_part, heap.walked = is_continuation(fn), learned.walked
-            world.doubts = learned.doubts
+            world.doubts, world.inlined = learned.doubts, learned.inlined
             heap.growing, heap.passing, heap.based = learned.growing, learned.passing, learned.based
             grad_mode = torch.is_grad_enabled()
             world.defined_at, heap.sources.parameters = definition_of(fn)
@@ -191,6 +191,8 @@ def _capture_once(
     except Unsupported as stop:
         if stop.defer is not None and stop.defer not in learned.whole | learned.divided:
             return replace(learned, whole=learned.whole | {stop.defer})
+        if not world.warns <= learned.inlined:
+            return replace(learned, inlined=learned.inlined | world.warns)
         deferred = learned.whole - {BEYOND}
         if stop.code == "SFX106" and deferred:
             return replace(learned, whole=learned.whole - deferred, divided=learned.divided | deferred)

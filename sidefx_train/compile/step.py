@@ -209,7 +209,7 @@ class CompiledStep:
     # --- the slow path -------------------------------------------------------------------------------------------
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._busy:  # a step that calls itself, or a callback that does
+        if compat.traced_by_dynamo() or self._busy:  # a step that calls itself, or a callback that does
             return self._fn(*args, **kwargs)
         self._report.calls += 1
         around = compat.surrounding()

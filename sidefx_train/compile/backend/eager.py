@@ -48,7 +48,11 @@ def build_eager(traced: TracedGraph) -> Executable:
                 return results
             except BaseException:
                 for real, (size, stride, offset, values) in saved:
-                    real.as_strided_(size, stride, offset).copy_(values)
+                    real.as_strided_(size, stride, offset)
+                    if values is None:
+                        real.untyped_storage().resize_(0)
+                    else:
+                        real.copy_(values)
                 for generator, state in zip(drawn_from, random_states, strict=True):
                     generator.set_state(state)
                 raise
@@ -61,5 +65,7 @@ def build_eager(traced: TracedGraph) -> Executable:
     )
 
 
-def _snapshot(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int, torch.Tensor]:
-    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.detach().clone()
+def _snapshot(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int, torch.Tensor | None]:
+    """Layout and values of a tensor; ``None`` where its storage is freed, which the graph allocates before writing."""
+    values = tensor.detach().clone() if compat.has_memory(tensor) else None
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), values

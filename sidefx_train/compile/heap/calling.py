@@ -130,6 +130,8 @@ class CallingWorld:
     led_back: list[Callable[..., Any]]
     defined_at: Location | None
     queries: Queries
+    inlined: frozenset[types.CodeType]
+    warns: frozenset[types.CodeType]
     last_error: tuple[Exception, Any, Location | None] | None
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
 
@@ -631,6 +633,8 @@ class CallingWorld:
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; torch's complaints about values it cannot know stop the capture."""
         try:
+            if type(fn) is types.FunctionType:
+                return notices.call_watched(self, fn, args, kwargs)
             return fn(*args, **kwargs)
         except compat.data_dependent_errors() as error:
             reason = f"{policy.describe(fn)} asks for a value that exists only when the graph runs"
@@ -692,8 +696,14 @@ class CallingWorld:
             alive = world()
             assert alive is not None, f"{fn!r} is called by a capture that is over"
             call = alive.led_back[number]
-            swapped = alive.reentry.swapped
-            answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
+            swapped, watching = alive.reentry.swapped, sys.getprofile()
+            if watching is not None:
+                sys.setprofile(None)
+            try:
+                answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
+            finally:
+                if watching is not None:
+                    sys.setprofile(watching)
             return natives.concrete(answer) if type(answer) is torch.SymBool else answer  # C code may compare it
 
         NATIVE_CODE.add(id(led_back.__code__))

@@ -49,7 +49,7 @@ _DOES = frozenset(
         "push", "pop", "set", "enter", "exit", "clear", "increment", "decrement", "enable", "disable", "init", "add",
         "initialize", "remove", "reset", "start", "stop", "release", "begin", "end", "register", "free", "empty",
         "sync", "synchronize", "wait", "seed", "manual", "activate", "deactivate", "restore", "save", "record", "emit",
-        "filters", "run", "finalize", "create", "make", "new", "warn", "throw", "raise", "load", "open", "close", "flush",
+        "flush", "run", "finalize", "create", "make", "new", "warn", "throw", "raise", "load", "open", "close",
     }
 )  # fmt: skip
 """Words in names of functions that do something: they are not called again to see."""

@@ -68,6 +68,8 @@ class TraceWorld(AttributeWorld):
         replayed: how often the replay of views after the graph will move the version counter of what they are made of.
         led_back: what C code calls in place of functions of the step.
         queries: what the step asked of global state.
+        inlined: code of functions of torch that are interpreted, since they warn.
+        warns: code that was seen to warn.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
@@ -106,6 +108,8 @@ class TraceWorld(AttributeWorld):
         self.reentry = Reentry(self)
         self.led_back: list[Callable[..., Any]] = []
         self.queries = Queries(self.heap)
+        self.inlined: frozenset[types.CodeType] = frozenset()
+        self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
         self.moved_later: dict[int, str] = {}
@@ -220,10 +224,10 @@ class TraceWorld(AttributeWorld):
             return True
         if policy.is_undivided(fn):
             self._refuse_call(fn)
-        if natively:
+        if natively and fn.__code__ not in self.inlined:
             return self.heap.definitions.runs_natively(fn)
         self.heap.definitions.runs(fn)
-        return True
+        return not natively
 
     def watched(self, value: Any) -> bool:
         return id(type(value)) not in self.new_classes and finalizers.noticed(self.heap, value)

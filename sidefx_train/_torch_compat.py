@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import linecache
 import logging
 import math
 import multiprocessing
@@ -24,7 +25,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import _lru_cache_wrapper, cache, lru_cache, partial
 from typing import Any, cast
 
 import sympy
@@ -66,12 +67,35 @@ from sidefx_train.torch_compat.inductor.speedups import quick_codegen, without_i
 # --- recording ---------------------------------------------------------------------------------------------------
 
 
+_CACHED_OF_TABLES = [(name, value) for name, value in vars(ShapeEnv).items() if type(value) is _lru_cache_wrapper]
+
+
 class _QuietShapeEnv(ShapeEnv):
     """Does not look for the user's line of every symbol: the capture knows it, and to look for it imports half of
-    ``torch.export``."""
+    ``torch.export``.
+
+    What torch remembers of one table in caches for all tables, some without a limit, dies with the table.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, method in _CACHED_OF_TABLES:
+            limit = method.cache_parameters()["maxsize"]
+            self.__dict__[name] = lru_cache(limit)(partial(method.__wrapped__, self))
 
     def _get_stack_summary(self, *args: Any, **kwargs: Any) -> tuple[SLoc, str]:
         return SLoc("", None), ""
+
+
+_SOURCES_KEPT = 128
+
+
+def forget_old_sources() -> None:
+    """Lets go of the source of graphs made long ago: ``torch.fx`` keeps that of each, for tracebacks, for ever."""
+    sources = fx.graph_module._loader.eval_cache
+    for key in list(sources)[: max(0, len(sources) - _SOURCES_KEPT)]:
+        del sources[key]
+        linecache.cache.pop(key, None)
 
 
 @cache

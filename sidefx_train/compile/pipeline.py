@@ -214,6 +214,7 @@ def _capture_once(
         raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
     finally:
         compat.forget_reals(tracer.fake_mode)
+        compat.forget_old_sources()
         world.last_error = None  # its traceback holds the callers' frames, and the world may live on for a while
     traced = replace(traced, anew=tuple((generator, generator.get_state()) for generator in made))
     joint = None if joint is None else replace(joint, forward=traced)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import importlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -36,31 +34,6 @@ def _find_spec(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     spec = getattr(module, "__spec__", None)
     return ABSENT if spec is None else world.heap.shadow(spec, world.heap.sources.const(spec, f"the spec of {args[0]}"))
-
-
-@registry.intercept(builtins.__import__)
-def _import(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A module's own code makes real tensors, whatever imports it; the interpreter notes what is found."""
-    with compat.real_world():
-        return builtins.__import__(*args, **kwargs)
-
-
-@registry.intercept(importlib.import_module)
-def _import_module(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = dict(zip(("name", "package"), args, strict=False)) | kwargs
-    name, package = given.get("name"), given.get("package")
-    if type(name) is not str or (package is not None and type(package) is not str):
-        return ABSENT
-    if name.startswith("."):
-        name = importlib.util.resolve_name(name, package)
-    try:
-        with compat.real_world():
-            importlib.import_module(name)
-    except ImportError as error:
-        world.not_imported(error, name)
-        raise
-    world.imported(name, {}, 0)
-    return sys.modules[name]
 
 
 @registry.intercept(compat.loads_batching_rules())

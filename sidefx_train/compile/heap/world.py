@@ -22,6 +22,7 @@ from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.tracer import GraphTracer
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap import derived, finalizers, natives, notices, opaque, reads
+from sidefx_train.compile.heap import imports as imports
 from sidefx_train.compile.heap.arrays import ArrayRecord
 from sidefx_train.compile.heap.attribute_world import AttributeWorld
 from sidefx_train.compile.heap.caches import Caches

@@ -610,6 +610,7 @@ class GlobalState:
             self._settings.check()
             and not torch._C._len_torch_dispatch_stack()
             and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+            and forward_ad._current_level < 0
             and (_default_devices() == self._devices if torch._C._len_torch_function_stack() else not self._devices)
         )
 
@@ -823,6 +824,8 @@ def surrounding() -> str | None:
         return "runs inside a transform of torch.func"
     if torch._C._get_tracing_state() is not None:
         return "is traced by torch.jit"
+    if forward_ad._current_level >= 0:
+        return "runs inside a level of forward-mode differentiation: dual tensors carry tangents past a graph"
     return None
 
 

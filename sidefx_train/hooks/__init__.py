@@ -12,6 +12,7 @@ from sidefx_train.hooks import modes as modes
 from sidefx_train.hooks import nan_checks as nan_checks
 from sidefx_train.hooks import number_tensors as number_tensors
 from sidefx_train.hooks import numbers as numbers
+from sidefx_train.hooks import operators as operators
 from sidefx_train.hooks import parameters as parameters
 from sidefx_train.hooks import rng as rng
 from sidefx_train.hooks import settled as settled

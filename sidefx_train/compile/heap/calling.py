@@ -264,7 +264,9 @@ class CallingWorld:
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cls = type(fn)
         if cls in compat.OPERATORS:  # their Python only finds the kernel
-            return self.native_call(fn, args, kwargs)
+            handler = registry.INTERCEPTORS.get(cls)
+            answer = ABSENT if handler is None else handler(self, (fn, *args), kwargs)
+            return self.native_call(fn, args, kwargs) if answer is ABSENT else answer
         if isinstance(fn, type) or (cls in HASHABLE and isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:

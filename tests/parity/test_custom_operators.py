@@ -1,0 +1,136 @@
+"""Operators whose derivative is registered in Python: what it reads is guarded, what it does is done at every call."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import sidefx_train
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+LOG: list[str] = []
+FACTOR = {"value": 1.0}
+_NUMBERS = itertools.count()
+
+
+def doubled():
+    @torch.library.custom_op(f"sidefx_tests::double{next(_NUMBERS)}", mutates_args=())
+    def double(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return x * scale
+
+    double.register_fake(lambda x, scale=2.0: torch.empty_like(x))
+
+    def set_up(ctx, inputs, output):
+        LOG.append(f"set up {len(inputs)}")
+        ctx.save_for_backward(inputs[0], output)
+        ctx.scale = inputs[1]
+
+    def backward(ctx, grad):
+        LOG.append("backward")
+        x, out = ctx.saved_tensors
+        return grad * ctx.scale * FACTOR["value"] + 0 * x * out, None
+
+    double.register_autograd(backward, setup_context=set_up)
+    return double
+
+
+def several():
+    library = torch.library.Library(name := f"sidefx_tests{next(_NUMBERS)}", "DEF")
+    library.define("pair(Tensor a, Tensor b, *, float scale=3.0) -> (Tensor, Tensor)")
+    for kind in ("CPU", "Meta"):
+        library.impl("pair", lambda a, b, scale=3.0: (a * b * scale, a + b), kind)
+
+    def set_up(ctx, inputs, keyword_only_inputs, output):
+        LOG.append(f"scale {keyword_only_inputs['scale']}")
+        ctx.save_for_backward(*inputs)
+        ctx.scale = keyword_only_inputs["scale"]
+
+    def backward(ctx, first, second):
+        LOG.append(f"needs {ctx.needs_input_grad[:2]}")
+        a, b = ctx.saved_tensors
+        return first * b * ctx.scale * FACTOR["value"] + second, first * a * ctx.scale + second
+
+    torch.library.register_autograd(f"{name}::pair", backward, setup_context=set_up, lib=library)
+    pair = getattr(torch.ops, name).pair
+    pair.library = library  # which takes its kernels away when it dies
+    return lambda x: sum(pair(x, x.sin(), scale=2.0)) + pair.default(x, b=x.detach())[0]
+
+
+def compare(operator, split, backend="eager"):
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        LOG.clear()
+        FACTOR["value"] = 1.0
+        model, seen = nn.Linear(3, 2), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+        def forward(x, model=model):
+            return operator(model(x)).square().mean()
+
+        def step(x, optimizer=optimizer, forward=forward):
+            loss = forward(x)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        if compiled and split:
+            inner = sidefx_train.compile(forward, backend=backend)
+
+            def call(x, step=step, inner=inner):
+                return step(x, forward=inner)
+        else:
+            call = sidefx_train.compile(step, backend=backend) if compiled else step
+        for i in range(5):
+            FACTOR["value"] = 1.0 + i // 2
+            seen.append(call(torch.ones(2, 3) * i))
+        outcomes.append(([*seen, *(p.detach().clone() for p in model.parameters())], list(LOG)))
+        report = None if not compiled else (inner if split else call).report()
+    (want, said), (have, heard) = outcomes
+    assert said == heard
+    for a, b in zip(want, have, strict=True):
+        assert torch.equal(a, b) if backend == "eager" else torch.allclose(a, b, atol=1e-6)
+    return report
+
+
+@pytest.mark.parametrize("make", [doubled, several])
+@pytest.mark.parametrize("split", [False, True], ids=["whole step", "forward alone"])
+def test_python_in_the_derivative(make, split):
+    report = compare(make(), split)
+    if not split:
+        assert report.replays >= 2 and report.fallback_count == 0 and not report.breaks, str(report)
+
+
+def test_under_inductor():
+    compare(doubled(), split=False, backend="inductor")
+
+
+def test_a_derivative_that_is_registered_later():
+    operator = doubled()
+    x, found = torch.ones(3, requires_grad=True), []
+
+    def step(x):
+        (grad,) = torch.autograd.grad(operator(x).sum(), x)
+        return grad
+
+    FACTOR["value"] = 1.0
+    call = sidefx_train.compile(step, backend="eager")
+    found += [call(x), call(x)]
+    operator.register_autograd(lambda ctx, grad: (grad * 7, None))
+    found += [call(x), step(x)]
+    assert [float(grad[0]) for grad in found] == [2.0, 2.0, 7.0, 7.0]
+
+
+def test_no_derivative_is_asked_for():
+    operator = doubled()
+    call = sidefx_train.compile(lambda x: operator(x).sum(), backend="eager", fullgraph=True)
+    LOG.clear()
+    assert float(call(torch.ones(3))) == 6.0
+    with torch.no_grad():
+        assert float(call(torch.ones(3, requires_grad=True))) == 6.0
+    assert not LOG

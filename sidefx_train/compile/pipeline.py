@@ -51,6 +51,7 @@ from sidefx_train.compile.heap.iterators import given_state
 from sidefx_train.compile.heap.native_facts import first_line
 from sidefx_train.compile.heap.records import TensorRecord
 from sidefx_train.compile.heap.stack import BEYOND
+from sidefx_train.compile.heap.tensors import guard_accumulation_hooks
 from sidefx_train.compile.heap.world import TraceWorld
 from sidefx_train.compile.joint.cut import cut
 from sidefx_train.compile.joint.partition import recompute
@@ -161,6 +162,7 @@ def _capture_once(
             wanted = bases_wanted(world)
             if wanted:
                 return replace(learned, based=learned.based | wanted)
+            guard_accumulation_hooks(heap)
             effects = collect(world)
             heap.check_arrays(world.writes)
             counted = counters(world, effects)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.records import TensorRecord
@@ -51,6 +52,28 @@ def _register_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
     if not isinstance(record, TensorRecord) or record.edge is None:
         return ABSENT
     return world.defer_for_result(torch.Tensor.register_hook, args, kwargs)
+
+
+@registry.intercept(compat.asks_for_execution)
+def _will_execute(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a node from outside that accumulates a gradient, the backward that runs knows that of the shadow."""
+    (node,) = args
+    leaf = getattr(node, "variable", None)
+    if leaf is None or world.tracer.has_node(leaf):
+        return ABSENT
+    record = world.heap.by_real.get(id(leaf))
+    if record is None:  # it takes no part in the step
+        return False
+    return compat.asks_for_execution(compat.accumulator_of(record.shadow))
+
+
+@registry.intercept(compat.number_of_backward)
+def _number_of_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Another one in every call; torch's own hook of several gradients forgets it when it has heard of all."""
+    frame = world.interp.current_frame
+    if frame is not None and frame.program.code.co_name != "inner_hook":
+        world.heap.refuse("SFX111", 'asks which backward is running, as a hook registered with mode="any" does')
+    return ABSENT
 
 
 @registry.intercept(torch.no_grad.__enter__)

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture import attributes
 from sidefx_train.compile.capture.frame import NULL
 from sidefx_train.compile.capture.world import ABSENT
@@ -211,7 +212,7 @@ def _get(interp: Interpreter, getter: Any, obj: Any) -> Any:
 
 
 def runs_python(fn: Any) -> bool:
-    """True for Python functions, bound methods of them, and partials of those."""
+    """True for Python functions, bound methods of them, partials of those, and C functions answered for the trace."""
     kind = type(fn)
     while True:
         if kind is types.FunctionType:
@@ -221,5 +222,5 @@ def runs_python(fn: Any) -> bool:
         elif kind is functools.partial:
             fn = fn.func
         else:
-            return False
+            return kind is types.BuiltinFunctionType and fn is compat.asks_for_execution
         kind = type(fn)

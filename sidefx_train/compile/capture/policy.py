@@ -59,7 +59,9 @@ NATIVE_UPDATES = ("_single_tensor_", "_multi_tensor_")
 DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch.optim._adafactor"})
 """Modules whose update functions decide on a count of steps and so are inlined after all."""
 
-INLINED_FUNCTIONS = frozenset({"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss"})
+INLINED_FUNCTIONS = frozenset(
+    {"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss", "get_inner_hook", "inner_hook"}
+)
 """Names in native modules that call back into user code and so are inlined after all."""
 
 DEVICE_MODULES = frozenset({"torch.cuda", "torch.xpu", "torch.mps", "torch.mtia", "torch.accelerator"})

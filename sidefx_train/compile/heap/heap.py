@@ -142,6 +142,8 @@ class Heap:
         self.by_real: dict[int, Record] = {}
         self.by_shadow: dict[int, Record] = {}
         self.in_memory: dict[int, list[TensorRecord]] = {}
+        self.leaves: list[TensorRecord] = []  # of tensors whose gradients may be accumulated
+        self.accumulators: list[Any] = []  # nodes of shadows that have hooks
         self.cells: dict[int, CellRecord] = {}
         self.namespaces: dict[int, NamespaceRecord] = {}
         self.new_spaces: dict[int, tuple[dict[str, Any], Any]] = {}

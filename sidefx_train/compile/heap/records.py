@@ -86,6 +86,7 @@ class TensorRecord(Record):
         given: the memory that it has when the step has ended.
         grown: that is its own, which got larger (``resize_``).
         returned: it has the memory that it had.
+        accumulator_hooked: the node that accumulates its gradient has hooks.
     """
 
     NOTES = ("grad",)
@@ -101,7 +102,7 @@ class TensorRecord(Record):
         self.entry_memory = str(shadow.untyped_storage().nbytes())
         self.home: Any = None
         self.given: Any = None
-        self.returned = self.grown = False
+        self.returned = self.grown = self.accumulator_hooked = False
         self.edge: Any = None if shadow.grad_fn is None else torch.autograd.graph.get_gradient_edge(shadow)
 
     @property

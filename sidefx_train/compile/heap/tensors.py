@@ -82,6 +82,7 @@ def tensor_shadow(heap: Heap, real: torch.Tensor, source: Source) -> Any:
         record.grad = UNREAD
     if real.is_leaf and real.requires_grad:
         _carry_hooks(heap, real, fake, record.source)
+        _carry_accumulation_hooks(heap, real, fake, record)
         record.hooks = compat.hook_numbers(fake)
     if source.label in heap.based and real._base is not None:
         heap.shadow(real._base, heap.sources.slot(place, "_base"))
@@ -137,6 +138,38 @@ def _carry_hooks(heap: Heap, real: torch.Tensor, fake: torch.Tensor, source: Sou
             record.fill()
             for hook in hooks.values():
                 register(heap.reenter(hook))
+
+
+def _carry_accumulation_hooks(heap: Heap, real: torch.Tensor, fake: torch.Tensor, record: TensorRecord) -> None:
+    """Carries the hooks of the node that accumulates a leaf's gradient to that of its shadow."""
+    heap.leaves.append(record)
+    with compat.real_world():
+        before, behind = compat.node_hooks.of_leaf(real)
+    if before is None and behind is None:
+        return
+    record.accumulator_hooked = True
+    node = compat.accumulator_of(fake)
+    heap.accumulators.append(node)  # its tensor does not keep it
+    for dicts, register in ((before, node.register_prehook), (behind, node.register_hook)):
+        if dicts is not None:
+            label = f"the hooks of the node that accumulates {record.source.label}.grad"
+            shadow = heap.shadow(dicts, heap.sources.const(dicts, label))
+            hooks = heap.dict_record(shadow)
+            assert hooks is not None, "hooks are in a dict"
+            hooks.fill()
+            for hook in shadow.values():
+                register(heap.reenter(hook))
+
+
+def guard_accumulation_hooks(heap: Heap) -> None:
+    """Guards that the nodes which accumulate gradients have the hooks that they had."""
+    if heap.leaves:
+        held = [record.real for record in heap.leaves if record.kind == "static"]
+        asked = compat.AccumulationHooks(held, others=len(held) < len(heap.leaves))
+        with compat.real_world():
+            hooks = asked()
+        source = heap.sources.call(heap.sources.const(asked, "the hooks of nodes that accumulate gradients"))
+        heap.guard("equal", source, hooks)
 
 
 def marked_dims(tensor: torch.Tensor) -> set[int]:

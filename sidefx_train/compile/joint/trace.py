@@ -157,7 +157,41 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     if in_order:
         handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
         recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
+    leaves_of = {place for place in edges_of if place[0] == "input" and _is_leaf(world, place[1])}
+    if not all(_is_quiet(world, i) for _, i in leaves_of):
+        recorded, detours = _in_eager_order(recorded, leaves_of, detours)
     return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
+
+
+def _is_leaf(world: TraceWorld, position: int) -> bool:
+    record = world.heap.by_real[id(world.tracer.real_inputs[position])]
+    return isinstance(record, TensorRecord) and record.edge is None
+
+
+def _in_eager_order(
+    stages: list[RecordedStage], leaves: set[Place], detours: tuple[tuple[Place, Point], ...]
+) -> tuple[list[RecordedStage], tuple[tuple[Place, Point], ...]]:
+    """Lets gradients of leaves take detours, so that the engine comes to the leaves, and their hooks, as in eager.
+
+    The engine comes to all leaves of one node in an order of its own; of detours it takes the one first that was made
+    last.
+    """
+    found, more = list(stages), list(detours)
+    for k, stage in enumerate(stages):
+        last: dict[Place, tuple[int, int]] = {}
+        for time, run in enumerate(stage.recorder.runs):
+            for number, edge in enumerate(run.node.next_functions):
+                place = stage.recorder.entrances.get(edge)
+                if place is not None and run.outgoing[number] is not None:
+                    last[place] = time, number
+        given = [i for i, (place, _) in enumerate(stage.grads) if place in leaves]
+        taken: dict[int, Place] = {}
+        for i in sorted(given, key=lambda i: (last.get(stage.grads[i][0], (-1, 0)), i), reverse=True):
+            taken[i] = ("detour", len(more))
+            more.append((stage.grads[i][0], ("stage", k)))
+        grads = tuple((taken.get(i, place), grad) for i, (place, grad) in enumerate(stage.grads))
+        found[k] = replace(stage, grads=grads)
+    return found, tuple(more)
 
 
 def _record_beside(world: TraceWorld, recorder: TapeRecorder, values: list[Any]) -> None:
@@ -194,7 +228,8 @@ def _record_beside(world: TraceWorld, recorder: TapeRecorder, values: list[Any])
 def _is_quiet(world: TraceWorld, position: int) -> bool:
     """True for a leaf without hooks: nobody notices that the engine comes there with no gradient."""
     record = world.heap.by_real[id(world.tracer.real_inputs[position])]
-    return isinstance(record, TensorRecord) and record.edge is None and not any(compat.hooks_of(record.real))
+    leaf = isinstance(record, TensorRecord) and record.edge is None
+    return leaf and not any(compat.hooks_of(record.real)) and not record.accumulator_hooked
 
 
 def _heard_alike(

@@ -1361,13 +1361,14 @@ class _NodeHooks:
                 if type(hook) is list:
                     hook.append(hooks)
                     raise _Asked
-                self.registered += 1
+                if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:  # not on a shadow
+                    self.registered += 1
                 return method(hooks, hook)
 
             _HookMixin._register_hook = staticmethod(register)  # type: ignore[method-assign]
 
     def of_leaf(self, leaf: torch.Tensor) -> tuple[Any, Any]:
-        """The dicts of hooks in front of and behind the node that accumulates a leaf's gradient; ``None`` without any."""
+        """The dicts of hooks before and after the node that accumulates a leaf's gradient; ``None`` without any."""
         self.listen()
         node = accumulator_of(leaf)
         found: list[Any] = []

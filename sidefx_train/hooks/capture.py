@@ -22,6 +22,8 @@ if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
 
 
+_GRAPH_FILE = torch.autograd.graph.__file__
+
 registry.COUNTERS[torch.utils.hooks.RemovableHandle, "next_id"] = 1 << 40
 
 
@@ -69,9 +71,9 @@ def _will_execute(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, An
 
 @registry.intercept(compat.number_of_backward)
 def _number_of_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Another one in every call; torch's own hook of several gradients forgets it when it has heard of all."""
+    """Another one in every call: one of torch's hooks remembers all that it has seen."""
     frame = world.interp.current_frame
-    if frame is not None and frame.program.code.co_name != "inner_hook":
+    if frame is not None and frame.code.co_name == "wrapped_fn" and frame.code.co_filename == _GRAPH_FILE:
         world.heap.refuse("SFX111", 'asks which backward is running, as a hook registered with mode="any" does')
     return ABSENT
 

@@ -228,8 +228,9 @@ def _record_beside(world: TraceWorld, recorder: TapeRecorder, values: list[Any])
 def _is_quiet(world: TraceWorld, position: int) -> bool:
     """True for a leaf without hooks: nobody notices that the engine comes there with no gradient."""
     record = world.heap.by_real[id(world.tracer.real_inputs[position])]
-    leaf = isinstance(record, TensorRecord) and record.edge is None
-    return leaf and not any(compat.hooks_of(record.real)) and not record.accumulator_hooked
+    if not isinstance(record, TensorRecord) or record.edge is not None:
+        return False
+    return not any(compat.hooks_of(record.real)) and not record.accumulator_hooked
 
 
 def _heard_alike(

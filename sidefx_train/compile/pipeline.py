@@ -179,9 +179,9 @@ def _capture_once(
             if residual.metadata.tangents and world.granted:  # a graph cut in two has no place for them
                 return replace(learned, doubts=True)
             if residual.metadata.tangents:
+                _count_writes(world)  # those of the forward: the backward counts its own when it runs
                 recorded = record_backward(world, residual, in_order)
                 residual = planned()  # Python that the backward ran may have read more
-                _count_writes(world)
                 joint = cut(world, residual, recorded)
             guards = all_guards(world)
             ends = first_to_end(world, guards, effects)

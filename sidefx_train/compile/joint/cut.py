@@ -212,7 +212,7 @@ class _Cutter:
         crossing = dict.fromkeys(used for used in needed if used not in behind_the_cut and used.op != "get_attr")
         feeds: list[Origin] = [self._origin(node) for node in crossing]
         feeds += [("tangent", i) for i in range(len(tangents))]
-        taken = [self._taken(node) for node in crossing]
+        taken = [self._taken(node, recorded.writes) for node in crossing]
         taken += [
             GraphInput(node.name, "tensor", compat.fake_snapshot(fake), node.name)
             for node, fake in zip(tangents, recorded.tangents, strict=True)
@@ -272,11 +272,13 @@ class _Cutter:
             self.results.append(node)
         return "result", self.results.index(node)
 
-    def _taken(self, node: fx.Node) -> GraphInput:
+    def _taken(self, node: fx.Node, writes: dict[int, int]) -> GraphInput:
         given = node in self.inputs
         value = self.tracer.inputs[self.inputs.index(node)].example if given else node.meta["val"]
         if isinstance(value, torch.Tensor):
-            return GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name)
+            first = first_of(node)  # of an input, if it is what the forward has written to
+            written = writes.get(self.inputs.index(first)) or None if first in self.inputs else None
+            return GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name, writes=written)
         return GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value))
 
 

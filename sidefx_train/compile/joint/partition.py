@@ -154,10 +154,13 @@ class _Plan:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         wanted = self._taken_by(kept)
+        known = {
+            self.fed[n]: given for n, given in zip(self.taken, stage.backward.inputs, strict=True) if n in self.fed
+        }
         for node in wanted:
             copies[node] = graph.placeholder(node.name)
             copies[node].meta.update(node.meta)
-            inputs.append(_as_input(node))
+            inputs.append(replace(_as_input(node), writes=known[node].writes if node in known else None))
             if node.op == "placeholder":
                 feeds.append(("input", self.placeholders.index(node)))
                 continue

@@ -39,6 +39,7 @@ class RecordedStage:
         grads: (what it belongs to, gradient).
         reach: for what gradients belong to, from which results autograd comes there.
         recorder: noted which autograd node each operation belongs to.
+        writes: by how much it moves the version counters of tensors from outside, by their positions.
     """
 
     results: tuple[Place, ...]
@@ -48,6 +49,7 @@ class RecordedStage:
     grads: tuple[tuple[Place, torch.Tensor], ...]
     reach: dict[Place, frozenset[int]]
     recorder: TapeRecorder
+    writes: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         entrances += [(place, _edge(fakes[place])) for place in earlier]
         begin = tracer.last_node()
         roots, given = [fakes[place] for place in results], tuple(tangents[place] for place in results)
+        versions = _versions(world)
         ended = {(edge.node, edge.output_nr): place for place, edge in entrances}
         recorder = TapeRecorder(tracer, [edge_of(root) for root in roots], ended, leaves)
         try:
@@ -132,6 +135,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
             first = str(error).splitlines()[0]
             world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
         end = tracer.last_node()
+        writes = {i: version - versions.get(i, version) for i, version in _versions(world).items()}
         _record_beside(world, recorder, values)
         grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
         if not grads:
@@ -139,7 +143,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         reach = _reach(
             [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in entrances}
         )
-        recorded.append(RecordedStage(results, given, begin, end, tuple(grads), reach, recorder))
+        recorded.append(RecordedStage(results, given, begin, end, tuple(grads), reach, recorder, writes))
         uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
     changed = before.diff(observe(world))
     if changed:
@@ -161,6 +165,13 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     if not all(_is_quiet(world, i) for _, i in leaves_of):
         recorded, detours = _in_eager_order(recorded, leaves_of, detours)
     return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
+
+
+def _versions(world: TraceWorld) -> dict[int, int]:
+    """The version counters of tensors from outside, by their positions."""
+    position = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    records = [record for record in world.heap.by_real.values() if isinstance(record, TensorRecord)]
+    return {position[id(record.real)]: record.version for record in records}
 
 
 def _is_leaf(world: TraceWorld, position: int) -> bool:

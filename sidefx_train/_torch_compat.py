@@ -1385,7 +1385,7 @@ node_hooks = _NodeHooks()
 
 def accumulator_of(leaf: torch.Tensor) -> Any:
     """The node of the autograd graph that accumulates a leaf's gradient."""
-    with disable_proxy_modes_tracing(), torch.enable_grad():
+    with disable_proxy_modes_tracing(), torch.inference_mode(False), torch.enable_grad():
         return torch.autograd.graph.get_gradient_edge(leaf).node
 
 

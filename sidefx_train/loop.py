@@ -137,8 +137,12 @@ def fit(
     position = Position()
     if resume:
         position = run.load(checkpoint_to_resume(resume, checkpoints))
-    with progress_bar(progress and fabric.is_global_zero) as bar, run.attached():
-        _train(run, loader, val_loader, position, epochs, max_steps, checkpoints, bar)
+    try:
+        with progress_bar(progress and fabric.is_global_zero) as bar, run.attached():
+            _train(run, loader, val_loader, position, epochs, max_steps, checkpoints, bar)
+    finally:
+        if run.compiled is not None:
+            run.compiled.end()
     run.result.report = run.report if run.compiled is None else run.compiled.report()
     return run.result
 

@@ -20,7 +20,7 @@ from sidefx_train.config import CompileConfig
 if TYPE_CHECKING:
     from sidefx_train.compile.step import CompiledStep
 
-_STEP = "_sidefx_step"
+_STEP, _MODEL = "_sidefx_step", "_sidefx_model"
 _TYPE_OF: Any = vars(object)["__class__"]
 _METHODS = frozenset({"report", "reset", "wait", "end", "dispatch_seconds", "config", "__wrapped__"})
 """What a compiled step has besides its call, where the model has nothing of that name."""
@@ -75,7 +75,7 @@ class CompiledModule:
 class _WithStep(CompiledModule):
     """Has the place for the step where the model's class has no slots, so that an object's class can be changed."""
 
-    __slots__ = (_STEP,)
+    __slots__ = (_STEP, _MODEL)
 
 
 @registry.intercept(CompiledModule.__call__)
@@ -93,6 +93,7 @@ def compiled_module(model: nn.Module, step: CompiledStep) -> Any:
     made: Any = object.__new__(_class_for(type(model)))
     object.__setattr__(made, "__dict__", model.__dict__)
     object.__setattr__(made, _STEP, step)
+    object.__setattr__(made, _MODEL, model)
     return made
 
 
@@ -103,7 +104,7 @@ def step_of(value: Any) -> Any:
 
 def model_of(value: Any) -> Any:
     """The model behind a compiled one; anything else as it is."""
-    return step_of(value).__wrapped__ if isinstance(value, CompiledModule) else value
+    return object.__getattribute__(value, _MODEL) if isinstance(value, CompiledModule) else value
 
 
 _CLASSES: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()
@@ -126,7 +127,7 @@ def _class_for(cls: type) -> type:
         try:
             made = new(meta, cls.__name__, (_WithStep, cls), names)
         except TypeError:  # the model's class has slots
-            made = new(meta, cls.__name__, (CompiledModule, cls), {**names, "__slots__": (_STEP,)})
+            made = new(meta, cls.__name__, (CompiledModule, cls), {**names, "__slots__": (_STEP, _MODEL)})
         assert made is not None, f"a class derived from {cls.__qualname__}"
         _CLASSES[cls] = weakref.ref(made)
     return made

@@ -109,6 +109,23 @@ class Measured(Classifier):
         self.mean.reset()
 
 
+class Unmeasured(Measured):
+    """Walks over modules that hash themselves in Python, and that the step does not use."""
+
+    def training_step(self, batch, batch_idx):
+        return Classifier.training_step(self, batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        pass
+
+    def on_before_optimizer_step(self, optimizer):
+        self.log("norm", sum(p.grad.norm() for p in self.parameters()))
+
+
+def test_parameters_of_a_model_with_metrics(tmp_path):
+    parity(Unmeasured, tmp_path, rows=EVEN)
+
+
 def test_metric_objects(tmp_path):
     parity(Measured, tmp_path, rows=EVEN)
 

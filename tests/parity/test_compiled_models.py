@@ -352,6 +352,26 @@ def test_in_a_compiled_step():
     equal(state, our_state)
 
 
+def test_looked_into_by_a_compiled_step():
+    def run(backend):
+        net = made(backend)
+        holder = nn.ModuleDict({"net": net})
+
+        def step(x):
+            loss = net(x).square().mean()
+            loss.backward()
+            norm = sum(p.grad.norm() for p in holder.parameters())
+            names = [name for name, _ in holder.named_modules()]
+            net.zero_grad()
+            return norm, names, {net: 1}[net], net in [net], isinstance(net, Net), net.factor
+
+        call = step if backend is None else sidefx_train.compile(step, backend=backend, fullgraph=True)
+        return [call(batch(i)[0]) for i in range(3)]
+
+    for plain, ours in zip(run(None), run("eager"), strict=True):
+        assert torch.equal(plain[0], ours[0]) and plain[1:] == ours[1:]
+
+
 def test_compiled_twice_is_compiled_once():
     net = made()
     again = sidefx_train.compile(net, backend="aot_eager")

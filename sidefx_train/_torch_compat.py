@@ -796,6 +796,13 @@ def inside_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_batched(value: Any) -> bool:
+    """True for a batch of gradients, as ``torch.autograd.grad(..., is_grads_batched=True)`` gives them to the engine."""
+    return value is not None and (
+        torch._C._functorch.is_legacy_batchedtensor(value) or torch._C._functorch.is_batchedtensor(value)
+    )
+
+
 def outside_transforms() -> Any:
     """A context outside the transforms of ``torch.func`` that are under way: a tensor made inside would be theirs."""
     if torch._C._functorch.peek_interpreter_stack() is None:

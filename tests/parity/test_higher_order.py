@@ -380,3 +380,19 @@ def test_a_loss_of_a_gradient_trains():
         return [*seen, *(p.detach() for p in model.parameters())]
 
     compare(program)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_batches_of_gradients(backend):
+    def program(wrap):
+        w, x = numbers(3, 3), numbers(3, grad=True)
+        call = wrap(lambda x: (x @ w).tanh() * x)
+        batched = torch.autograd.grad(call(x), x, numbers(5, 3), is_grads_batched=True)
+        scalar = wrap(lambda x: (x @ w).sin().square().sum())
+        return [
+            *batched,
+            functional.jacobian(call, x.detach(), vectorize=True),
+            functional.hessian(scalar, x.detach(), vectorize=True),
+        ]
+
+    compare(program, backend)

@@ -43,7 +43,7 @@ class _CapturedPart(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
         given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx, missing))]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or any(map(compat.is_batched, tangents)):  # for which nothing is compiled
             return (None, None, None, *_differentiable(ctx, given, tangents, missing))
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
         return (None, None, None, *_computed(ctx, given, tangents, missing))
@@ -76,7 +76,7 @@ def _differentiable(
     if part.stage.tape.problem:
         reached = [*saved, *(tangent for tangent in tangents if tangent is not None)]
         return refuse_derivative(part.stage.tape.problem, reached, entrances, _computed(ctx, saved, tangents, missing))
-    if not part.stage.any_layout:
+    if not part.stage.any_layout and not any(map(compat.is_batched, tangents)):
         laid_out = zip(tangents, ctx.outputs, strict=True)
         tangents = [None if tangent is None else layout.fit(tangent, True) for tangent, layout in laid_out]
     asked = [node is not None and compat.is_asked_for(node) for node, _ in ctx.next_functions]

@@ -797,7 +797,7 @@ def inside_transform() -> bool:
 
 
 def is_batched(value: Any) -> bool:
-    """True for a batch of gradients, as ``torch.autograd.grad(..., is_grads_batched=True)`` gives them to the engine."""
+    """True for a batch of gradients, as ``torch.autograd.grad(..., is_grads_batched=True)`` hands over."""
     return value is not None and (
         torch._C._functorch.is_legacy_batchedtensor(value) or torch._C._functorch.is_batchedtensor(value)
     )

@@ -215,3 +215,17 @@ def test_keywords_that_are_no_names_leave_in_a_partial():
     made = sidefx_train.compile(step, backend="eager")(torch.ones(2))
     assert made.keywords == {"a-b": 1, "class": 2, "c": 3}
     assert list(made.keywords) == ["a-b", "class", "c"]
+
+
+class Adding(functools.partial):
+    def __call__(self, v):
+        return super().__call__(v) + 1
+
+
+def test_a_call_through_super_of_a_partial():
+    """Regression: what ``super().__call__`` gives called the override again, without end."""
+    adding = Adding(max, 4)
+    step = sidefx_train.compile(lambda x: (x.sin(), adding(3), Adding(min, 9)(2)), backend="eager")
+    for _ in range(3):
+        assert step(torch.ones(2))[1:] == (5, 3)
+    assert step.report().replays == 3

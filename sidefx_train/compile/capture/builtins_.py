@@ -74,6 +74,8 @@ def keeps_callables(fn: Any) -> bool:
 def call_method_wrapper(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a bound slot wrapper (``super().__setattr__`` of a C base): as the slot wrapper, if that is known."""
     owner = fn.__objclass__
+    if owner is functools.partial and fn.__name__ == "__call__":  # what the class overrides must not be called again
+        return calls.call_partial(interp, fn.__self__, args, kwargs)
     wrapper = vars(owner).get(fn.__name__, _MISSING)
     if id(wrapper) in _TABLE:
         return interp.call(wrapper, (fn.__self__, *args), kwargs)

@@ -161,12 +161,12 @@ def type_call(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dic
 def call_object(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls what is neither a function nor a class: by its Python-level ``__call__`` or natively."""
     if type(fn) is functools.partial:
-        return _call_partial(interp, fn, args, kwargs)
+        return call_partial(interp, fn, args, kwargs)
     if type(fn) in GETTERS and len(args) == 1 and not kwargs:
         return _get(interp, fn, args[0])
     attr = attributes.special(interp, fn, "__call__")
     if attr is ABSENT and issubclass(type(fn), functools.partial):
-        return _call_partial(interp, fn, args, kwargs)
+        return call_partial(interp, fn, args, kwargs)
     if attr is ABSENT:
         return interp.native(fn, args, kwargs)
     if type(attr) is types.FunctionType:
@@ -174,7 +174,8 @@ def call_object(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dic
     return interp.call(attributes.bind(interp, attr, fn, interp.type_of(fn)), args, kwargs)
 
 
-def _call_partial(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_partial(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``functools.partial.__call__(fn, *args, **kwargs)``."""
     load: Callable[[Any, str], Any] = interp.getattr
     if any(name in vars(cls) for cls in type(fn).__mro__[:-2] for name in ("func", "args", "keywords")):
 

@@ -50,10 +50,10 @@ def learned_of(
         What is known, and what has changed.
     """
     found = newest.why(args, kwargs)
+    if found is None and newest.captured.state_check.check():
+        return learned, Missed("arguments", "as captured", "others in number, names or dispatch keys", None)
     if found is None:
-        return learned, Missed(
-            "global state", "as captured", "changed (grad mode, autocast, threads, arguments...)", None
-        )
+        return learned, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found
     label = guard.source.label
     moved = newest.moved_iterators(args, kwargs)

@@ -90,3 +90,14 @@ def test_json_and_rich():
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))
     console.print(filled())
     assert "train_step" in console.export_text(), "rich prints the report itself"
+
+
+def test_other_arguments_are_not_called_global_state():
+    import torch
+
+    import sidefx_train
+
+    step = sidefx_train.compile(lambda *given: given[0].sin(), backend="eager")
+    step(torch.ones(1))
+    step(torch.ones(1), 2)
+    assert [record.source for record in step.report().recaptures] == ["arguments"]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.artifacts import Executable, TracedGraph
 from sidefx_train.compile.backend.reference import Reference
 from sidefx_train.compile.graphs import generators
@@ -290,6 +291,10 @@ def _copies(args: list[Any]) -> list[Any]:
             return value
         if value.layout != torch.strided:
             return value.detach().clone()
+        if not compat.has_memory(value):  # freed: the graph allocates it before it writes
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            made.untyped_storage().resize_(0)
+            return made
         shared = storages[value.untyped_storage().data_ptr()] > 1
         return copy.deepcopy(value.detach(), memo) if shared else value.detach().clone()
 

@@ -26,6 +26,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+def shown(grad):
+    return round(float(f"{grad.sum().item():.6g}"), 6) + 0.0
+
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -174,10 +177,7 @@ def generate(draw: Callable[[int], int]) -> str:
         lines.append("    x = x.cos() * w.detach()" if draw(2) else "    x = x * w")
     if draw(4) == 0:
         name = pick(["y", "w"])
-        lines.append(
-            f"    if {name}.requires_grad: "
-            f"{name}.register_hook(lambda g: log.append(('{name}', round(g.sum().item(), 6) + 0.0)))"
-        )
+        lines.append(f"    if {name}.requires_grad: {name}.register_hook(lambda g: log.append(('{name}', shown(g))))")
     lines.append("    def fn(x, y):")
     at = draw(len(body) + 1) if brk else -1
     for i, line in enumerate(body):
@@ -188,7 +188,7 @@ def generate(draw: Callable[[int], int]) -> str:
     lines += ["    call = wrap(fn)", "    for turn in range(2):"]
     lines += ["        torch.manual_seed(turn)", "        outs = call(x, y)"]
     if draw(4) == 0 and len(set(returned)) == 1 and not any("register_hook" in line for line in body):
-        lines.append("        outs[0].register_hook(lambda g: log.append(('out', round(g.sum().item(), 6) + 0.0)))")
+        lines.append("        outs[0].register_hook(lambda g: log.append(('out', shown(g))))")
     loss = pick(
         [
             "sum(o.sin().sum() for o in outs)",

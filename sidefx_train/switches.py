@@ -52,6 +52,7 @@ CORRECTNESS = {
     "kernel_order": "kernels run after those whose results they take",
     "mutations_by_index": "a buffer is overwritten in the loop that reads it only at the same index",
     "no_write_while_read": "no operand is overwritten that another operand is a view of",
+    "extern_strides": "results of called operators have the strides that were planned with",
     "result_strides": "results have the strides they were traced with",
     "rounding_casts": "casts to float16 and bfloat16 round",
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -225,10 +226,47 @@ def mutations_fused_by_index() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def extern_results_as_planned() -> Iterator[None]:
+    """Results of called operators have the strides that Inductor planned with, those of dimensions of size 1 included.
+
+    These mean nothing for where an element is, but operators choose the memory format of their results by them: a
+    convolution after one with a single output channel gave channels-last where Inductor had planned contiguous, and was
+    read as that (``torch.compile`` too, torch 2.13).
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    def planned(before: Callable[..., Any]) -> Callable[..., Any]:
+        def codegen(kernel: Any, wrapper: Any) -> None:
+            before(kernel, wrapper)
+            sizes, strides = list(kernel.get_size()), list(kernel.get_stride())
+            static = all(isinstance(number, (int, sympy.Integer)) for number in (*sizes, *strides))
+            if not static or len(sizes) < 3 or 1 not in sizes or 0 in sizes or kernel.should_allocate():
+                return
+            name, size, stride = kernel.get_name(), *map(wrapper.codegen_shape_tuple, (sizes, strides))
+            if not V.graph.cpp_wrapper:
+                wrapper.writeline(f"{name} = reinterpret_tensor({name}, {size}, {stride}, 0)")
+                return
+            graph = wrapper.get_codegened_graph()
+            arrays = [
+                wrapper.codegen_int_array_var(text, wrapper.writeline, known_statically=True, graph=graph)
+                for text in (size, stride)
+            ]
+            seen = f"reinterpret_tensor_wrapper({name}, {len(sizes)}, {', '.join(arrays)}, 0L)"
+            wrapper.writeline(f"{name} = wrap_with_raii_handle_if_needed({seen});")
+
+        return codegen
+
+    with replaced(ir.ExternKernel, "codegen_size_asserts", planned):
+        yield
+
+
 _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "kernel_order": kernels_in_order,
     "mutations_by_index": mutations_fused_by_index,
     "no_write_while_read": nothing_written_while_read,
+    "extern_strides": extern_results_as_planned,
     "result_strides": results_laid_out_as_traced,
     "rounding_casts": casts_round,
 }

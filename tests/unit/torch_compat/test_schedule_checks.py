@@ -126,3 +126,20 @@ def test_gradients_behind_a_softmax_over_channels(depth, channels, loss):
         for (name, a), b in zip(wanted.named_parameters(), found.parameters(), strict=True):
             off = (a.grad - b.grad).norm().item()
             assert off <= 1e-4 * most, f"{name}: {off:.2g} off, the largest norm is {most:.2g}"
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_convolution_after_one_with_a_single_output_channel(dims):
+    """Its image is channels-last and contiguous at once: the format of what comes next is the planned one."""
+    conv = getattr(F, f"conv{dims}d")
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 16, *(8, 5, 7)[-dims:], generator=draw).requires_grad_()
+    first = torch.randn(1, 16, *[2] * dims, generator=draw).requires_grad_()
+    second = torch.randn(18, 1, *[3] * dims, generator=draw)
+
+    def gradients(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(conv(conv(F.elu(x), first), second).square().mean(), (x, first))
+
+    step = sidefx_train.compile(gradients, autotune="off", verify=0, fullgraph=True)
+    for have, wanted in zip(step(x, first, second), gradients(x, first, second), strict=True):
+        torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-5)

@@ -113,7 +113,7 @@ def check(source: str, **options: Any) -> None:
                 _close(a, b, f"{where}: result {i}")
             for name, a, b in zip("xywb", wanted, had, strict=True):
                 _close(a, b, f"{where}: gradient of {name}")
-        for fallback in step.report().fallbacks:
+        for fallback in (*step.report().fallbacks, *step.report().breaks):
             if fallback.code in ("SFX201", "SFX204", "SFX205"):
                 raise Differs(f"{function.__name__}: {fallback.code} {fallback.reason}")
 

@@ -48,7 +48,7 @@ def test_public_names():
 
 def test_private_torch_names_live_in_one_module():
     for file in (ROOT / "sidefx_train").rglob("*.py"):
-        if file.name == "_torch_compat.py":
+        if file.name == "_torch_compat.py" or "torch_compat" in file.parts:
             continue
         code = "\n".join(line for line in file.read_text().splitlines() if not line.lstrip().startswith("#"))
         found = re.findall(r"(?:^|[^\w`\"'])(torch\._[A-Za-z]\w*|from torch\._\w+)", code)

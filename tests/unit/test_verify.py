@@ -267,3 +267,13 @@ def test_sparse_gradients():
     for _ in range(3):
         captured(torch.tensor([1, 2, 2]))
     assert not [b for b in captured.report().breaks if b.code in ("SFX205", "SFX204", "SFX202")], str(captured.report())
+
+
+@pytest.mark.parametrize("view", [lambda x: x[:, 2:7], lambda x: x[:1].expand(4, 9), lambda x: x.t()[::2]])
+def test_inputs_that_have_gaps_or_overlap(view):
+    """Compiled code relies on the strides of its inputs: the copies have them."""
+    step = sidefx_train.compile(lambda x: torch.softmax(x * 2, -1).sum(0))
+    x = view(torch.arange(36.0).reshape(4, 9) / 9)
+    torch.testing.assert_close(step(x), torch.softmax(x * 2, -1).sum(0))
+    assert not step.report().breaks, str(step.report())
+    assert step.report().captures[0].verification[0].startswith("equal")

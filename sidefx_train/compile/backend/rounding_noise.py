@@ -108,18 +108,22 @@ class Noisy(fx.Interpreter):
 class _Terms:
     """What an operation adds up: where the terms cancel, their rounding is large beside the sum.
 
-    Added one after the other, ``n`` terms of a size make an error of up to about ``n`` roundings of that size.
+    Added one after the other, ``n`` terms of a size make an error of up to about ``n`` roundings of that size. A
+    derivative may cancel inside as well: that of GELU far from zero is what rounding leaves of the gradient.
     """
 
     def __init__(self, target: Any, floats: list[torch.Tensor]) -> None:
         self._most = max(tensor.numel() for tensor in floats)
         self._size = max(map(_rms, (tensor for tensor in floats if tensor.numel() == self._most)))
         self._adds = target._schema.name in _SUMS
+        first = floats[0]
+        backward = target._schema.name.endswith("_backward")
+        self._gradient = _OTHERS * _rms(first) if backward and first.dtype not in _ROUNDINGS else 0.0
 
     def of(self, tensor: torch.Tensor) -> float:
         """The size of the terms' rounding errors in a result, in roundings."""
         if tensor.numel() >= self._most:
-            return 0.0
+            return self._gradient
         return _SHARE * self._size * (self._most / tensor.numel() if self._adds else 1.0)
 
 

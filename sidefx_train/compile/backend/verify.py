@@ -298,6 +298,16 @@ def _copies(args: list[Any]) -> list[Any]:
             made.untyped_storage().resize_(0)
             return made
         shared = storages[value.untyped_storage().data_ptr()] > 1
-        return copy.deepcopy(value.detach(), memo) if shared else value.detach().clone()
+        return copy.deepcopy(value.detach(), memo) if shared else _copy(value.detach())
 
     return [copied(value) for value in args]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same strides, which compiled code relies on, in memory of its own."""
+    dense = tensor.clone()
+    if dense.stride() == tensor.stride() or tensor.numel() == 0:
+        return dense
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    span = tensor.as_strided((last + 1,), (1,)).clone()
+    return span.as_strided(tensor.shape, tensor.stride())

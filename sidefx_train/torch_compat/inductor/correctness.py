@@ -98,7 +98,8 @@ def nothing_written_while_read() -> Iterator[None]:
     """Inductor writes into an operand that nobody needs afterwards, unless another operand is a view of it, or itself.
 
     ``v.index_put(indices, v[:3], accumulate=True)`` read, in ``torch.compile`` too (torch 2.11 to 2.13), what it had
-    just written.
+    just written. Nor is an operand of a concatenation overwritten: Inductor computes it where it will lie in the whole,
+    so that ``c = cat([v, y]); w = v.clone(); w[i] = 1`` wrote to ``c`` (``torch.compile`` too, torch 2.13).
     """
     from torch._inductor.fx_passes import reinplace
     from torch._inductor.fx_utils import get_node_storage
@@ -111,7 +112,10 @@ def nothing_written_while_read() -> Iterator[None]:
 
         written = [node.args[i] for i in positions]
         others = [argument for i, argument in enumerate(node.args) if i not in positions]
-        return not storages(written).isdisjoint(storages((others, node.kwargs)))
+        if not storages(written).isdisjoint(storages((others, node.kwargs))):
+            return True
+        wholes = node.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
+        return any(not storages(written).isdisjoint(storages(whole.args[0])) for whole in wholes)
 
     def unless_read(before: dict[Any, Any]) -> dict[Any, Any]:
         def checked(how: Any) -> Any:

@@ -143,3 +143,4 @@ def test_a_convolution_after_one_with_a_single_output_channel(dims):
     step = sidefx_train.compile(gradients, autotune="off", verify=0, fullgraph=True)
     for have, wanted in zip(step(x, first, second), gradients(x, first, second), strict=True):
         torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-5)
+

@@ -11,9 +11,9 @@ from tests.fuzz.compare import Differs
 from tests.fuzz.kernels import check, generate
 from tests.fuzz.shrink import shrink
 
-FIXED = (1010, 1015, 1021, 3009, 31000008)
+FIXED = (1010, 1015, 1021, 3009)
 """Added to where it was read; an index with a maximum in a remainder; drawn less than eager draws; saved for the
-backward in another layout than it expects; written in place where it lies in a concatenation."""
+backward in another layout than it expects."""
 
 MANY = int(os.environ.get("FUZZ_N", "5000")) // 50
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

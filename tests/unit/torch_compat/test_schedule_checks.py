@@ -144,3 +144,24 @@ def test_a_convolution_after_one_with_a_single_output_channel(dims):
     for have, wanted in zip(step(x, first, second), gradients(x, first, second), strict=True):
         torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-5)
 
+
+def _glued(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    v = F.silu(x)
+    whole = torch.cat([v, y], -1)
+    w = v.clone()
+    w[i] = 1.0
+    return F.glu(whole, -1), F.softmax(w @ w.mT, -1) @ w, whole
+
+
+def _put(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    v = x * 2
+    return torch.cat([v, y], -1), v.index_put((i,), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("step", [_glued, _put])
+def test_a_copy_of_what_lies_in_a_concatenation_is_written(step):
+    draw = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(8, 16, 24, generator=draw) for _ in range(2))
+    i = torch.tensor([1, 5, 2])
+    for have, wanted in zip(sidefx_train.compile(step, verify=0)(x, y, i), step(x, y, i), strict=True):
+        torch.testing.assert_close(have, wanted)

@@ -235,8 +235,8 @@ def extern_results_as_planned() -> Iterator[None]:
     """Results of called operators have the strides that Inductor planned with, those of dimensions of size 1 included.
 
     These mean nothing for where an element is, but operators choose the memory format of their results by them: a
-    convolution after one with a single output channel gave channels-last where Inductor had planned contiguous, and was
-    read as that (``torch.compile`` too, torch 2.13).
+    convolution after one with a single output channel gave another than Inductor had planned with, and was read as the
+    planned one (``torch.compile`` compares the strides, and raises; torch 2.13).
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V

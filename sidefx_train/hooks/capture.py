@@ -12,6 +12,7 @@ import torch
 
 from sidefx_train import _torch_compat as compat
 from sidefx_train.compile import registry
+from sidefx_train.compile.capture.calls import ANSWERED
 from sidefx_train.compile.capture.world import ABSENT
 from sidefx_train.compile.heap.records import TensorRecord
 
@@ -24,6 +25,7 @@ if not TYPE_CHECKING:
 
 _GRAPH_FILE = torch.autograd.graph.__file__
 
+ANSWERED.add(compat.asks_for_execution)
 registry.COUNTERS[torch.utils.hooks.RemovableHandle, "next_id"] = 1 << 40
 
 

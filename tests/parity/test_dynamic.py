@@ -88,7 +88,7 @@ def test_a_ragged_last_batch_leaves_the_main_entry_exact():
         return run
 
     compiled: list[bool] = []
-    parity(sized([6, 6, 6, 4] * 2 + [6, 5]), backend=counting, captures=2)
+    parity(sized([6, 6, 6, 4] * 2 + [6, 5]), backend=counting, captures=2, verify=0)
     assert compiled == [False, True]
     assert calls == [0, 0, 0, 1] * 2 + [0, 1]
 

@@ -8,7 +8,7 @@ import torch
 import sidefx_train
 from sidefx_train.compile import functionalize as functionalization
 from sidefx_train.compile import pipeline
-from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend import inductor, passes
 from sidefx_train.compile.functionalize import functionalize
 from sidefx_train.compile.graph_checks import check_graph, enabled
 from sidefx_train.errors import BackendError
@@ -170,9 +170,9 @@ PASSES = {
     "functionalization": (functionalization, "check_functional", lambda args, out: args[0]),
     "attention": (inductor, "expand_attention", lambda args, out: args[0]),
     "Inductor's passes": (inductor.compat, "inductor_passes", lambda args, out: out),
-    "products": (inductor, "choose_products", lambda args, out: args[0]),
-    "sums over rows": (inductor, "sum_by_blocks", lambda args, out: args[0]),
-    "recomputation": (inductor, "recompute", lambda args, out: args[0]),
+    "matmul": (passes, "choose_products", lambda args, out: args[0]),
+    "blocked_row_sums": (passes, "sum_by_blocks", lambda args, out: args[0]),
+    "rematerialize": (passes, "recompute", lambda args, out: args[0]),
 }
 BROKEN = {
     leaves_a_write: "neg__default writes, in a graph that must not",

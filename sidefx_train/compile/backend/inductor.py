@@ -129,7 +129,7 @@ def inductor_reference(traced: TracedGraph, config: CompileConfig) -> Reference:
         if generators(graph.module):
             chosen["fallback_random"] = True
         with compat.inductor_options(chosen), compat.inductor_lowering(traced.fake_mode):
-            module = compat.inductor_passes(graph.module)
+            module = compat.inductor_passes(graph.module, is_written_out(graph.module))
     return functional_reference(graph, module, traced)
 
 

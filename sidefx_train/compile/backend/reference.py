@@ -61,10 +61,16 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
     def through(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Sequence[Any]]:
         return generate(graph, call, None, traced.uses_rng, counts=True, drawn_from=drawn_from)[0]
 
+    def reset() -> None:
+        for generator, state in traced.anew:
+            generator.set_state(state)
+
     def plain(args: list[Any]) -> list[Any]:
+        reset()
         return list(_Calling(module, functions).run(*args))
 
     def noisy(args: list[Any], seed: int) -> Sequence[Any]:
+        reset()
         return through(lambda given: list(Noisy(module, seed, functions).run(*given)))(args)
 
     return Reference(through(plain), noisy)

@@ -9,7 +9,6 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.capture import attributes
 from sidefx_train.compile.capture.frame import NULL
 from sidefx_train.compile.capture.world import ABSENT
@@ -212,6 +211,10 @@ def _get(interp: Interpreter, getter: Any, obj: Any) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
+ANSWERED: set[Any] = set()
+"""C functions that hooks answer for the trace."""
+
+
 def runs_python(fn: Any) -> bool:
     """True for Python functions, bound methods of them, partials of those, and C functions answered for the trace."""
     kind = type(fn)
@@ -223,5 +226,5 @@ def runs_python(fn: Any) -> bool:
         elif kind is functools.partial:
             fn = fn.func
         else:
-            return kind is types.BuiltinFunctionType and fn is compat.asks_for_execution
+            return kind is types.BuiltinFunctionType and fn in ANSWERED
         kind = type(fn)

@@ -138,6 +138,8 @@ class Rebuilder(TensorRebuilder):
     def _callable(self, fn: Any) -> str:
         record = self.world.heap.record_of(attribute_of(fn, "__self__"))
         if isinstance(fn, (types.MethodType, types.BuiltinMethodType)) and record is not None:
+            if type(fn) is types.MethodType and fn.__func__ in registry.LOOKED_UP:
+                return f"{self.writer.value(record.source)}.{registry.LOOKED_UP[fn.__func__]}"
             if type(fn) is types.MethodType:
                 func = self.writer.constant(fn.__func__, "function")
                 return f"{self.writer.constant(types.MethodType, 'Method')}({func}, {self.writer.value(record.source)})"

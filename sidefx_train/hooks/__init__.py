@@ -4,6 +4,7 @@ from sidefx_train.hooks import arrays as arrays
 from sidefx_train.hooks import branches as branches
 from sidefx_train.hooks import capture as capture
 from sidefx_train.hooks import comparisons as comparisons
+from sidefx_train.hooks import copies as copies
 from sidefx_train.hooks import finite_numbers as finite_numbers
 from sidefx_train.hooks import frames as frames
 from sidefx_train.hooks import functions as functions

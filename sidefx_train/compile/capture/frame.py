@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -81,3 +82,16 @@ class Frame:
 
     def __repr__(self) -> str:
         return f"<Frame {self.code.co_name} {self.code.co_filename}:{self.line}>"
+
+
+COPYING = frozenset({copy.copy.__code__, copy.deepcopy.__code__})
+"""Code that runs whole, captured or natively: its memo, and what it takes objects apart into, outlive no break."""
+
+
+def in_copy(frame: Frame | None) -> bool:
+    """True if ``copy.copy`` or ``copy.deepcopy`` runs in a frame or in one of its callers."""
+    while frame is not None:
+        if frame.code in COPYING:
+            return True
+        frame = frame.back
+    return False

@@ -43,7 +43,7 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         if recorded and _is_twisted_part(target):
             reason = f"{func} writes, with gradients, to a view of another type of what does not begin its memory"
             raise Unsupported("SFX107", f"{reason}: eager's derivative of that raises")
-        if _is_known(target) and not _is_dense(target) and _several_in_one_place(target):
+        if _is_known(target) and not is_dense(target) and _several_in_one_place(target):
             raise _refused(func, "more than one element of the written-to tensor is in a single place")
         others = beside.setdefault(_storage(target), [])
         for other, same_place_is_fine in others:
@@ -129,7 +129,7 @@ def _layout(t: torch.Tensor) -> tuple[Any, ...]:
     return (_storage(t), t.storage_offset() * t.itemsize, t.itemsize, tuple(t.shape), tuple(t.stride()))
 
 
-def _is_dense(t: torch.Tensor) -> bool:
+def is_dense(t: torch.Tensor) -> bool:
     """True if elements lie one after another, in whatever order of dimensions: the common case, told quickly."""
     expected: Any = 1
     for stride, size in sorted((s, n) for n, s in _hinted(t) if n != 1):
@@ -185,7 +185,7 @@ def _may_share(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a_low >= b_high or b_low >= a_high:
         _hold_apart(a, b)
         return False
-    if _is_dense(a) and _is_dense(b):
+    if is_dense(a) and is_dense(b):
         return True
     if (low % a.itemsize, low % b.itemsize, a.itemsize) != (0, 0, b.itemsize):
         return True

@@ -9,7 +9,7 @@ from typing import Any
 
 from sidefx_train.compile.capture import calls
 from sidefx_train.compile.capture.cleanup import cleans_up
-from sidefx_train.compile.capture.frame import NULL, Frame
+from sidefx_train.compile.capture.frame import COPYING, NULL, Frame
 from sidefx_train.compile.capture.interpreter import Interpreter
 from sidefx_train.compile.capture.opcodes import calling
 from sidefx_train.compile.capture.program import program_of
@@ -87,6 +87,8 @@ def stop_points(error: BaseException, code: str, reason: str, location: Location
         trace = trace.tb_next
     while trace is not None:
         frame: Frame = trace.tb_frame.f_locals["frame"]
+        if frame.code in COPYING:
+            break
         found.append(StopPoint(frame.began, len(found) + 1, code, reason, location))
         trace = trace.tb_next
         while trace is not None and trace.tb_frame.f_code is not _EXECUTE:

@@ -133,6 +133,8 @@ class TraceWorld(AttributeWorld):
         self.module_spaces: dict[int, dict[str, Any]] = {}
         self.own_spaces: dict[int, dict[str, Any]] = {}
         self.class_views: dict[int, tuple[Any, type]] = {}
+        self.given_memos: list[Any] = []
+        self.deep_copies: list[tuple[Any, torch.Tensor]] = []
         self.tagged: dict[int, tuple[torch.Tensor, dict[str, None]]] = {}
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}

@@ -46,6 +46,9 @@ def operators() -> dict[str, Any]:
     from torch.testing._internal import common_methods_invocations as invocations
     from torch.testing._internal.common_methods_invocations import op_db
 
+    # The import forbids `torch.backends.cudnn.benchmark = ...` for the rest of the process, where other tests set it.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
     # Random operators seed themselves there, which a captured step may not do; here each run is seeded from outside.
     invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     return {op.full_name: op for op in op_db}

@@ -267,10 +267,7 @@ def a_random_number_of_python() -> Case:
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # torch's own testing modules, which tests/opinfo imports, forbid setting flags for the rest of the process
-    flags = torch.backends.flags_frozen.__globals__
-    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)
+def _as_before() -> Iterator[None]:
     yield
     for name in [name for name in sys.modules if name.startswith("world_")]:
         del sys.modules[name]

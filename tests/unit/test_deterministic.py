@@ -90,9 +90,8 @@ def test_takes_over_at_the_first_call(asked, monkeypatch):
     assert (call.report().calls, call.report().replays) == (3, 3), str(call.report())
 
 
-def test_lightning_trainer(tmp_path, monkeypatch):
+def test_lightning_trainer(tmp_path):
     """``Trainer(deterministic=True)``, by the default options of the callback."""
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)  # torch's test lists switch it off
     states = []
     for _ in range(2):
         callback = sidefx_train.SideFXCompile(backend="aot_eager")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import traceback
 from typing import Any
 
+from sidefx_train.compile.capture.location import PACKAGE_DIR
 from sidefx_train.compile.guards.guard import shown
 from sidefx_train.compile.heap.later import message_of
 from sidefx_train.compile.heap.library import is_library
 from sidefx_train.errors import Location
-
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def trigger(label: str, old: str, new: str) -> str:
@@ -24,7 +22,7 @@ def trigger(label: str, old: str, new: str) -> str:
 def callers_level() -> int:
     """``stacklevel`` of the user's call for a warning issued by the calling function."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE, "<sidefx_train")):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE_DIR, "<sidefx_train")):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ import sidefx_train
 from sidefx_train import _torch_compat as compat
 from sidefx_train import cache
 from sidefx_train.__main__ import main
+from sidefx_train.compile.backend import stored
 from sidefx_train.errors import SideFXWarning
 from tests.caches import new_cache
 
@@ -35,6 +37,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def record(folder: Path) -> Path:
     assert cache.store("graph", "k", {"a": [1, 2.5, "x", None]}, "a label")
     return folder / "graphs" / "k.sfx"
+
+
+@pytest.mark.parametrize(
+    "edited", ["__init__.py", "compile/ancestry.py", "compile/native/lstm.py", "torch_compat/new.py"]
+)
+def test_the_key_of_a_graph_covers_every_source_file(
+    edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "sidefx_train"
+    shutil.copytree(stored.PACKAGE_DIR, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    plain = stored.own_source()
+    monkeypatch.setattr(stored, "PACKAGE_DIR", str(copy))
+    stored.own_source.cache_clear()
+    assert stored.own_source() == plain, "the same files elsewhere"
+    (copy / edited).open("a").write("# an edit\n")
+    stored.own_source.cache_clear()
+    assert stored.own_source() != plain, edited
+    stored.own_source.cache_clear()
 
 
 def test_what_was_stored_is_loaded(folder: Path) -> None:

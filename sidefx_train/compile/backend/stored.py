@@ -33,6 +33,7 @@ from sidefx_train.compile.artifacts import (
     TailCall,
     TracedGraph,
 )
+from sidefx_train.compile.capture.location import PACKAGE_DIR
 from sidefx_train.compile.native import cpu_description
 from sidefx_train.config import CompileConfig
 from sidefx_train.report import ChoiceRecord
@@ -160,14 +161,10 @@ def _settings(config: CompileConfig) -> str:
 
 @lru_cache(maxsize=1)
 def own_source() -> str:
-    """A hash of every file of this library that has a part in lowering."""
-    package = Path(__file__).parent.parent
-    files = [*package.glob("functionalize/*.py"), *package.glob("backend/*.py"), *package.glob("native/*.py")]
-    files += [package / "artifacts.py", package / "graphs.py", package.parent / "_torch_compat.py"]
-    files += package.parent.glob("torch_compat/**/*.py")
+    """A hash of every source file of this library: whichever of them has a part in lowering, an edit is seen."""
     digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(str(file.relative_to(package.parent)).encode() + file.read_bytes())
+    for file in sorted(Path(PACKAGE_DIR).rglob("*.py")):
+        digest.update(str(file.relative_to(PACKAGE_DIR)).encode() + file.read_bytes())
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture.location import PACKAGE_DIR
 from sidefx_train.compile.capture.stand_ins import stand_in
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-"""The compiler's own directory: the interpreter, and the world that C code is called through."""
 _KEEP_INTERNAL = bool(os.environ.get("SIDEFX_FULL_TRACEBACKS"))
 """Set in the environment to see the library's own frames in tracebacks."""
 
@@ -167,7 +166,7 @@ def of_the_program(trace: types.TracebackType | None) -> types.TracebackType | N
 
 def is_own(code: types.CodeType) -> bool:
     """True for code of the library, and for code that it has generated."""
-    return code.co_filename.startswith((_HERE, "<sidefx_train"))
+    return code.co_filename.startswith((PACKAGE_DIR, "<sidefx_train"))
 
 
 def _is_own(item: types.TracebackType) -> bool:

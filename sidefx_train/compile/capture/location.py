@@ -16,7 +16,8 @@ from sidefx_train.errors import Location
 if not TYPE_CHECKING:
     from sidefx_train.compile.capture.kinds import isinstance
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+PACKAGE_DIR = os.path.abspath(sys.modules["sidefx_train"].__path__[0]) + os.sep
+"""The folder of this package: code below it is not the user's."""
 
 
 @functools.cache
@@ -24,7 +25,7 @@ def is_user_file(file: str) -> bool:
     """False for the standard library, torch, this package and generated code."""
     if file.startswith("<"):
         return False
-    if file.startswith(_PACKAGE):
+    if file.startswith(PACKAGE_DIR):
         return False
     if "site-packages" not in file:
         for name in ("stdlib", "platstdlib"):

@@ -6,6 +6,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture.location import PACKAGE_DIR
+
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.frame import Frame
     from sidefx_train.compile.capture.interpreter import Interpreter
@@ -94,10 +96,9 @@ def _of_imports(file: str) -> bool:
 
 def _below_the_program(interp: Interpreter, level: int) -> Notice:
     """A line of what called the interpreter, or none."""
-    here = __file__[: __file__.rindex("capture")]
     outer = sys._getframe(1)
-    while outer is not None and (outer.f_code.co_filename.startswith(here) or level > 1):
-        level -= not outer.f_code.co_filename.startswith(here)
+    while outer is not None and (outer.f_code.co_filename.startswith(PACKAGE_DIR) or level > 1):
+        level -= not outer.f_code.co_filename.startswith(PACKAGE_DIR)
         outer = outer.f_back  # type: ignore[assignment]
     if outer is None:
         return Notice(vars(sys), "sys", 1)

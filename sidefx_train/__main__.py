@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Column, Table
 
-from sidefx_train import cache
+from sidefx_train import disk_cache as cache
 
 
 def main(argv: list[str] | None = None) -> int:

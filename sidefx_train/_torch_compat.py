@@ -1597,7 +1597,7 @@ def _late_import(name: str) -> Iterator[None]:
 
 
 def codegen_parts() -> types.SimpleNamespace:
-    """What of Inductor's C++ code generation ``compile/backend/alike.py`` works with."""
+    """What of Inductor's C++ code generation ``compile/backend/cpp_codegen/loop_dedup.py`` works with."""
     from torch._inductor import config, metrics
     from torch._inductor.codegen import common, cpp
     from torch._inductor.utils import IndentedBuffer

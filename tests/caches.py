@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sidefx_train import cache
+from sidefx_train import disk_cache as cache
 from sidefx_train.compile.native import build
 
 _MACHINE = cache.machine_dir()

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
 
-from sidefx_train.compile.artifacts import GraphInput, TracedGraph
+from sidefx_train.compile.graph.artifacts import GraphInput, TracedGraph
 
 
 @dataclass

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sidefx_train.bench import show
 from sidefx_train.bench.contenders import CONTENDERS, REFERENCE
-from sidefx_train.bench.guards import guard_cost
+from sidefx_train.bench.guard_cost import guard_cost
 from sidefx_train.bench.imports import import_cost
 from sidefx_train.bench.rounds import Plan, Run, measure
 from sidefx_train.bench.summary import summarize

@@ -31,7 +31,7 @@ def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO
     import torch
 
     from sidefx_train.bench import contenders, workloads
-    from sidefx_train.bench.memory import held_mb
+    from sidefx_train.bench.peak_memory import held_mb
 
     workload = workloads.build(suite, name)
     before = workloads.parameters(workload.model)

@@ -13,9 +13,9 @@ from weakref import ProxyTypes
 
 import lightning.pytorch as pl_package
 
-from sidefx_train.callbacks.calls import follow_calls_of
-from sidefx_train.callbacks.log import defer_logging_of
-from sidefx_train.callbacks.plan import Batch, Lightning, automatic_step, manual_step, reason_not_to
+from sidefx_train.callbacks.deferred_log import defer_logging_of
+from sidefx_train.callbacks.hook_calls import follow_calls_of
+from sidefx_train.callbacks.training_step import Batch, Lightning, automatic_step, manual_step, reason_not_to
 from sidefx_train.compile.api import compile_step
 from sidefx_train.config import Backend
 from sidefx_train.errors import CODES, SideFXWarning

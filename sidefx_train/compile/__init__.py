@@ -1,15 +1,17 @@
 """The compiler. ``sidefx_train.compile`` is also the public function: the package itself can be called.
 
-pipeline     the order of the stages; read it first
-step         what the user calls: dispatch, recapture, eager fallback
-artifacts    what passes between the stages
-registry     where ``optim`` and ``hooks`` plug in
-capture/     bytecode interpreter, graph tracer, policy
-heap/        shadows of outside objects, side effects, the capturing world
-guards/      conditions of replay
-functionalize/  in-place operations and views out of the graph
-backend/     from graph to callable
-residual/    generated prologue and epilogue
+api.py              the public functions compile, explain, mark_dynamic
+runtime/            dispatch to cache entries, recapture, eager fallback (Dynamo: eval_frame, convert_frame)
+pipeline/           the order of the stages; read it first (torch.compile: compile_fx, OutputGraph)
+autograd/           joint graph, partitioner, autograd.Function at run time (AOTAutograd)
+residual/           generated prologue and epilogue, view replay (Dynamo: codegen; AOTAutograd: runtime_wrappers)
+backend/            eager, aot_eager, Inductor; passes, autotuning, verification (torch._inductor)
+functionalization/  in-place operations, views, numbers out of the graph (AOTAutograd: functional_utils)
+capture/            Python step -> graph, side effects, guards (torch._dynamo)
+graph/              the values between stages, view chains, validation (AOTAutograd: schemas)
+native/             C++ modules: kernels, guards, optimizer updates
+ops/                definitions of the ``sidefx::`` operators
+common/             what several stages share: trace rules, the registry for ``optim``, ``hooks`` and interceptors
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import torch
 
+import sidefx_train.compile.capture.interceptors
 import sidefx_train.hooks
-import sidefx_train.optim  # noqa: F401 - both plug themselves into the compiler
-from sidefx_train.compile.heap.tensors import MARK
-from sidefx_train.compile.module import compiled_module, model_of, step_of
-from sidefx_train.compile.step import CompiledStep
+import sidefx_train.optim  # noqa: F401 - all three register with the compiler
+from sidefx_train.compile.capture.shadows.objects.tensors import MARK
+from sidefx_train.compile.runtime.compiled_module import compiled_module, model_of, step_of
+from sidefx_train.compile.runtime.compiled_step import CompiledStep
 from sidefx_train.config import Backend, CompileConfig
 from sidefx_train.report import StepReport
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile import registry
-from sidefx_train.compile.capture.world import ABSENT
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.heap.world import TraceWorld
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 
 @registry.intercept(torch.optim.Optimizer.zero_grad)

@@ -28,8 +28,8 @@ if "sidefx_train" not in sys.modules:  # the interpreter needs no torch: leave t
     package.__path__ = [os.path.join(ROOT, "sidefx_train")]
     sys.modules["sidefx_train"] = package
 
-from sidefx_train.compile.capture.interpreter import Interpreter  # noqa: E402
-from sidefx_train.compile.capture.world import DirectWorld  # noqa: E402
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter  # noqa: E402
+from sidefx_train.compile.capture.interpreter.world import DirectWorld  # noqa: E402
 from sidefx_train.errors import Unsupported  # noqa: E402
 
 Failures = dict[str, str]

@@ -15,8 +15,8 @@ from lightning.pytorch.profilers import SimpleProfiler
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile import background
 from sidefx_train.compile.api import compile_step
+from sidefx_train.compile.runtime import background_compile as background
 from sidefx_train.errors import BackendError
 from tests.lightning.harness import Classifier, data, parity, quiet_trainer
 

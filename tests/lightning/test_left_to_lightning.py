@@ -9,7 +9,7 @@ import torch
 from lightning import pytorch as pl
 
 import sidefx_train
-from sidefx_train.callbacks.log import deferred_log
+from sidefx_train.callbacks.deferred_log import deferred_log
 from tests.lightning.harness import Classifier, data, fit, parity
 
 

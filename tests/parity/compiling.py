@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import sidefx_train
-from sidefx_train.compile.capture.interpreter import Interpreter
-from sidefx_train.compile.capture.world import DirectWorld
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+from sidefx_train.compile.capture.interpreter.world import DirectWorld
 from sidefx_train.errors import GraphBreakError
 from tests.parity.harness import photograph
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sidefx_train.compile import pipeline
-from sidefx_train.compile.capture.interpreter import Interpreter
-from sidefx_train.compile.captured import CaptureFailed
-from sidefx_train.compile.continuations.suspension import StopPoint, stop_points
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+from sidefx_train.compile.capture.resume.suspension import StopPoint, stop_points
+from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.errors import Unsupported
 
 _REASON = "stopped here by a test"

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sidefx_train.compile.capture.interpreter import Interpreter
-from sidefx_train.compile.capture.world import DirectWorld
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+from sidefx_train.compile.capture.interpreter.world import DirectWorld
 
 
 class Outcome(NamedTuple):

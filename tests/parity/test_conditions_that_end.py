@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train.compile import pipeline
-from sidefx_train.compile.entry import Entry
-from sidefx_train.compile.residual.build import MISS
+from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline.entry import Entry
+from sidefx_train.compile.residual.generate import MISS
 from tests.parity.harness import Program, parity
 
 ONCE = "runs once, operation by operation"

@@ -111,7 +111,9 @@ def test_a_float_of_python_that_changes(what):
 
 def test_a_step_is_not_run_twice_when_a_late_number_fails(monkeypatch):
     """Should a number of the graph's results raise behind it, that is an error, not another run of the step."""
-    monkeypatch.setattr("sidefx_train.compile.heap.natives.no_integer", lambda world, value: False)
+    monkeypatch.setattr(
+        "sidefx_train.compile.capture.world.native_calls.builtin_methods.no_integer", lambda world, value: False
+    )
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sidefx_train.compile.capture.interpreter import Interpreter, Suspended
-from sidefx_train.compile.capture.world import DirectWorld
-from sidefx_train.compile.continuations.drive import Frames, Parts
-from sidefx_train.compile.continuations.suspension import stop_points, suspend
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter, Suspended
+from sidefx_train.compile.capture.interpreter.world import DirectWorld
+from sidefx_train.compile.capture.resume.driver import Frames, Parts
+from sidefx_train.compile.capture.resume.suspension import stop_points, suspend
 from sidefx_train.errors import Unsupported
 from tests.parity.interpreting import bodies, observe
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sidefx_train.compile.capture.interpreter import Interpreter
-from sidefx_train.compile.capture.world import DirectWorld
-from sidefx_train.compile.continuations.generators import hand_out, resume
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+from sidefx_train.compile.capture.interpreter.world import DirectWorld
+from sidefx_train.compile.capture.resume.native_generators import hand_out, resume
 from sidefx_train.errors import Unsupported
 
 Log = list[Any]

@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from sidefx_train.compile.capture.interpreter import Interpreter
-from sidefx_train.compile.capture.world import ABSENT, DirectWorld
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+from sidefx_train.compile.capture.interpreter.world import ABSENT, DirectWorld
 from sidefx_train.errors import Unsupported
 from tests.parity import (
     test_interpreter_calls,

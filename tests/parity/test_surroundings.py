@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sidefx_train
-from sidefx_train.compile.capture.policy import Policy
+from sidefx_train.compile.common.trace_rules import Policy
 from tests.parity.harness import Program, batches, mlp, parity
 from tests.parity.test_autograd_features import refused, trained
 

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.backend import cpp, inductor
-from sidefx_train.compile.backend.alike import AlikeLoops
+from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
+from sidefx_train.compile.backend.cpp_codegen.loop_dedup import AlikeLoops
 from tests.caches import new_cache
 
 

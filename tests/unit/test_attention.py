@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import attention
+from sidefx_train.compile.backend.autotune import attention
 from tests.caches import new_cache
 
 

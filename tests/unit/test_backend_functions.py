@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sidefx_train.compile.backend import build, inductor
+from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.compile_graph import build
 from sidefx_train.config import CompileConfig
 from tests.graphs import trace_fn
 

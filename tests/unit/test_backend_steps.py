@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sidefx_train.compile.backend import build
+from sidefx_train.compile.backend.compile_graph import build
 from sidefx_train.config import CompileConfig
 from tests.graphs import eager_step, init_state, trace_step
 

@@ -11,8 +11,8 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.proxy_tensor import track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from sidefx_train.compile.artifacts import GraphInput
-from sidefx_train.compile.backend import build
+from sidefx_train.compile.backend.compile_graph import build
+from sidefx_train.compile.graph.artifacts import GraphInput
 from sidefx_train.config import CompileConfig
 from tests.graphs import Recorder, new_recorder, record
 

@@ -113,7 +113,7 @@ def test_one_process(tmp_path):
 
 
 def test_a_step_holds_no_more_than_eagers():
-    from sidefx_train.bench.memory import held_mb
+    from sidefx_train.bench.peak_memory import held_mb
 
     held = {}
     for contender in ("eager", "sidefx"):
@@ -192,7 +192,7 @@ def test_a_cold_process_finds_no_caches(tmp_path, monkeypatch):
 
 
 def test_guard_cost_is_per_parameter():
-    from sidefx_train.bench.guards import GuardCost, guard_cost
+    from sidefx_train.bench.guard_cost import GuardCost, guard_cost
 
     assert GuardCost((10, 100), (3e-6, 12e-6)).per_parameter == pytest.approx(1e-7)
     assert "100 ns for each further one" in str(GuardCost((10, 100), (3e-6, 12e-6)))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from sidefx_train.compile.backend import beside
-from sidefx_train.compile.backend.beside import Shared, may_fork
+from sidefx_train.compile.backend.cpp_codegen import forked_lowering as beside
+from sidefx_train.compile.backend.cpp_codegen.forked_lowering import Shared, may_fork
 
 pytestmark = pytest.mark.skipif(not may_fork(), reason="no second processor, or no fork")
 

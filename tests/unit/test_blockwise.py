@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import attention, blockwise
-from sidefx_train.compile.backend.caller import lean_caller
+from sidefx_train.compile.backend.autotune import attention
+from sidefx_train.compile.backend.autotune import native_attention as blockwise
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from sidefx_train.compile.native import build
 from tests.caches import new_cache
 
@@ -393,7 +394,7 @@ def test_a_later_process_takes_it_from_the_cache(tmp_path, monkeypatch):
 
 
 def test_a_caller_of_attention_needs_no_header_of_torchs():
-    from sidefx_train.compile.backend.entry import kernels_called
+    from sidefx_train.compile.backend.cpp_codegen.python_entry import kernels_called
 
     names = ("attention", "attention_backward", "attention_backward_joined", "lstm")
     calls = "".join(f"{compat.KERNEL_FUNCTION}{name}(stack, a, b);" for name in names)

@@ -19,9 +19,9 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train import cache
+from sidefx_train import disk_cache as cache
 from sidefx_train.__main__ import main
-from sidefx_train.compile.backend import stored
+from sidefx_train.compile.backend import graph_cache as stored
 from sidefx_train.errors import SideFXWarning
 from tests.caches import new_cache
 
@@ -40,7 +40,7 @@ def record(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "edited", ["__init__.py", "compile/ancestry.py", "compile/native/lstm.py", "torch_compat/new.py"]
+    "edited", ["__init__.py", "compile/graph/view_chains.py", "compile/native/lstm_kernel.py", "torch_compat/new.py"]
 )
 def test_the_key_of_a_graph_covers_every_source_file(
     edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

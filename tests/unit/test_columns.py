@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
-from sidefx_train.compile.backend import columns
+from sidefx_train.compile.backend.passes import blocked_row_sums as columns
 
 SUMS = {
     "a matrix": lambda x: x.sum(0),

@@ -17,11 +17,12 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import cpp, inductor
-from sidefx_train.compile.backend.attention import is_written_out
-from sidefx_train.compile.backend.caller import lean_caller
+from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.autotune.attention import is_written_out
+from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from sidefx_train.compile.native import guards_module, native_module, products_module
-from sidefx_train.garbage import collect_younger, fewer_collections
+from sidefx_train.gc_control import collect_younger, fewer_collections
 from sidefx_train.switches import CODEGEN, without
 from sidefx_train.torch_compat.inductor.speedups import known_values, within_vector
 from tests.caches import new_cache

@@ -12,8 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import convolutions, measuring
-from sidefx_train.compile.backend.convolutions import AS_CAPTURED, LAST
+from sidefx_train.compile.backend.autotune import conv_layout as convolutions
+from sidefx_train.compile.backend.autotune import timing as measuring
+from sidefx_train.compile.backend.autotune.conv_layout import AS_CAPTURED, LAST
 from tests.caches import new_cache
 
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import fit
-from sidefx_train.compile import background
 from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.runtime import background_compile as background
 from tests.caches import new_cache
 from tests.lightning.harness import Classifier, data, quiet_trainer
 from tests.parity.harness import photograph, same

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.backend import whole
+from sidefx_train.compile.backend.passes import keep_composite_ops as whole
 from tests.caches import new_cache
 
 

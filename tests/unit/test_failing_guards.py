@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from sidefx_train.compile.guards.codegen import failing
-from sidefx_train.compile.guards.guard import Guard, NumberCondition, TensorFacts
-from sidefx_train.compile.heap.source import SourceTable
+from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition, TensorFacts
+from sidefx_train.compile.capture.guards.python_check import failing
+from sidefx_train.compile.capture.guards.source import SourceTable
 
 TABLE = SourceTable()
 FIRST, SECOND = TABLE.arg(0), TABLE.item(TABLE.arg(1), 1)

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import sidefx_train
-from sidefx_train.compile import functionalize as functionalization
-from sidefx_train.compile import pipeline
-from sidefx_train.compile.backend import inductor, passes
-from sidefx_train.compile.functionalize import functionalize
-from sidefx_train.compile.graph_checks import check_graph, enabled
+from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.passes import pass_list as passes
+from sidefx_train.compile.functionalization import functionalize as functionalization
+from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.graph.validation import check_graph, enabled
+from sidefx_train.compile.pipeline import compile_capture as pipeline
 from sidefx_train.errors import BackendError
 from tests.graphs import trace_fn
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from sidefx_train.compile.api import compile_step
-from sidefx_train.compile.capture.world import ABSENT
-from sidefx_train.compile.guards import program
-from sidefx_train.compile.guards.codegen import failing
-from sidefx_train.compile.guards.definitions import Body, Taken
-from sidefx_train.compile.guards.guard import Guard, TensorFacts
-from sidefx_train.compile.heap.source import Source, SourceTable
+from sidefx_train.compile.capture.guards import native_check as program
+from sidefx_train.compile.capture.guards.definition_guards import Body, Taken
+from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
+from sidefx_train.compile.capture.guards.python_check import failing
+from sidefx_train.compile.capture.guards.source import Source, SourceTable
+from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.native import guards_module
-from sidefx_train.compile.native.guards import LOADS, TESTS
+from sidefx_train.compile.native.guard_program import LOADS, TESTS
 
 
 class Thing:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import sidefx_train
-from sidefx_train.compile.guards.guard import same_value
-from sidefx_train.compile.guards.numbers import number_conditions
-from sidefx_train.compile.literals import is_name, literal
+from sidefx_train.compile.capture.guards.guard import same_value
+from sidefx_train.compile.capture.guards.symbol_guards import number_conditions
+from sidefx_train.compile.common.source_literals import is_name, literal
 
 
 class Level(enum.IntEnum):

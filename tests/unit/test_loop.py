@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from sidefx_train.loop import fit
+from sidefx_train.fit.loop import fit
 from tests.parity.harness import photograph, same
 
 

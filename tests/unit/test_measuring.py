@@ -13,7 +13,7 @@ import json, os, signal, sys
 import torch
 import sidefx_train
 from sidefx_train.compile.backend import attention, convolutions, measuring, products, recurrent
-from sidefx_train.compile.backend.beside import begin_fork, start_fork
+from sidefx_train.compile.backend.cpp_codegen.forked_lowering import begin_fork, start_fork
 
 torch.set_num_threads(2)
 big = torch.rand(512, 512)

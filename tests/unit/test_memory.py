@@ -7,7 +7,7 @@ import sys
 
 _PROGRAM = """
 import resource, torch
-from sidefx_train.compile.backend.memory import keep_freed_memory
+from sidefx_train.compile.backend.allocator import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

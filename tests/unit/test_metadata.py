@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import sidefx_train
-from sidefx_train.compile import pipeline
-from sidefx_train.compile.captured import Learned
-from sidefx_train.compile.functionalize.metadata import in_words
+from sidefx_train.compile.graph.step_metadata import in_words
+from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline.captured import Learned
 
 
 def facts_of(step, *args):

@@ -12,8 +12,9 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.backend import inductor, repeats
-from sidefx_train.compile.backend.repeats import Division, divide
+from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.passes import repeated_regions as repeats
+from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
 from tests.caches import new_cache
 
 

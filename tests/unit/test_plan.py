@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from sidefx_train.callbacks.plan import Lightning, ignores_argument
+from sidefx_train.callbacks.training_step import Lightning, ignores_argument
 
 
 def unused(self, batch, batch_idx):

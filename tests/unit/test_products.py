@@ -18,8 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import entry, measuring, products
-from sidefx_train.compile.backend.caller import lean_caller
+from sidefx_train.compile.backend.autotune import matmul as products
+from sidefx_train.compile.backend.autotune import timing as measuring
+from sidefx_train.compile.backend.cpp_codegen import python_entry as entry
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from sidefx_train.compile.native import products_module
 from sidefx_train.report import ChoiceRecord
 from tests.caches import new_cache

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train.bench.memory import held_mb
+from sidefx_train.bench.peak_memory import held_mb
 from sidefx_train.bench.workloads import gpt
-from sidefx_train.compile.backend import attention, recompute
+from sidefx_train.compile.backend.autotune import attention
+from sidefx_train.compile.backend.passes import rematerialize as recompute
 from tests.caches import new_cache
 from tests.parity.harness import mlp
 

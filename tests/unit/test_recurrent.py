@@ -11,9 +11,9 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import recurrent
-from sidefx_train.compile.backend.caller import lean_caller
-from sidefx_train.compile.backend.recurrent import INPUT, STATES, WEIGHTS
+from sidefx_train.compile.backend.autotune import lstm as recurrent
+from sidefx_train.compile.backend.autotune.lstm import INPUT, STATES, WEIGHTS
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from tests.caches import new_cache
 
 ALL = INPUT | WEIGHTS | STATES
@@ -333,7 +333,7 @@ def test_without_the_native_module_onednn_is_used(monkeypatch):
 
 
 def test_a_caller_of_layers_needs_no_header_of_torchs():
-    from sidefx_train.compile.backend.entry import kernels_called
+    from sidefx_train.compile.backend.cpp_codegen.python_entry import kernels_called
 
     calls = "".join(f"{compat.KERNEL_FUNCTION}{name}(stack, a, b);" for name in ("lstm", "lstm_backward"))
     assert lean_caller(kernels_called(calls) + calls) is not None

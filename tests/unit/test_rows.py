@@ -9,8 +9,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import rows
-from sidefx_train.compile.backend.caller import lean_caller
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
+from sidefx_train.compile.backend.passes import scatter_add_rows as rows
 
 aten = torch.ops.aten
 LEFT_OUT = -(2**63)

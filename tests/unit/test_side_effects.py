@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from sidefx_train.compile import registry
-from sidefx_train.compile.capture.tracer import GraphTracer
-from sidefx_train.compile.heap.effects import SideEffects, collect, observe
-from sidefx_train.compile.heap.world import TraceWorld
+from sidefx_train.compile.capture.recording.tracer import GraphTracer
+from sidefx_train.compile.capture.side_effects.collect import SideEffects, collect, observe
+from sidefx_train.compile.capture.world.trace_world import TraceWorld
+from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.errors import Unsupported
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sidefx_train.compile.joint.turns import Contribution, out_of_turn
+from sidefx_train.compile.autograd.accumulation_order import Contribution, out_of_turn
 
 
 def engine(given: list[Contribution]) -> list[int]:

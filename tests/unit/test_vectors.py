@@ -13,8 +13,10 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.backend import cpp, inductor, kernels
-from sidefx_train.compile.backend.vectors import lean_header, lean_kernels
+from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
+from sidefx_train.compile.backend.cpp_codegen import kernel_units as kernels
+from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import lean_header, lean_kernels
 
 aten = torch.ops.aten
 

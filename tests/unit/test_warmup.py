@@ -14,8 +14,8 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile import background
 from sidefx_train.compile.native import guards_module, native_module, products_module
+from sidefx_train.compile.runtime import background_compile as background
 from sidefx_train.errors import BackendError
 from tests.caches import new_cache
 

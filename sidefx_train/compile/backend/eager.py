@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import OWN, Executable, TracedGraph
 from sidefx_train.compile.backend.runner import tuple_text
-from sidefx_train.compile.functionalize.aliases import Aliases
-from sidefx_train.compile.graphs import for_any_layout, generators
+from sidefx_train.compile.graph.alias_analysis import Aliases
+from sidefx_train.compile.graph.artifacts import OWN, Executable, TracedGraph
+from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
 
 
 def build_eager(traced: TracedGraph) -> Executable:

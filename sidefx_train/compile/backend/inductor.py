@@ -15,33 +15,43 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
-from sidefx_train.compile.backend.alike import AlikeLoops
-from sidefx_train.compile.backend.attention import expand_attention, has_attention, is_written_out
-from sidefx_train.compile.backend.beside import Shared, may_fork
-from sidefx_train.compile.backend.convolutions import all_may_turn, choose_layout
-from sidefx_train.compile.backend.cpp import Building, accepts_flags, build_library, load_library
-from sidefx_train.compile.backend.functional import example_inputs
-from sidefx_train.compile.backend.measuring import begin as begin_measuring
-from sidefx_train.compile.backend.memory import keep_freed_memory
-from sidefx_train.compile.backend.parts import divided_note, example_values, join_callers, part_module
-from sidefx_train.compile.backend.passes import PassOptions, run_passes
-from sidefx_train.compile.backend.recurrent import has_layers
-from sidefx_train.compile.backend.reference import Reference, functional_reference
-from sidefx_train.compile.backend.repeats import Division, divide
-from sidefx_train.compile.backend.rows import may_add_rows
+from sidefx_train.compile.backend.allocator import keep_freed_memory
+from sidefx_train.compile.backend.aot_eager import example_inputs
+from sidefx_train.compile.backend.autotune.attention import expand_attention, has_attention, is_written_out
+from sidefx_train.compile.backend.autotune.conv_layout import all_may_turn, choose_layout
+from sidefx_train.compile.backend.autotune.lstm import has_layers
+from sidefx_train.compile.backend.autotune.timing import begin as begin_measuring
+from sidefx_train.compile.backend.cpp_codegen.build_library import (
+    Building,
+    accepts_flags,
+    build_library,
+    load_library,
+)
+from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed
+from sidefx_train.compile.backend.cpp_codegen.forked_lowering import Shared, may_fork
+from sidefx_train.compile.backend.cpp_codegen.loop_dedup import AlikeLoops
+from sidefx_train.compile.backend.cpp_codegen.region_wrapper import (
+    divided_note,
+    example_values,
+    join_callers,
+    part_module,
+)
+from sidefx_train.compile.backend.graph_cache import Lowered, find, is_kept, keep, key_of, own_source
+from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_whole
+from sidefx_train.compile.backend.passes.pass_list import PassOptions, run_passes
+from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
+from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
+from sidefx_train.compile.backend.passes.work_size import is_tiny
 from sidefx_train.compile.backend.runner import generate
-from sidefx_train.compile.backend.size import is_tiny
-from sidefx_train.compile.backend.stored import Lowered, find, is_kept, keep, key_of, own_source
-from sidefx_train.compile.backend.tail import write_tail
-from sidefx_train.compile.backend.whole import join_complex, kept_whole
-from sidefx_train.compile.backend.workshop import BuildFailed
-from sidefx_train.compile.functionalize import functionalize
-from sidefx_train.compile.graph_checks import check_graph
-from sidefx_train.compile.graphs import generators
+from sidefx_train.compile.backend.runner_update import write_tail
+from sidefx_train.compile.backend.verification.reference import Reference, functional_reference
+from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
+from sidefx_train.compile.graph.fx_utils import generators
+from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
-from sidefx_train.garbage import collect_younger, fewer_collections
+from sidefx_train.gc_control import collect_younger, fewer_collections
 from sidefx_train.report import ChoiceRecord
 from sidefx_train.switches import enabled
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.artifacts import Name, RunnerPlan
-from sidefx_train.compile.backend.checks import index_checker
-from sidefx_train.compile.functionalize.bases import real_base
-from sidefx_train.compile.literals import literal
+from sidefx_train.compile.backend.index_checks import index_checker
+from sidefx_train.compile.common.source_literals import literal
+from sidefx_train.compile.functionalization.synthetic_bases import real_base
+from sidefx_train.compile.graph.artifacts import Name, RunnerPlan
 from sidefx_train.errors import NotGranted, UnfinishedError
 
 _serial = itertools.count()

@@ -1,0 +1,1 @@
+"""A Python step becomes a graph, side effects and guards."""

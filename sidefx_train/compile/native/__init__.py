@@ -12,7 +12,7 @@ from sidefx_train.compile.native.build import (
     rows_module,
     start_build,
 )
-from sidefx_train.compile.native.products import NARROW
+from sidefx_train.compile.native.matmul_kernel import NARROW
 
 __all__ = [
     "NARROW",

@@ -26,9 +26,29 @@ from typing import Any
 import torch
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train import cache
-from sidefx_train.compile.native import attention, guards, lstm, products, rows, tensors, updates
-from sidefx_train.compile.native.python import python_header
+from sidefx_train import disk_cache as cache
+from sidefx_train.compile.native import (
+    attention_kernel as attention,
+)
+from sidefx_train.compile.native import (
+    guard_program as guards,
+)
+from sidefx_train.compile.native import (
+    lstm_kernel as lstm,
+)
+from sidefx_train.compile.native import (
+    matmul_kernel as products,
+)
+from sidefx_train.compile.native import (
+    optimizer_updates as updates,
+)
+from sidefx_train.compile.native import (
+    scatter_add_kernel as rows,
+)
+from sidefx_train.compile.native import (
+    tensor_impl as tensors,
+)
+from sidefx_train.compile.native.python_abi import python_header
 
 _FLAGS = ("-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 _PYTHON = """

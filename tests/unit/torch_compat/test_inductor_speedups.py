@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from sidefx_train.compile import pipeline
 from sidefx_train.compile.backend import inductor
-from sidefx_train.compile.captured import Learned
+from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline.captured import Learned
 from sidefx_train.config import CompileConfig
 from sidefx_train.switches import CODEGEN, SWITCHES, enabled, switched_off, without
 from tests.fuzz import layers
@@ -60,7 +60,7 @@ def test_switches(monkeypatch):
 
 
 def test_a_switch_makes_another_entry_in_the_cache():
-    from sidefx_train.compile.backend.stored import key_of
+    from sidefx_train.compile.backend.graph_cache import key_of
 
     captured = pipeline.capture(torch.tanh, (torch.ones(3),), {}, "step", Learned())
     keys = {key_of(captured.traced, CompileConfig())}

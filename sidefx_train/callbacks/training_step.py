@@ -1,0 +1,227 @@
+"""Lightning's optimization of one batch, written as one plain function.
+
+Lightning spreads a batch over closures, a strategy, a precision plugin and hooks. :func:`automatic_step` and
+:func:`manual_step` call the same pieces in the same order from one function that can be captured, without the loop's
+arithmetic on batch numbers. Hooks, callbacks, methods and options are looked up where Lightning looks them up, at each
+call and inside the function: what is replaced or set later fails a guard. :func:`reason_not_to` names every setting
+that is left to Lightning's own path.
+"""
+
+from __future__ import annotations
+
+import dis
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from sidefx_train.callbacks.hook_calls import count
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+"""Import names of Lightning; both are the same code with classes of their own."""
+
+
+class Lightning:
+    """The classes of one Lightning package, found from a trainer or module of it."""
+
+    def __init__(self, member: Any) -> None:
+        names = [cls.__module__ for cls in type(member).__mro__]
+        found = [package for package in PACKAGES if any(name.startswith(package + ".") for name in names)]
+        if not found:
+            raise TypeError(f"SideFXCompile needs a Lightning Trainer, got {type(member).__name__}")
+        self.package = found[0]
+
+    def module(self, name: str) -> ModuleType:
+        return importlib.import_module(f"{self.package}.{name}")
+
+    @property
+    def lightning_module(self) -> type:
+        return self.module("core").LightningModule
+
+    @property
+    def automatic(self) -> ModuleType:
+        return self.module("loops.optimization.automatic")
+
+    @property
+    def manual(self) -> ModuleType:
+        return self.module("loops.optimization.manual")
+
+
+def reason_not_to(pl: Lightning, trainer: Any, module: Any) -> str | None:
+    """Why this fit is left to Lightning's own path, or ``None`` if its step can be captured."""
+    strategy, precision = trainer.strategy, trainer.precision_plugin
+    plugins = pl.module("plugins.precision")
+    epoch_loop = trainer.fit_loop.epoch_loop
+    if trainer.world_size > 1:
+        return f"{trainer.world_size} processes: gradients are synchronized by {type(strategy).__name__}"
+    if type(strategy) is not pl.module("strategies").SingleDeviceStrategy:
+        return f"strategy {type(strategy).__name__} has its own training step"
+    if strategy.model is not module:
+        return f"the model is wrapped in {type(strategy.model).__name__}"
+    known = (plugins.Precision, plugins.MixedPrecision, plugins.HalfPrecision, plugins.DoublePrecision)
+    if type(precision) not in known:
+        return f"precision plugin {type(precision).__name__} has its own training step"
+    if getattr(precision, "scaler", None) is not None:
+        return "16-mixed precision scales gradients by a value that is known only after each step; use bf16-mixed"
+    if getattr(module, "_compiler_ctx", None) is not None:
+        return "the model has been compiled with torch.compile"
+    if trainer._detect_anomaly:
+        return "detect_anomaly=True checks every autograd node"
+    if pl.module("utilities.signature_utils").is_param_in_hook_signature(
+        module.training_step, "dataloader_iter", explicit=True
+    ):
+        return "training_step takes the dataloader's iterator"
+    if type(epoch_loop.automatic_optimization) is not pl.automatic._AutomaticOptimization:
+        return f"the optimization loop is a {type(epoch_loop.automatic_optimization).__name__}"
+    if type(epoch_loop.manual_optimization) is not pl.manual._ManualOptimization:
+        return f"the optimization loop is a {type(epoch_loop.manual_optimization).__name__}"
+    if not trainer.optimizers:
+        return "there is no optimizer"
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return "LBFGS runs the step several times for one update"
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(
+            optimizer, pl.module("core.optimizer")._MockOptimizer
+        ):
+            return f"{type(optimizer).__name__} is not a torch optimizer"
+    return None
+
+
+def ignores_argument(function: Any, position: int) -> bool:
+    """Whether the code of a plain method never looks at its argument ``position`` (0 is ``self``).
+
+    Wrapped functions and those that could see their variables by other ways are taken to look.
+    """
+    function = getattr(function, "__func__", function)
+    if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
+        return False
+    code = function.__code__
+    if position >= code.co_argcount or {"locals", "vars", "eval", "exec", "_getframe"} & set(code.co_names):
+        return False
+    name = code.co_varnames[position]
+    if name in code.co_cellvars:
+        return False
+    return all(instruction.argval != name for instruction in _with_pairs(code))
+
+
+def _with_pairs(code: CodeType) -> Iterator[Any]:
+    """Instructions on local variables; those that name two at once (3.13) come as two."""
+    for instruction in dis.get_instructions(code):
+        if isinstance(instruction.argval, tuple):
+            yield from (SimpleNamespace(argval=name) for name in instruction.argval)
+        elif "FAST" in instruction.opname:
+            yield instruction
+
+
+def _detached(value: Any) -> Any:
+    """``value`` with every tensor in it cut from the autograd graph, which ends with the step."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if type(value) is dict:
+        return {key: _detached(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_detached(item) for item in value])
+    return value
+
+
+@dataclass
+class Batch:
+    """What a step may ask about the batch; read only where something asks, since both numbers change with every call.
+
+    Attributes:
+        epoch: ``trainer.current_epoch``.
+        batch_idx: index of the batch.
+        step_function: function of ``training_step`` before the step.
+        unused: that function never looks at its batch index, in place of which it gets 0.
+    """
+
+    epoch: int = 0
+    batch_idx: int = 0
+    step_function: Any = None
+    unused: bool = False
+
+    def begin(self, module: Any, epoch: int, batch_idx: int, kwargs: dict[str, Any]) -> None:
+        """Notes a new batch and takes its index out of the arguments where nobody looks at it."""
+        self.epoch, self.batch_idx = epoch, batch_idx
+        training_step = module.training_step
+        function = getattr(training_step, "__func__", training_step)
+        if function is not self.step_function:
+            self.step_function, self.unused = function, ignores_argument(training_step, 2)
+        if self.unused and len(kwargs) == 2:
+            kwargs["batch_idx"] = 0
+
+    def complete(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Puts the index back where ``training_step`` was replaced in the step itself."""
+        if self.unused and len(args) == 2:
+            training_step = module.training_step
+            if getattr(training_step, "__func__", training_step) is not self.step_function:
+                return args[0], self.batch_idx
+        return args
+
+
+def automatic_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Callable[..., Any]:
+    """``step(zero, update, *args)``: one batch of automatic optimization.
+
+    Args of the step: whether gradients are zeroed first, whether the optimizer steps, and the arguments of
+    ``training_step``. It returns what Lightning hands to ``on_train_batch_end``. Updates are counted around the step,
+    as Lightning counts them.
+    """
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
+    closure_class, call = pl.automatic.Closure, pl.module("trainer.call")
+    base, unpack = pl.lightning_module, loop.output_result_cls.from_training_step_output
+
+    def numbers(name: str) -> tuple[int, int]:
+        """Epoch and batch index for a method; Lightning's own never look at them."""
+        if getattr(getattr(module, name), "__func__", None) is getattr(base, name):
+            return 0, 0
+        return batch.epoch, batch.batch_idx
+
+    def training_step(args: tuple[Any, ...]) -> Any:
+        output = call._call_strategy_hook(trainer, "training_step", *batch.complete(module, args))
+        trainer.strategy.post_training_step()
+        return unpack(output, trainer.accumulate_grad_batches)
+
+    def zero_grad(optimizer: Any) -> None:
+        progress = loop.optim_progress.optimizer.zero_grad
+        count(progress, "increment_ready")
+        call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
+        call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
+        count(progress, "increment_started")
+        name = "optimizer_zero_grad"
+        call._call_lightning_module_hook(trainer, name, *numbers(name), optimizer)
+        count(progress, "increment_completed")
+
+    def sidefx_step(zero: bool, update: bool, *args: Any) -> dict[str, Any]:
+        optimizer = trainer.optimizers[0]
+        closure = closure_class(
+            step_fn=partial(training_step, args),
+            backward_fn=loop._make_backward_fn(optimizer),
+            zero_grad_fn=partial(zero_grad, optimizer) if zero else None,
+        )
+        if update:
+            wrapper, name = trainer.strategy._lightning_optimizers[0], "optimizer_step"
+            call._call_lightning_module_hook(trainer, name, *numbers(name), wrapper, closure)
+        else:
+            closure()
+        result = closure.consume_result()
+        if result.loss is None:
+            return {}
+        return {"loss": result.loss, **_detached(result.extra)}
+
+    return sidefx_step
+
+
+def manual_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Callable[..., Any]:
+    """``step(*args)``: ``training_step`` of a module with ``automatic_optimization=False``; tensors come detached."""
+    call = pl.module("trainer.call")
+
+    def sidefx_step(*args: Any) -> Any:
+        output = call._call_strategy_hook(trainer, "training_step", *batch.complete(module, args))
+        trainer.strategy.post_training_step()
+        return _detached(output)
+
+    return sidefx_step

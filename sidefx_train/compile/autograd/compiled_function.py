@@ -1,0 +1,393 @@
+"""Joins a compiled forward and a compiled backward under one autograd function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.autograd.accumulation_order import Place, Point
+from sidefx_train.compile.autograd.higher_order import TapeRunner, differentiated, link_to, refuse_derivative
+from sidefx_train.compile.autograd.joint_graph import JointGraph, Stage
+from sidefx_train.compile.autograd.saved_tensor_errors import in_eagers_words
+from sidefx_train.compile.graph.artifacts import Executable
+from sidefx_train.compile.residual.autograd_nodes import custom_view, passing
+from sidefx_train.compile.residual.saved_tensor_refs import Seen
+from sidefx_train.compile.residual.view_replay import CustomView, LiveView, replay
+from sidefx_train.errors import UnfinishedError
+
+
+class _CapturedPart(torch.autograd.Function):
+    """A node in the user's autograd graph. Called with ``(backward, args, results, *entrances)``."""
+
+    @staticmethod
+    def forward(ctx: Any, part: _Backward, args: list[Any], results: list[Any], *entrances: torch.Tensor) -> Any:
+        saved = [args[i] if kind == "input" else results[i] for kind, i in part.stage.feeds if kind != "tangent"]
+        saved += [results[i] for i in part.saved_results]
+        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
+        ctx.versions = [value._version if isinstance(value, torch.Tensor) else 0 for value in saved]
+        ctx.numbers = {i: value for i, value in enumerate(saved) if not isinstance(value, torch.Tensor)}
+        ctx.outputs = [_Layout(results[i]) for i in part.stage.results]
+        ctx.set_materialize_grads(False)
+        ctx.part = part
+        ctx.seen = part.seen.now
+        if part.unsaved:
+            ctx.links = {i: link_to(entrances[i]) for i in part.unsaved if entrances[i].grad_fn is not None}
+        return tuple(results[i] for i in part.stage.results)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        missing = {i for i, tangent in enumerate(tangents) if tangent is None}
+        given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx, missing))]
+        if torch.is_grad_enabled() or any(map(compat.is_batched, tangents)):  # for which nothing is compiled
+            return (None, None, None, *_differentiable(ctx, given, tangents, missing))
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
+        return (None, None, None, *_computed(ctx, given, tangents, missing))
+
+
+def _computed(
+    ctx: Any, given: list[Any], tangents: Sequence[torch.Tensor | None], missing: set[int]
+) -> list[torch.Tensor | None]:
+    """The gradients, by the compiled backward."""
+    part: _Backward = ctx.part
+    del given[len(part.stage.saved) :]
+    with torch.no_grad():
+        fixed = not part.stage.any_layout
+        given += [layout.fit(tangent, fixed) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
+        run = part.cast if part.cast is not None and compat.autocast_enabled() else part.run
+        grads = list(run(given))
+    for i, made_of in enumerate(part.stage.depends):
+        if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
+            grads[i] = None
+    return grads
+
+
+def _differentiable(
+    ctx: Any, saved: list[Any], tangents: Sequence[torch.Tensor | None], missing: set[int]
+) -> list[torch.Tensor | None]:
+    """The gradients, with a history of their own."""
+    part: _Backward = ctx.part
+    links = ctx.links if part.unsaved else {}
+    entrances = [_entrance(ctx, i, links, saved) for i in range(len(ctx.next_functions))]
+    if part.stage.tape.problem:
+        reached = [*saved, *(tangent for tangent in tangents if tangent is not None)]
+        return refuse_derivative(part.stage.tape.problem, reached, entrances, _computed(ctx, saved, tangents, missing))
+    if not part.stage.any_layout and not any(map(compat.is_batched, tangents)):
+        laid_out = zip(tangents, ctx.outputs, strict=True)
+        tangents = [None if tangent is None else layout.fit(tangent, True) for tangent, layout in laid_out]
+    asked = [node is not None and compat.is_asked_for(node) for node, _ in ctx.next_functions]
+    count = len(part.stage.saved)
+    numbers = {result: number for number, result in enumerate(part.stage.results)}
+    outputs = {numbers[i]: made for i, made in zip(part.saved_results, saved[count:], strict=True)}
+    return differentiated(part.tape_runner, saved[:count], outputs, links, entrances, tangents, asked)
+
+
+def _entrance(ctx: Any, i: int, links: dict[int, torch.Tensor], saved: list[Any]) -> torch.Tensor | None:
+    """What leads to the place of a gradient: the tensor itself, where something keeps it, or a link."""
+    node, _ = ctx.next_functions[i]
+    if node is None:
+        return None
+    if hasattr(node, "variable"):
+        return node.variable  # type: ignore[no-any-return]
+    kept = ctx.part.kept.get(i)
+    return links[i] if kept is None else saved[kept]
+
+
+def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
+    """What was saved.
+
+    Args:
+        ctx: of the node.
+        missing: outputs from which nothing was computed.
+
+    Raises:
+        RuntimeError: some of it was changed since, in eager's words.
+    """
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        stopped = error
+    stage, saved = ctx.part.stage, compat.unchecked_saved(ctx)
+    changed = [
+        i for i, tensor in enumerate(saved) if isinstance(tensor, torch.Tensor) and tensor._version != ctx.versions[i]
+    ]
+    if not changed:  # it was freed, or this torch does not tell
+        raise stopped
+    wanted = {i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and compat.is_asked_for(node)}
+    met = [look.saved for look in stage.looks if not look.tangents <= missing and look.grads & wanted]
+    first = next((i for i in changed if any(i in looked_at for looked_at in met)), None)
+    if first is None:  # eager does not come by
+        return saved
+    tensor, known = saved[first], stage.saved[first]
+    assert tensor is not None, "what was changed is a tensor"
+    shown = ctx.seen.get(known.shown)
+    now = None if shown is None else shown()
+    size = (tensor if now is None else now).size()
+    said = in_eagers_words(stopped, known, tensor, ctx.versions[first], size, first == changed[0])
+    raise RuntimeError(said)
+
+
+class _Update(torch.autograd.Function):
+    """Gives a tensor the autograd history of its new value, which is in its memory already."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, *grads
+
+
+def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, with its version counter, as another in it shows it."""
+    if memory.dtype != like.dtype:
+        elements = memory.untyped_storage().nbytes() // memory.itemsize
+        memory = memory.as_strided((elements,), (1,), 0).view(like.dtype)
+    return memory.as_strided(like.size(), like.stride(), like.storage_offset())
+
+
+def _counted(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """The memory, with the version counter of a tensor that is about to be given it."""
+    twin = tensor.detach()
+    twin.data = memory
+    return twin
+
+
+_before = passing("Before", compat.alias_unseen)
+"""A tensor as autograd knows it before it is updated."""
+
+_detour = passing("Detour", compat.alias_unseen)
+"""A tensor by way of a node of its own: what comes that way is added to its gradient when that node's turn has come."""
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """A part of the backward, compiled; the list it is given may be emptied.
+
+    Attributes:
+        stage: what it is.
+        run: the compiled graph.
+        cast: the graph under the autocast of the caller, for where one is on; without it, what was compiled runs then.
+        seen: which tensors of the program are what it saves.
+        renewed: inputs that are saved without their history.
+        apart: results whose memory is saved with another version counter.
+    """
+
+    stage: Stage
+    run: Callable[[list[Any]], Sequence[Any]]
+    cast: Callable[[list[Any]], Sequence[Any]] | None
+    seen: Seen
+    renewed: frozenset[Place]
+    apart: frozenset[int]
+
+    @cached_property
+    def tape_runner(self) -> TapeRunner:
+        """Runs the same backward operation by operation, under autograd."""
+        return TapeRunner(self.stage)
+
+    @cached_property
+    def kept(self) -> dict[int, int]:
+        """For entrances that are saved, with their history: which of what is saved they are."""
+        feeds = {feed: i for i, feed in enumerate(self.stage.feeds) if feed[0] != "tangent"}
+        places: list[Any] = list(self.stage.entrances)
+        return {i: feeds[place] for i, place in enumerate(places) if place in feeds and place not in self.renewed}
+
+    @cached_property
+    def unsaved(self) -> tuple[int, ...]:
+        """Entrances that are not: where one has a history, something must lead to it when the node runs."""
+        return tuple(i for i in range(len(self.stage.entrances)) if i not in self.kept)
+
+    @cached_property
+    def saved_results(self) -> tuple[int, ...]:
+        """Results that are saved as results too, besides what is saved in their memory: hooks are theirs."""
+        tape = self.stage.tape
+        roots = dict(zip(tape.roots, self.stage.results, strict=bool(tape.roots)))
+        sources = {edge for node, edge in tape.sources.items() if node not in tape.direct}
+        return tuple(sorted({roots[edge] for edge in sources if edge in roots} - self.apart))
+
+
+class Joined:
+    """A forward and its backward.
+
+    Args:
+        graph: how they belong together.
+        forward: the compiled forward.
+        backwards: the compiled backward, stage by stage.
+        casting: the same, to be called under autocast.
+    """
+
+    def __init__(
+        self,
+        graph: JointGraph,
+        forward: Executable,
+        backwards: list[Executable],
+        casting: Sequence[Callable[[list[Any]], Any] | None],
+    ) -> None:
+        self.graph = graph
+        self.forward = forward.run
+        compiled = [done.run for done in backwards]
+        renewed = frozenset[Place](("input", i) for i in graph.renewed)
+        shared = {output for _, output in graph.aliases}
+        apart = frozenset(i for i in range(graph.outputs) if i not in shared)
+        joined = zip(graph.stages, compiled, casting, strict=True)
+        self.parts = [_Backward(*each, graph.seen, renewed, apart) for each in joined]
+        self.leaves_marks = graph.forward.uses_rng or any(each.writes for each in graph.forward.inputs)
+        self.detours: dict[Point, list[int]] = {}
+        for i, (_, before) in enumerate(graph.detours):
+            self.detours.setdefault(before, []).append(i)
+
+    def run(self, args: list[Any]) -> list[Any]:
+        """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
+        graph, taken = self.graph, list(args)
+        graph.seen.begin()
+        entering, held = self._as_given(taken)
+        with torch.no_grad():
+            results = list(self.forward(args))
+        try:
+            return self._joined(taken, results, entering, held)
+        except Exception as error:
+            if not self.leaves_marks:
+                raise
+            raise UnfinishedError("SFX207", f"{type(error).__name__}: {error}") from error
+
+    def _joined(
+        self, taken: list[Any], results: list[Any], entering: dict[int, torch.Tensor], held: list[Any]
+    ) -> list[Any]:
+        """The results with nodes of autograd; inputs have been written."""
+        graph = self.graph
+        given = dict(graph.updates)
+        with torch.no_grad():
+            results += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in graph.hidden]
+        for part in self.parts:
+            for i in part.stage.results:
+                of_input = i in given
+                results[i] = taken[given[i]].detach() if of_input else compat.without_view_relation(results[i])
+        for i, output in graph.aliases:  # one version counter for what shares memory: in-place changes are noticed
+            results[i] = _seen_as(results[output].detach(), results[i])
+        for i, position, itself in graph.counted:
+            results[i] = taken[position] if itself else _counted(taken[position], results[i])
+        for i in graph.apart:
+            results[i] = compat.alias_unseen(results[i])
+        views: dict[int, torch.Tensor] = {}
+        detours: dict[int, torch.Tensor] = {}
+        made_by: dict[str, Any] = {"input": taken, "result": results, "view": views, "detour": detours}
+
+        def at(place: Place) -> Any:
+            return made_by[place[0]][place[1]]
+
+        def entrance(place: Place) -> Any:
+            return entering[place[1]] if place[0] == "input" and place[1] in entering else at(place)
+
+        def make_detours(before: Point) -> None:
+            for i in self.detours.get(before, ()):
+                detours[i] = _detour(entrance(graph.detours[i][0]))
+
+        customs = dict(graph.customs)
+
+        def viewed(view: LiveView | CustomView) -> torch.Tensor:
+            numbers, path = tuple(results[j] for j in view.numbers), view.path
+            assert path is not None, "it is made again"
+            base = at(view.base)
+            return replay(base, path.ops, path.grad, numbers, path.version, path.apart, path.creation, path.anew)
+
+        def make_views(stage: int) -> None:
+            for i, view in enumerate(graph.views):
+                if graph.ready[i] == stage:
+                    make_detours(("view", i))
+                    if view.position is None:
+                        views[i] = graph.seen.note(("view", i), viewed(view))
+                    else:
+                        views[i] = taken[view.position]
+                        views[i].grad_fn  # noqa: B018  made now, in its turn
+
+        final = [(place, at(place)._version + count) for place, count in graph.turned]
+
+        def apply(part: _Backward) -> Any:
+            moved = [(at(place), version, at(place)._version) for place, version in final]
+            for tensor, version, _ in moved:
+                compat.set_version(tensor, version)
+            made = _CapturedPart.apply(part, held, results, *map(entrance, part.stage.entrances))
+            for tensor, _, version in moved:
+                compat.set_version(tensor, version)
+            return made
+
+        for i in graph.begins:
+            taken[i].requires_grad_()
+        with torch.enable_grad():  # what autograd did not see in the step is not in the backward
+            for number, part in enumerate(self.parts):
+                make_views(number)
+                make_detours(("stage", number))
+                for i, tensor in zip(part.stage.results, apply(part), strict=True):
+                    results[i] = _updated(taken[given[i]], tensor) if i in given else tensor
+                    if i in customs:
+                        results[i] = custom_view(customs[i].name)(tensor, partial(viewed, customs[i]))
+            make_views(len(self.parts))
+        return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
+
+    def _as_given(self, taken: list[Any]) -> tuple[dict[int, torch.Tensor], list[Any]]:
+        """Inputs that get another history in the step: with the one they have now, and with none, to be saved."""
+        changed = self.graph.renewed
+        entered = {place for part in self.parts for place in part.stage.entrances}
+        entered |= {place for place, _ in self.graph.detours}
+        entering = {i: _before(taken[i]) for i in changed if ("input", i) in entered and taken[i].requires_grad}
+        held = list(taken)
+        for i in changed:
+            held[i] = taken[i].detach()
+            self.graph.seen.note(("input", i), taken[i])
+        return entering, held
+
+
+def _updated(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The tensor with the history of its new value."""
+    counted = tensor._version
+    if tensor.requires_grad and not tensor.is_leaf and not tensor._is_view() and not tensor.retains_grad:
+        tensor.detach_()  # what it was is an input of the captured part, where that matters
+    _Update.apply(tensor, value)
+    compat.set_version(tensor, counted)  # the write has been counted
+    return tensor
+
+
+class _Layout:
+    """What a tangent must look like: the backward was compiled for the layout of the output."""
+
+    def __init__(self, output: torch.Tensor) -> None:
+        self.size, self.stride = output.size(), output.stride()
+        self.dtype, self.device = output.dtype, output.device
+
+    def fit(self, tangent: torch.Tensor | None, fixed: bool) -> torch.Tensor:
+        """The tangent, in that layout if ``fixed``, without bits for conjugate and negative; zeros for none."""
+        if tangent is not None and (tangent.is_conj() or tangent.is_neg()):
+            tangent = tangent.resolve_conj().resolve_neg()
+        if tangent is not None and (not fixed or tangent.stride() == self.stride or tangent.numel() == 0):
+            return tangent
+        made = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+        return made.zero_() if tangent is None else made.copy_(tangent)
+
+
+def join(
+    graph: JointGraph,
+    forward: Executable,
+    backwards: list[Executable],
+    casting: Sequence[Callable[[list[Any]], Any] | None],
+) -> Executable:
+    """One executable of all."""
+    joined = Joined(graph, forward, backwards, casting)
+    sources, seconds = dict(forward.sources), dict(forward.seconds)
+    for number, backward in enumerate(backwards):
+        name = f"backward {number}" if number else "backward"
+        sources |= {f"{name} {key}": text for key, text in backward.sources.items()}
+        seconds |= {f"{name} {key}": value for key, value in backward.seconds.items()}
+    notes = (
+        *forward.notes,
+        "joined with its backward for autograd outside",
+        *(note for backward in backwards for note in backward.notes),
+    )
+    choices = tuple(choice for each in (forward, *backwards) for choice in each.choices)
+    return Executable(joined.run, forward.atomic, sources, seconds, notes, choices)

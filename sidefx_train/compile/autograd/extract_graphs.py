@@ -1,0 +1,367 @@
+"""Cuts a joint graph in two: a forward that returns what its backward needs, and the backward, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.autograd.accumulation_order import Place
+from sidefx_train.compile.autograd.joint_graph import JointGraph, Origin, Stage
+from sidefx_train.compile.autograd.node_tape import Tape
+from sidefx_train.compile.autograd.saved_tensor_errors import (
+    Saved,
+    described,
+    in_eager_order,
+    looks,
+    saved_as_results,
+)
+from sidefx_train.compile.autograd.trace_backward import Recorded, RecordedStage
+from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
+from sidefx_train.compile.capture.recording.tracer import GraphTracer, drop_profiler_nodes, turn_out_of_place
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.graph.artifacts import ORIGIN, OWN, SAME, GraphInput, TracedGraph
+from sidefx_train.compile.graph.view_chains import first_of, own_counter, storage_of
+from sidefx_train.compile.residual.saved_tensor_refs import Shown
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+    from sidefx_train.compile.residual.generate import Residual
+
+aten = torch.ops.aten
+
+
+def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph:
+    """Closes the joint graph as a forward and its backward.
+
+    Args:
+        world: the capture.
+        residual: says what leaves.
+        recorded: the backward.
+
+    Raises:
+        Unsupported: the backward needs what cannot be handed over.
+    """
+    tracer, outputs = world.tracer, list(residual.outputs)
+    tracer.check()
+    drop_profiler_nodes(tracer.graph)
+    turn_out_of_place(tracer.graph)
+    drop_unused_vectors(tracer.graph)
+    tangents = {tracer.node_of(tangent) for stage in recorded.stages for tangent in stage.tangents}
+    given = [n for n in tracer.graph.nodes if n.op == "placeholder" and n not in tangents]
+    cutter = _Cutter(tracer, outputs, given, recorded.in_order)
+    position = {node: i for i, node in enumerate(tracer.graph.nodes)}
+
+    def between(begin: int, end: int) -> dict[fx.Node, None]:
+        return {n: None for n, i in position.items() if begin < i <= end and n.op != "placeholder"}
+
+    before = between(-1, position[recorded.stages[0].begin])
+    made: dict[fx.Node, Shown] = {
+        tracer.node_of(view.value): ("view", i) if view.position is None else ("input", view.position)
+        for i, view in enumerate(recorded.views)
+    }
+    cutter.shown = {**{node: ("made", i) for node, i in residual.shown.items()}, **made}
+    cutter.detours = [place for place, _ in recorded.detours]
+    renewed = {entry for _, entry in recorded.updates}
+    renewed |= {view.position for view in recorded.views if view.position is not None}
+    changed = (facts for facts in residual.metadata.inputs if facts.mutates_metadata or facts.changes_requires_grad)
+    renewed |= {facts.position for facts in changed if facts.requires_grad or facts.mutates_metadata}
+    cutter.renewed = renewed
+    stages = [
+        cutter.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
+    ]
+    returned = len(cutter.results)
+    stages = [_placed(stage, each, returned) for stage, each in zip(stages, recorded.stages, strict=True)]
+    forward = _graph(tracer, cutter.inputs, list(before), cutter.results)
+    storages = [
+        storage_of(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
+        for node in cutter.results
+    ]
+    for i in residual.customs:  # of inputs, whose version counters they have
+        storages[i] = None
+    saved = range(len(outputs), len(cutter.results))
+    counted = _counted(world, {i: cutter.results[i] for i in saved}, outputs)
+    apart = tuple(i for i in saved if own_counter(cutter.results[i]) is not None and i not in counted)
+    if any(own_counter(cutter.results[i]) in residual.counters for i in apart):
+        reason = "a tensor's .data leaves the step, of which the backward needs the contents"
+        world.heap.refuse("SFX107", reason)
+    aliases: list[tuple[int, int]] = []
+    for i in saved:
+        if storages[i] is None or i in apart or i in counted:  # a number, for one
+            continue
+        if storages[i] in storages[: len(outputs)]:
+            sharing = [j for j in range(len(outputs)) if storages[j] == storages[i]]
+            output = next((j for j in sharing if own_counter(outputs[j]) is None), None)
+            if output is not None and _bits(outputs[output]) != _bits(cutter.results[i]):
+                reason = "a tensor leaves the step whose negative or conjugate, in its memory, the backward needs"
+                world.heap.refuse("SFX107", reason)
+            if output is None:
+                apart = (*apart, i)
+            else:
+                aliases.append((i, output))
+    begins = (each for each in residual.metadata.inputs if each.changes_requires_grad and not each.requires_grad)
+    traced = TracedGraph(forward, tuple(tracer.inputs), tracer.fake_mode, _draws(list(before)))
+    return JointGraph(
+        traced,
+        tuple(stages),
+        len(outputs),
+        tuple(aliases),
+        apart,
+        tuple((i, *place) for i, place in counted.items()),
+        tuple(each.position for each in begins),
+        recorded.updates,
+        tuple(sorted(renewed)),
+        tuple(residual.customs.items()),
+        recorded.views,
+        recorded.ready,
+        tuple((_place(place, returned), before) for place, before in recorded.detours),
+        _turned(world, cutter, len(outputs)),
+        tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
+        residual.seen,
+    )
+
+
+def _bits(node: fx.Node) -> tuple[bool, bool]:
+    return node.meta["val"].is_conj(), node.meta["val"].is_neg()
+
+
+def _counted(world: TraceWorld, saved: dict[int, fx.Node], outputs: list[fx.Node]) -> dict[int, tuple[int, bool]]:
+    """What the backward needs of tensors that were given other memory: by their position, and whether it is they."""
+    tracer, found = world.tracer, dict[int, tuple[int, bool]]()
+    for i, node in saved.items():
+        data = own_counter(node)
+        owner = None if data is None else world.heap.memory.owners.get(data)
+        if owner is None:
+            continue
+        record = world.heap.record_of(owner)
+        if isinstance(record, TensorRecord):
+            position = next(j for j, real in enumerate(tracer.real_inputs) if real is record.real)
+            found[i] = position, first_of(node) is first_of(tracer.node_of(owner))
+        elif any(own_counter(out) is data for out in outputs):
+            reason = "a tensor that was given other memory (.data) leaves the step, and the backward needs its contents"
+            world.heap.refuse("SFX107", reason)
+    return found
+
+
+def _placed(stage: Stage, recorded: RecordedStage, returned: int) -> Stage:
+    """The stage with hidden values in their places, behind the ``returned`` results of the forward."""
+    results = tuple(_place(place, returned)[1] for place in recorded.results)
+    return replace(stage, results=results, entrances=tuple(_place(place, returned) for place in stage.entrances))
+
+
+def _place(place: Place, returned: int) -> Place:
+    kind, i = place
+    return ("result", returned + i) if kind == "hidden" else place
+
+
+def _turned(world: TraceWorld, cutter: _Cutter, outputs: int) -> tuple[tuple[Place, int], ...]:
+    """What holds the memory whose version counter the replay of views moves, and by how much."""
+    records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
+    position = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    found: dict[Place, int] = {}
+    for base, count in world.replayed:
+        counter = own_counter(world.tracer.node_of(base))
+        holders: list[Place] = [
+            ("result", i)
+            for i, node in enumerate(cutter.results[:outputs])
+            if isinstance(value := node.meta.get("val"), torch.Tensor)
+            and storage_of(value) == storage_of(base)
+            and own_counter(node) is counter
+        ]
+        shared = [r for r in records if compat.one_counter(r.shadow, base)]
+        holders = [("input", position[id(r.real)]) for r in shared] or holders
+        if holders:
+            found[holders[0]] = found.get(holders[0], 0) + count
+    return tuple(found.items())
+
+
+class _Cutter:
+    """Takes backward graphs out of the joint graph.
+
+    Attributes:
+        inputs: placeholders of the forward.
+        results: what the forward returns: the outputs, then what the backward needs.
+        shown: views of the program, by their nodes.
+        detours: what gets the gradients that take one.
+        renewed: inputs that are saved without their history.
+    """
+
+    def __init__(self, tracer: GraphTracer, outputs: list[fx.Node], inputs: list[fx.Node], one_by_one: bool) -> None:
+        self.tracer = tracer
+        self.one_by_one = one_by_one
+        self.inputs = inputs
+        self.results = list(outputs)
+        self.shown: dict[fx.Node, Shown] = {}
+        self.detours: list[Place] = []
+        self.renewed: set[int] = set()
+        self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
+
+    def stage(self, recorded: RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
+        """The backward that was recorded as the nodes ``among``; what it is the backward of is not in it yet."""
+        tracer = self.tracer
+        tangents = [tracer.node_of(tangent) for tangent in recorded.tangents]
+        grads = [tracer.node_of(grad) for _, grad in recorded.grads]
+        for node, (_, grad) in zip(grads, recorded.grads, strict=True):
+            if not grad._is_view():
+                node.meta[OWN] = grad._version
+        wanted = _needed(grads, among)
+        behind_the_cut = {*wanted, *tangents}
+        reads: list[tuple[fx.Node, list[fx.Node]]] = []
+        for node in wanted:
+            used = {_undetached(each, among) for each in node.all_input_nodes if not _detaches(node)} - behind_the_cut
+            reads.append((node, sorted(used, key=self.position.__getitem__)))
+        needed = in_eager_order(reads, before)
+        needed += [_undetached(grad, among) for grad in grads]
+        crossing = dict.fromkeys(used for used in needed if used not in behind_the_cut and used.op != "get_attr")
+        feeds: list[Origin] = [self._origin(node) for node in crossing]
+        feeds += [("tangent", i) for i in range(len(tangents))]
+        taken = [self._taken(node, recorded.writes) for node in crossing]
+        taken += [
+            GraphInput(node.name, "tensor", compat.fake_snapshot(fake), node.name)
+            for node, fake in zip(tangents, recorded.tangents, strict=True)
+        ]
+        for node in crossing:
+            node.meta[ORIGIN] = node.name
+        constants = [node for node in before if node.op == "get_attr"]
+        backward = _graph(tracer, [*crossing, *tangents], [*constants, *wanted], grads)
+        return Stage(
+            TracedGraph(backward, tuple(taken), tracer.fake_mode, _draws(wanted), gradients=True),
+            (),
+            tuple(feeds),
+            tuple(entrance for entrance, _ in recorded.grads),
+            _dependence(wanted, tangents, grads, [recorded.reach[self.origin(place)] for place, _ in recorded.grads]),
+            tuple(self._said(list(crossing), reads)),
+            looks(reads, list(crossing), tangents, grads),
+            self.one_by_one and not any(map(_goes_by_memory, wanted)),
+            self._tape(recorded, wanted, tangents, dict(zip(crossing, feeds, strict=False)), among),
+        )
+
+    def _tape(
+        self,
+        recorded: RecordedStage,
+        wanted: list[fx.Node],
+        tangents: list[fx.Node],
+        feeds: dict[fx.Node, Origin],
+        among: dict[fx.Node, None],
+    ) -> Tape:
+        """The stage's backward by autograd nodes."""
+        own = {place: ("root", i) for i, place in enumerate(recorded.results)}
+        direct: dict[fx.Node, tuple[fx.Node, Any]] = {}
+        for node in {*feeds, *wanted}:
+            saved = _undetached(node, among)
+            feed: Any = feeds.get(saved)
+            if feed is not None and not (feed[0] == "input" and feed[1] in self.renewed):
+                direct[node] = saved, own.get(feed, feed)
+        grads = [(self.origin(place), self.tracer.node_of(grad)) for place, grad in recorded.grads]
+        return recorded.recorder.tape(dict.fromkeys(wanted), tangents, grads, direct)
+
+    def origin(self, place: Place) -> Place:
+        """What gets a gradient in the end."""
+        return self.detours[place[1]] if place[0] == "detour" else place
+
+    def _said(self, crossing: list[fx.Node], reads: list[tuple[fx.Node, list[fx.Node]]]) -> list[Saved]:
+        """What eager says of the values that are saved, where they were changed since."""
+        results = saved_as_results(reads)
+        places = [None if node in results else self._place(node) for node in crossing]
+        return [replace(each, shown=at) for each, at in zip(described(self.tracer, crossing), places, strict=True)]
+
+    def _place(self, node: fx.Node) -> Shown | None:
+        return ("input", self.inputs.index(node)) if node in self.inputs else self.shown.get(node)
+
+    def _origin(self, node: fx.Node) -> Origin:
+        if node in self.inputs:
+            return "input", self.inputs.index(node)
+        if node not in self.results:
+            self.results.append(node)
+        return "result", self.results.index(node)
+
+    def _taken(self, node: fx.Node, writes: dict[int, int]) -> GraphInput:
+        given = node in self.inputs
+        value = self.tracer.inputs[self.inputs.index(node)].example if given else node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            first = first_of(node)  # of an input, if it is what the forward has written to
+            written = writes.get(self.inputs.index(first)) or None if first in self.inputs else None
+            return GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name, writes=written)
+        return GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value))
+
+
+_BY_MEMORY = (aten.as_strided, aten.view_as_real, aten.view_as_complex, aten._reshape_alias)
+_FRESH = (aten.new_zeros, aten.zeros, aten.new_empty_strided, aten.new_empty, aten.empty, aten.empty_strided)
+
+
+def _goes_by_memory(node: fx.Node) -> bool:
+    """True for a view by places in memory, of something that has the layout of a tangent, perhaps."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet not in _BY_MEMORY and node.target is not aten.view.dtype:
+        return False
+    while node.all_input_nodes and packet not in _FRESH:
+        node = node.all_input_nodes[0]
+        packet = getattr(node.target, "overloadpacket", None)
+    return packet not in _FRESH
+
+
+def _detaches(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.detach.default
+
+
+def _undetached(node: fx.Node, among: dict[fx.Node, None]) -> fx.Node:
+    """What a node of the backward is the detached value of."""
+    while node in among and _detaches(node):
+        (node,) = node.all_input_nodes
+    return node
+
+
+def _dependence(
+    nodes: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node], reach: list[frozenset[int]]
+) -> tuple[frozenset[int], ...]:
+    """For each gradient, which tangents it is made of; those from which autograd comes there for a constant one.
+
+    So it is for a sum of a constant and another: in place of a value that is written, zeros go on.
+    """
+    made_of: dict[fx.Node, frozenset[int]] = {node: frozenset({i}) for i, node in enumerate(tangents)}
+    constant: set[fx.Node] = set()
+    for node in nodes:
+        parts = [made_of.get(used, frozenset()) for used in node.all_input_nodes]
+        made_of[node] = frozenset().union(*parts)
+        if node.target is aten.add.Tensor and not all(parts):
+            constant.add(node)
+    return tuple(
+        made_of.get(grad, frozenset()) | (behind if grad in constant or not made_of.get(grad) else frozenset())
+        for grad, behind in zip(grads, reach, strict=True)
+    )
+
+
+def _draws(nodes: list[fx.Node]) -> bool:
+    return any(compat.is_random(node.target) for node in nodes if node.op == "call_function")
+
+
+def _needed(roots: list[fx.Node], among: dict[fx.Node, None]) -> list[fx.Node]:
+    """Nodes of ``among`` that the roots depend on, and those that change something in place, in their order."""
+    needed: set[fx.Node] = set()
+    todo = [root for root in roots if root in among]
+    todo += [node for node in among if node.op == "call_function" and compat.changes_in_place(node.target)]
+    while todo:
+        node = todo.pop()
+        if node not in needed:
+            needed.add(node)
+            todo += [used for used in node.all_input_nodes if used in among]
+    return [node for node in among if node in needed]
+
+
+def _graph(tracer: Any, inputs: list[fx.Node], nodes: list[fx.Node], results: list[fx.Node]) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta.update(node.meta)
+    for node in nodes:
+        same = copies[node.all_input_nodes[0]] if SAME in node.meta else None
+        copies[node] = graph.node_copy(node, lambda used: copies[used]) if same is None else same
+    graph.output(tuple(copies[node] for node in results))
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+    return fx.GraphModule(tracer.tracer.root, graph)

@@ -1,0 +1,287 @@
+"""Decides what a captured forward saves for its backward: all that it reads, or less, recomputing the rest.
+
+:func:`~sidefx_train.compile.autograd.extract_graphs.cut` saves what autograd would save. :func:`recompute` takes the
+cheapest set of values (torch's min-cut partitioner) from which cheap operations make the others again. Only what gives
+the same numbers the second time is run twice: no random draws, and nothing whose memory is written anywhere in the
+joint graph.
+Nothing is read that autograd would not have saved, so the user may change the same tensors between the two passes.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.autograd.joint_graph import JointGraph, Origin
+from sidefx_train.compile.autograd.saved_tensor_errors import Look, Saved
+from sidefx_train.compile.graph.alias_analysis import Aliases, drop_dead, is_pure
+from sidefx_train.compile.graph.artifacts import GraphInput
+
+aten = torch.ops.aten
+
+
+def recompute(joint: JointGraph) -> JointGraph:
+    """The same joint graph with less to save, or ``joint`` itself where that cannot be.
+
+    A backward in several stages saves what autograd would save.
+    """
+    if len(joint.stages) > 1:
+        return joint
+    plan = _Plan(joint)
+    if not any(plan.again.get(node) for node in plan.saved):
+        return joint
+    kept = plan.cut()
+    if not compat.bytes_of(kept) < compat.bytes_of(plan.saved):
+        return joint
+    return plan.rebuild(set(kept))
+
+
+class _Plan:
+    """What may be computed again.
+
+    Attributes:
+        fed: the node of the forward behind each input of the backward that is no tangent.
+        given: of those, what is alive in any case: inputs, their views, and what shares memory with an output.
+        saved: the others.
+        again: nodes of the forward that give the same value a second time, and whether that takes an operation.
+    """
+
+    def __init__(self, joint: JointGraph) -> None:
+        self.joint = joint
+        (self.stage,) = joint.stages
+        self.forward, self.backward = joint.forward.module.graph, self.stage.backward.module.graph
+        self.placeholders = [n for n in self.forward.nodes if n.op == "placeholder"]
+        self.returned: list[fx.Node] = list(_output(self.forward).args[0])  # type: ignore[arg-type]
+        self.taken = [n for n in self.backward.nodes if n.op == "placeholder"]
+        self.fed: dict[fx.Node, fx.Node] = {}
+        for node, (kind, i) in zip(self.taken, self.stage.feeds, strict=True):
+            if kind != "tangent":
+                self.fed[node] = self.placeholders[i] if kind == "input" else self.returned[i]
+        self.aliases = Aliases(self.forward)
+        shared = {self.returned[i] for i, *_ in (*joint.aliases, *joint.counted)} | set(self.returned[: joint.outputs])
+        self.given = {n for n in self.fed.values() if n in shared or self._of_inputs(n)}
+        self.saved = [n for n in dict.fromkeys(self.fed.values()) if n not in self.given]
+        self.again = self._again()
+
+    def _of_inputs(self, node: fx.Node) -> bool:
+        return all(root.op == "placeholder" for root in self.aliases.roots[node])
+
+    def _again(self) -> dict[fx.Node, bool]:
+        roots = self.aliases.roots
+        written = self._written()
+        outputs = {r for n in self.returned[: self.joint.outputs] if isinstance(n, fx.Node) for r in roots[n]}
+        found: dict[fx.Node, bool] = {}
+        for node in self.forward.nodes:
+            same = not roots[node] & written and not self.aliases.reads(node) & written
+            makes = node.op == "call_function" and not roots[node] & outputs and _repeats(node)
+            if node.op == "get_attr" or node in self.given or (node.op == "placeholder" and _is_number(node)):
+                if same:
+                    found[node] = False
+            elif same and makes and all(used in found for used in node.all_input_nodes):
+                found[node] = True
+        return found
+
+    def _written(self) -> set[fx.Node]:
+        """Roots in the forward of all memory that either graph writes."""
+        found = {root for node in self.forward.nodes for root in self.aliases.writes(node)}
+        of_backward = Aliases(self.backward)
+        for node in self.backward.nodes:
+            for root in of_backward.writes(node):
+                if root in self.fed:
+                    found |= self.aliases.roots[self.fed[root]]
+        return found
+
+    def cut(self) -> list[fx.Node]:
+        """Nodes to save, as torch's partitioner chooses them on a graph of just what matters here."""
+        graph = fx.Graph()
+        twin: dict[fx.Node, fx.Node] = {}
+        free: set[fx.Node] = set()
+        for node in self._relevant():
+            if self.again.get(node):
+                viewed = self.aliases.roots[node] != frozenset((node,)) and node.target is not operator.getitem
+                target = aten.view.default if viewed else node.target
+                twin[node] = graph.call_function(target, tuple(twin[used] for used in node.all_input_nodes))
+            else:
+                twin[node] = graph.placeholder(f"primals_{len(twin)}")
+                if node in self.again:
+                    free.add(twin[node])
+            twin[node].meta = {"val": node.meta.get("val")}
+        forward = set(twin.values())
+        if all(node.op != "placeholder" for node in forward):
+            return []  # all of it follows from constants
+        of_twin = {value: key for key, value in twin.items()}
+        for node in self.backward.nodes:
+            if node.op == "placeholder":
+                twin[node] = twin[self.fed[node]] if node in self.fed else graph.placeholder(f"tangents_{node.name}")
+                twin[node].meta.setdefault("val", node.meta.get("val"))
+            elif node.op == "call_function":
+                made = graph.call_function(node.target, tuple(twin[n] for n in node.all_input_nodes if n in twin))
+                made.meta = {"val": node.meta.get("val")}
+                twin[node] = made
+        graph.output(())
+        return [
+            of_twin[node]
+            for node in compat.min_cut(graph, forward, free)
+            if of_twin[node] not in self.again or self.again[of_twin[node]]
+        ]
+
+    def _relevant(self) -> list[fx.Node]:
+        """What the backward reads and what that can be made from."""
+        found: set[fx.Node] = set()
+        todo = list(self.fed.values())
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo += node.all_input_nodes if self.again.get(node) else []
+        return [node for node in self.forward.nodes if node in found]
+
+    def rebuild(self, kept: set[fx.Node]) -> JointGraph:
+        """The two graphs for a set of values to save."""
+        joint, stage, module = self.joint, self.stage, self.joint.forward.module
+        feeds: list[Origin] = []
+        inputs: list[GraphInput] = []
+        results: list[fx.Node] = self.returned[: joint.outputs]
+        output_of = {self.returned[i]: output for i, output in joint.aliases}
+        own = {self.returned[i] for i in joint.apart}
+        counter_of = {self.returned[i]: (position, itself) for i, position, itself in joint.counted}
+        counted: list[tuple[int, int, bool]] = []
+        aliases: list[tuple[int, int]] = []
+        apart: list[int] = []
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        wanted = self._taken_by(kept)
+        known = {
+            self.fed[n]: given for n, given in zip(self.taken, stage.backward.inputs, strict=True) if n in self.fed
+        }
+        for node in wanted:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta.update(node.meta)
+            inputs.append(replace(_as_input(node), writes=known[node].writes if node in known else None))
+            if node.op == "placeholder":
+                feeds.append(("input", self.placeholders.index(node)))
+                continue
+            if node not in results:
+                results.append(node)
+                if node in output_of:
+                    aliases.append((len(results) - 1, output_of[node]))
+                if node in own:
+                    apart.append(len(results) - 1)
+                if node in counter_of:
+                    counted.append((len(results) - 1, *counter_of[node]))
+            feeds.append(("result", results.index(node)))
+        for node, given, feed in zip(self.taken, stage.backward.inputs, stage.feeds, strict=True):
+            if feed[0] == "tangent":
+                copies[node] = graph.placeholder(node.name)
+                copies[node].meta.update(node.meta)
+                inputs.append(given)
+                feeds.append(feed)
+
+        said = {self.fed[node]: saved for node, saved in zip(self.taken, stage.saved, strict=False) if node in self.fed}
+
+        def copied(node: fx.Node) -> fx.Node:
+            """A node of either graph in the new backward; one of the forward is made where it is first read."""
+            node = self.fed.get(node, node)
+            if node not in copies:
+                for used in node.all_input_nodes:
+                    copied(used)
+                copies[node] = graph.node_copy(node, copied)
+            return copies[node]
+
+        for node in self.backward.nodes:
+            if node.op == "output":
+                graph.output(fx.map_arg(node.args[0], copied))
+            elif node.op != "placeholder":
+                copied(node)
+        constants = {  # of both: what is made again may read one that only the forward had
+            str(node.target): getattr(source, str(node.target))
+            for source in (module, stage.backward.module)
+            for node in source.graph.nodes
+            if node.op == "get_attr"
+        }
+        module_of_backward = fx.GraphModule(constants, graph)
+        backward = replace(stage.backward, module=module_of_backward, inputs=tuple(inputs))
+        return replace(
+            joint,
+            forward=replace(joint.forward, module=_returning(module, results)),
+            stages=(
+                replace(
+                    stage,
+                    backward=backward,
+                    feeds=tuple(feeds),
+                    saved=tuple(said.get(node, Saved()) for node in wanted),
+                    looks=self._looks(wanted),
+                ),
+            ),
+            aliases=tuple(aliases),
+            apart=tuple(apart),
+            counted=tuple(counted),
+        )
+
+    def _looks(self, wanted: list[fx.Node]) -> tuple[Look, ...]:
+        """Who looks at what, by positions in the new backward; at what others are made of, in their place."""
+        position = {node: i for i, node in enumerate(wanted)}
+        old = [self.fed[node] for node in self.taken if node in self.fed]
+        found: list[Look] = []
+        for look in self.stage.looks:
+            todo, seen = [old[i] for i in look.saved], set[fx.Node]()
+            while todo:
+                node = todo.pop()
+                if node not in seen:
+                    seen.add(node)
+                    todo += [] if node in position else node.all_input_nodes
+            found.append(replace(look, saved=frozenset(position[node] for node in seen if node in position)))
+        return tuple(found)
+
+    def _taken_by(self, kept: set[fx.Node]) -> list[fx.Node]:
+        """Nodes of the forward that the new backward takes as inputs."""
+        found: set[fx.Node] = set()
+        todo, seen = list(self.fed.values()), set[fx.Node]()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if self.again.get(node) and node not in kept:
+                todo += node.all_input_nodes
+            elif node.op != "get_attr":
+                found.add(node)
+        return [node for node in self.forward.nodes if node in found]
+
+
+def _repeats(node: fx.Node) -> bool:
+    """True for an operation that gives the same value whenever it runs."""
+    if node.target is operator.getitem:
+        return True
+    return isinstance(node.target, compat.OpOverload) and is_pure(node) and not _is_number(node)
+
+
+def _is_number(node: fx.Node) -> bool:
+    return not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
+
+
+def _as_input(node: fx.Node) -> GraphInput:
+    value = node.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name)
+    return GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value))
+
+
+def _output(graph: fx.Graph) -> fx.Node:
+    return next(iter(reversed(graph.nodes)))
+
+
+def _returning(module: fx.GraphModule, results: list[fx.Node]) -> fx.GraphModule:
+    """The same graph with other results."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op != "output":
+            copies[node] = graph.node_copy(node, lambda used: copies[used])
+    graph.output(tuple(copies[node] if isinstance(node, fx.Node) else node for node in results))
+    drop_dead(graph)
+    return fx.GraphModule(module, graph)

@@ -1,0 +1,450 @@
+"""Records the backward of tensors that leave the step with a live autograd graph, behind the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.autograd.accumulation_order import Place, Point, in_turn, times
+from sidefx_train.compile.autograd.gradient_contributions import Uses, contributions
+from sidefx_train.compile.autograd.node_tape import TapeRecorder
+from sidefx_train.compile.autograd.shared_intermediates import Hidden, shared_values
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.capture.side_effects.collect import observe
+from sidefx_train.compile.graph.view_chains import edge_of, edges_behind, own_counter, storage_of
+from sidefx_train.compile.residual.view_replay import LiveView
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+    from sidefx_train.compile.graph.step_metadata import InputFacts
+    from sidefx_train.compile.residual.generate import Residual
+
+
+@dataclass(frozen=True)
+class RecordedStage:
+    """A backward that has been recorded behind the forward.
+
+    Attributes:
+        results: what it is the backward of.
+        tangents: inputs of the backward, one for each.
+        begin: the last node before it.
+        end: its last node.
+        grads: (what it belongs to, gradient).
+        reach: for what gradients belong to, from which results autograd comes there.
+        recorder: noted which autograd node each operation belongs to.
+        writes: by how much it moves the version counters of tensors from outside, by their positions.
+    """
+
+    results: tuple[Place, ...]
+    tangents: tuple[torch.Tensor, ...]
+    begin: fx.Node
+    end: fx.Node
+    grads: tuple[tuple[Place, torch.Tensor], ...]
+    reach: dict[Place, frozenset[int]]
+    recorder: TapeRecorder
+    writes: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All of the backward, with ``updates``, ``views``, ``ready``, ``detours`` and ``hidden`` of the joint graph to be.
+
+    Operations run one by one where it was recorded ``in_order``.
+    """
+
+    stages: tuple[RecordedStage, ...]
+    updates: tuple[tuple[int, int], ...]
+    views: tuple[LiveView, ...]
+    ready: tuple[int, ...]
+    detours: tuple[tuple[Place, Point], ...]
+    hidden: tuple[torch.Tensor, ...]
+    in_order: bool
+
+
+def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Recorded:
+    """Runs the backward of some outputs on the fake tensors.
+
+    Args:
+        world: the capture, still recording.
+        residual: says which outputs, and which views they were computed from.
+        in_order: hand gradients over use by use, so that the engine adds them up in eager's order.
+
+    Raises:
+        Unsupported: the graph cannot be given to autograd outside.
+    """
+    metadata, differentiable = residual.metadata, residual.differentiable
+    updates, views = residual.updates, residual.views
+    tracer = world.tracer
+    fakes: dict[Place, Any] = {("result", i): differentiable[i] for i in metadata.tangents}
+    made_outside = {*updates, *residual.customs}
+    _check_separate(world, [fake for i, fake in differentiable.items() if i not in made_outside])
+    tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
+    inputs = _inputs(world, metadata.inputs)
+    _check_leaves(world, list(fakes.values()), {edge.node for _, edge in inputs})
+    before = observe(world)
+    recorded: list[RecordedStage] = []
+    uses: list[dict[Place, Uses]] = []
+    fakes |= {("view", i): view.value for i, view in enumerate(views)}
+    values = list(fakes.values())
+    ends = {(edge.node, edge.output_nr) for _, edge in inputs}
+    levels, ready = _levels(fakes, ends)
+    hidden: list[torch.Tensor] = []
+    heard = {(edge.node, edge.output_nr) for position, edge in inputs if not _is_quiet(world, position)}
+    heard |= {edge_of(fake) for fake in fakes.values()}
+    apart = [part for level in levels for part in _heard_alike(level, fakes, heard, ends)]
+    if in_order or len(apart) > len(levels):
+        met = shared_values(apart, fakes.__getitem__, ends | {edge_of(fake) for fake in fakes.values()})
+        with compat.no_recording(), torch.no_grad():
+            empty = [each.empty() for each in met]
+        hidden = [like for like in empty if like is not None] if all(like is not None for like in empty) else []
+        if hidden:
+            fakes |= {("hidden", i): each for i, each in enumerate(met)}
+            tangents |= {("hidden", i): tracer.add_tangent(like, len(tangents) + i) for i, like in enumerate(hidden)}
+            levels, ready = _levels(fakes, ends)
+    leaves = {id(shadow): (edge.node, edge.output_nr) for shadow, edge in _leaves(world, inputs)}
+    for results, earlier in levels:
+        entrances: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
+        entrances += [(place, _edge(fakes[place])) for place in earlier]
+        begin = tracer.last_node()
+        roots, given = [fakes[place] for place in results], tuple(tangents[place] for place in results)
+        versions = _versions(world)
+        ended = {(edge.node, edge.output_nr): place for place, edge in entrances}
+        recorder = TapeRecorder(tracer, [edge_of(root) for root in roots], ended, leaves)
+        try:
+            with (
+                torch.enable_grad(),
+                compat.autocast_off(),
+                _without_hooks(world),
+                _without_gradients(values),
+                _stopping_at([edge for _, edge in entrances]),
+                contributions(roots, [edge for _, edge in entrances]) as parts,
+                recorder.recording(),
+                world.reads.heard(),
+            ):
+                edges = [edge for _, edge in entrances]
+                asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
+                found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
+        except RuntimeError as error:
+            first = str(error).splitlines()[0]
+            world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
+        end = tracer.last_node()
+        writes = {i: version - versions.get(i, version) for i, version in _versions(world).items()}
+        _record_beside(world, recorder, values)
+        grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
+        if not grads:
+            world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
+        reach = _reach(
+            [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in entrances}
+        )
+        recorded.append(RecordedStage(results, given, begin, end, tuple(grads), reach, recorder, writes))
+        uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
+    changed = before.diff(observe(world))
+    if changed:
+        reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
+        world.heap.refuse("SFX107", reason)
+    read = world.reads.changeable(residual.made)
+    if read:
+        world.heap.refuse("SFX107", f"a tensor leaves the step, and Python that its backward runs reads {read}")
+    edges_of: dict[Place, tuple[Any, int]] = {
+        ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
+    }
+    edges_of |= {place: edge_of(fake) for place, fake in fakes.items()}
+    made = times(views, edges_of, ready, uses)
+    detours: tuple[tuple[Place, Point], ...] = ()
+    if in_order:
+        handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
+        recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
+    leaves_of = {place for place in edges_of if place[0] == "input" and _is_leaf(world, place[1])}
+    if not all(_is_quiet(world, i) for _, i in leaves_of):
+        recorded, detours = _in_eager_order(recorded, leaves_of, detours)
+    return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
+
+
+def _versions(world: TraceWorld) -> dict[int, int]:
+    """The version counters of tensors from outside, by their positions."""
+    position = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    records = [record for record in world.heap.by_real.values() if isinstance(record, TensorRecord)]
+    return {position[id(record.real)]: record.version for record in records}
+
+
+def _is_leaf(world: TraceWorld, position: int) -> bool:
+    record = world.heap.by_real[id(world.tracer.real_inputs[position])]
+    return isinstance(record, TensorRecord) and record.edge is None
+
+
+def _in_eager_order(
+    stages: list[RecordedStage], leaves: set[Place], detours: tuple[tuple[Place, Point], ...]
+) -> tuple[list[RecordedStage], tuple[tuple[Place, Point], ...]]:
+    """Lets gradients of leaves take detours, so that the engine comes to the leaves, and their hooks, as in eager.
+
+    The engine comes to all leaves of one node in an order of its own; of detours it takes the one first that was made
+    last.
+    """
+    found, more = list(stages), list(detours)
+    for k, stage in enumerate(stages):
+        last: dict[Place, tuple[int, int]] = {}
+        for time, run in enumerate(stage.recorder.runs):
+            for number, edge in enumerate(run.node.next_functions):
+                place = stage.recorder.entrances.get(edge)
+                if place is not None and run.outgoing[number] is not None:
+                    last[place] = time, number
+        given = [i for i, (place, _) in enumerate(stage.grads) if place in leaves]
+        taken: dict[int, Place] = {}
+        for i in sorted(given, key=lambda i: (last.get(stage.grads[i][0], (-1, 0)), i), reverse=True):
+            taken[i] = ("detour", len(more))
+            more.append((stage.grads[i][0], ("stage", k)))
+        grads = tuple((taken.get(i, place), grad) for i, (place, grad) in enumerate(stage.grads))
+        found[k] = replace(stage, grads=grads)
+    return found, tuple(more)
+
+
+def _record_beside(world: TraceWorld, recorder: TapeRecorder, values: list[Any]) -> None:
+    """Records the backward of saved tensors that is on no way from the results, up to where it joins one."""
+    begun = recorder.unreached()
+    if not begun:
+        return
+    tracer = world.tracer
+    ends = [GradientEdge(*edge) for edge in recorder.known()]
+    other = TapeRecorder(
+        tracer, begun, {edge: ("hidden", i) for i, edge in enumerate(recorder.known())}, recorder.leaves
+    )
+    try:
+        with torch.no_grad():
+            given = [Hidden(*edge).empty() for edge in begun]
+        if any(each is None for each in given):
+            return
+        other.begin = tracer.last_node()
+        with (
+            torch.enable_grad(),
+            compat.autocast_off(),
+            _without_hooks(world),
+            _without_gradients(values),
+            _stopping_at(ends),
+            other.recording(),
+        ):
+            asked = [GradientEdge(*edge) for edge in begun]
+            torch.autograd.grad(asked, ends, given, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # a second derivative will say that it cannot be had
+        return
+    recorder.beside = other, [tracer.node_of(each) for each in given]
+
+
+def _is_quiet(world: TraceWorld, position: int) -> bool:
+    """True for a leaf without hooks: nobody notices that the engine comes there with no gradient."""
+    record = world.heap.by_real[id(world.tracer.real_inputs[position])]
+    if not isinstance(record, TensorRecord) or record.edge is not None:
+        return False
+    return not any(compat.hooks_of(record.real)) and not record.accumulator_hooked
+
+
+def _heard_alike(
+    level: tuple[tuple[Place, ...], tuple[Place, ...]],
+    fakes: dict[Place, Any],
+    heard: set[tuple[Any, int]],
+    ends: set[tuple[Any, int]],
+) -> list[tuple[tuple[Place, ...], tuple[Place, ...]]]:
+    """The results of a level apart, where some of them lead to something, that hears of it, to which others do not.
+
+    The engine goes on from a node to all that comes next, with no gradient where there is none: hooks are called there.
+    """
+    results, earlier = level
+    stops: dict[tuple[Any, int], Place] = {
+        edge: ("input", i) for i, edge in enumerate(ends | {edge_of(fakes[place]) for place in earlier})
+    }
+    reach = _reach([fakes[place] for place in results], stops)
+    uneven = any(len(reach[place]) not in (0, len(results)) for edge, place in stops.items() if edge in heard)
+    return [((result,), earlier) for result in results] if uneven else [level]
+
+
+def _reach(roots: list[torch.Tensor | Hidden], entrances: dict[tuple[Any, int], Place]) -> dict[Place, frozenset[int]]:
+    """Which of the roots lead to each of the entrances, past no other."""
+    found: dict[Place, set[int]] = {place: set() for place in entrances.values()}
+    for i, root in enumerate(roots):
+        seen, waiting = set[Any](), [root.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            for edge in node.next_functions:
+                if edge in entrances:
+                    found[entrances[edge]].add(i)
+                else:
+                    waiting.append(edge[0])
+    return {place: frozenset(numbers) for place, numbers in found.items()}
+
+
+def _edge(value: torch.Tensor | Hidden) -> Any:
+    return value.edge if isinstance(value, Hidden) else get_gradient_edge(value)
+
+
+def _unconnected(results: list[tuple[Place, Any]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
+    """Results by the autograd graphs they have in common, up to ``ends``, in the order in which those were begun."""
+    groups: list[tuple[list[Place], set[Any], int]] = []
+    for place, fake in results:
+        nodes, waiting, last = set[Any](), [fake.grad_fn], -1
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in nodes:
+                continue
+            nodes.add(node)
+            within = [edge for edge in node.next_functions if edge not in ends and not hasattr(edge[0], "variable")]
+            if len(within) < len(node.next_functions):
+                last = max(last, node._sequence_nr())
+            waiting += [following for following, _ in within]
+        places = [place]
+        for other in [other for other in groups if other[1] & nodes]:
+            groups.remove(other)
+            places, nodes, last = other[0] + places, other[1] | nodes, max(last, other[2])
+        groups.append((places, nodes, last))
+    return [tuple(sorted(places)) for places, _, last in sorted(groups, key=lambda group: group[2])]
+
+
+def _levels(
+    fakes: dict[Place, Any], inputs: set[tuple[Any, int]]
+) -> tuple[list[tuple[tuple[Place, ...], tuple[Place, ...]]], dict[Place, int]]:
+    """Results, level by level, each with what leaves too and they were computed from; and the level of each view."""
+    place_of = {edge_of(fake): place for place, fake in fakes.items()}
+    behind = {
+        place: {place_of[edge] for edge in edges_behind(fake) if edge in place_of} - {place}
+        for place, fake in fakes.items()
+    }
+    levels: list[tuple[tuple[Place, ...], tuple[Place, ...]]] = []
+    ready: dict[Place, int] = {}
+    waiting = list(fakes)
+    while waiting:
+        now = tuple(place for place in waiting if not behind[place] & set(waiting))
+        views = [place for place in now if place[0] == "view"]
+        if views:  # they take no stage of their own
+            ready |= dict.fromkeys(views, len(levels))
+        else:
+            for apart in _unconnected([(place, fakes[place]) for place in now], inputs | set(place_of)):
+                levels.append((apart, tuple(sorted(set().union(*(behind[place] for place in apart))))))
+        waiting = [place for place in waiting if place not in (views or now)]
+    return levels, ready
+
+
+@contextmanager
+def _stopping_at(edges: list[Any]) -> Iterator[None]:
+    """Ends what the engine hands on at some tensors: their gradients are asked for, and go no further.
+
+    An input may be a view of another: autograd outside takes its gradient there.
+    """
+
+    def stop(number: int) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+        return lambda grads: tuple(None if i == number else grad for i, grad in enumerate(grads))
+
+    inner = {(edge.node, edge.output_nr) for edge in edges if not hasattr(edge.node, "variable")}
+    handles = [node.register_prehook(stop(number)) for node, number in inner]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any]) -> None:
+    """Refuses gradients of leaves that the step made itself: the captured part is given its leaves."""
+    seen, waiting = set(entered), [fake.grad_fn for fake in fakes]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            reason = "a tensor leaves the step whose backward goes to a leaf that became one in it, or ceased to be one"
+            world.heap.refuse("SFX107", reason)
+        if not hasattr(node, "variable") and all(before is None for before, _ in node.next_functions):
+            reason = "a tensor leaves the step whose backward ends at a view that was made of a leaf with autograd off"
+            world.heap.refuse("SFX107", reason)
+        waiting += [before for before, _ in node.next_functions]
+
+
+@contextmanager
+def _without_hooks(world: TraceWorld) -> Iterator[None]:
+    """Takes the hooks of leaves away: those from outside are run by the engine, which calls the backward."""
+    records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.hooks is not None]
+    before = [(record.shadow, compat.tensor_hooks(record.shadow)) for record in records]
+    for shadow, _ in before:
+        compat.set_tensor_hooks(shadow, {})
+    try:
+        yield
+    finally:
+        for shadow, hooks in before:
+            compat.set_tensor_hooks(shadow, hooks)
+
+
+@contextmanager
+def _without_gradients(fakes: list[torch.Tensor]) -> Iterator[None]:
+    """Leaves the gradients that tensors keep as they are: the real ones will be given theirs by the engine."""
+    keeping = [(fake, fake.grad) for fake in fakes if fake.retains_grad]
+    try:
+        yield
+    finally:
+        for fake, grad in keeping:
+            fake.grad = grad
+
+
+def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
+    """Views of each other or of an input, both needing autograd, would not tell it of later in-place changes."""
+    outside = {storage_of(r.memory) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
+    taken = set(outside)
+    for fake in fakes:
+        node = world.tracer.node_of(fake)
+        if storage_of(fake) in outside and own_counter(node) is node:
+            continue  # autograd does not know of it in eager either
+        if storage_of(fake) in taken:
+            world.heap.refuse("SFX107", "a view that needs autograd leaves the step together with what it is a view of")
+        taken.add(storage_of(fake))
+
+
+def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int, Any]]:
+    """(input position, what to differentiate by) of every input that requires gradients."""
+    records = {id(r.real): r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
+    found: list[tuple[int, Any]] = []
+    for facts in inputs:
+        record = records[id(world.tracer.real_inputs[facts.position])]
+        if facts.leaf and facts.changes_requires_grad and not facts.requires_grad:
+            if record.real._is_view():
+                world.heap.refuse("SFX107", f"{facts.label}, a view, begins to require gradients")
+            if facts.mutates_metadata or record.shadow.dtype != record.real.dtype:
+                world.heap.refuse("SFX107", f"{facts.label} changes its shape, and begins to require gradients")
+            found.append((facts.position, get_gradient_edge(record.shadow)))
+            continue
+        if not facts.requires_grad:
+            continue
+        if facts.leaf and facts.changes_requires_grad:  # what was made of it before that ends at a leaf that is none
+            continue
+        if facts.leaf and facts.mutates_metadata:
+            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, changes its shape")
+        if facts.leaf and facts.updates_history:
+            world.heap.refuse("SFX107", f"{facts.label} joins the step's autograd graph")
+        if (record.shadow.shape, record.shadow.dtype) != (record.memory.shape, record.memory.dtype):
+            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, is given another shape or type")
+        if record.edge is not None and _is_out_of_date(record):
+            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, is not of the shape of its history")
+        found.append((facts.position, record.edge if record.edge is not None else get_gradient_edge(record.shadow)))
+    return found
+
+
+def _leaves(world: TraceWorld, inputs: list[tuple[int, Any]]) -> list[tuple[torch.Tensor, Any]]:
+    """Shadows of leaves, with the edges that lead to them."""
+    records = [world.heap.by_real[id(world.tracer.real_inputs[position])] for position, _ in inputs]
+    found = [(record.shadow, edge) for record, (_, edge) in zip(records, inputs, strict=True)]
+    return [(shadow, edge) for shadow, edge in found if shadow.grad_fn is None]
+
+
+def _is_out_of_date(record: TensorRecord) -> bool:
+    """True for a tensor that was given other memory (``.data =``): its gradients have the shape that it had."""
+    real = record.real
+    if real._is_view() or real.grad_fn is None:
+        return False
+    shape, dtype, _ = compat.output_of(real.grad_fn, real.output_nr)
+    return (tuple(shape), dtype) != (tuple(real.shape), real.dtype)

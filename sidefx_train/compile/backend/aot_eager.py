@@ -1,0 +1,83 @@
+"""The functionalized graph run op by op, or handed to a compiler of the user's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend.runner import generate
+from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.graph.alias_analysis import Aliases
+from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph
+from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
+
+
+def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = None) -> Executable:
+    """Functionalizes and runs the graph as it is, or through ``compiler(gm, example_inputs)``."""
+    start = time.perf_counter()
+    graph = functionalize(traced, tensor_scalars=compiler is not None)
+    functional = time.perf_counter()
+    module = graph.module
+    readable = module.print_readable(print_output=False)
+    if compiler is None:
+        function = for_any_layout(module) if traced.gradients else module.forward
+    else:
+        function = compiler(module, example_inputs(graph))
+
+    doubtful = _strides_in_doubt(traced, graph) if compiler is None and not traced.gradients else []
+    own = [int(out.value.text[1:]) for out in graph.outputs if out.version is not None and compiler is None]
+
+    def call(args: list[Any]) -> Any:
+        with torch.no_grad():
+            results = function(*args)
+        if not own and not doubtful:
+            return results
+        results = list(results)
+        for position, strides in doubtful:  # kernels choose others than stand-ins
+            made = results[position]
+            if made.stride() != strides and _only_of_single(made, strides):
+                results[position] = compat.without_view_relation(made.as_strided(made.shape, strides))
+        for position in own:  # in-place operations, which have been taken out, make no views
+            results[position] = compat.without_view_relation(results[position])
+        return results
+
+    run, text = generate(
+        graph, call, uses_rng=traced.uses_rng, counts=compiler is None, drawn_from=generators(traced.module)
+    )
+    return Executable(
+        run,
+        atomic=compiler is None or graph.covered,
+        sources={"runner": text, "graph": readable},
+        seconds={"functionalize": functional - start, "compile": time.perf_counter() - functional},
+        notes=graph.notes,
+    )
+
+
+def _strides_in_doubt(traced: TracedGraph, graph: FunctionalGraph) -> list[tuple[int, tuple[int, ...]]]:
+    """Positions of results with dimensions of size 1 that were written in place, and the strides they have kept."""
+    aliases, found = Aliases(traced.module.graph), []
+    written = {root for node in traced.module.graph.nodes for root in aliases.writes(node)}
+    (returned,) = next(iter(reversed(traced.module.graph.nodes))).args
+    for node, out in zip(returned, graph.outputs, strict=True):
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if not isinstance(value, torch.Tensor) or not aliases.roots[node] & written:
+            continue
+        fixed = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+        if fixed and 1 in value.shape and out.kind == "result" and out.value.text.startswith("r"):
+            found.append((int(out.value.text[1:]), tuple(value.stride())))
+    return found
+
+
+def _only_of_single(made: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """True if other strides would be those of dimensions of size 1 alone."""
+    return all(size == 1 or a == b for size, a, b in zip(made.shape, made.stride(), strides, strict=True))
+
+
+def example_inputs(graph: FunctionalGraph) -> list[Any]:
+    """What each placeholder of a functional graph stands for."""
+    return [node.meta["val"] for node in graph.module.graph.nodes if node.op == "placeholder"]

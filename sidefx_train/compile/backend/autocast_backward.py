@@ -1,0 +1,49 @@
+"""A captured backward under the autocast of who calls it: operation by operation, as eager's own is cast.
+
+A backward is captured with autocast off, as most are called. Where it is called under autocast, eager casts the
+operands of its operations, and the engine casts what each node hands on back to the type it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.artifacts import OWN, TracedGraph
+from sidefx_train.compile.graph.fx_utils import for_any_layout
+
+
+class _Typed(fx.Interpreter):
+    """Gives every result the type that it had in the capture."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        return _typed(made, n.meta.get("val")) if n.op == "call_function" else made
+
+
+def _typed(made: Any, captured: Any) -> Any:
+    if isinstance(made, (list, tuple)) and isinstance(captured, (list, tuple)):
+        return type(made)(_typed(*pair) for pair in zip(made, captured, strict=True))
+    alike = isinstance(made, torch.Tensor) and isinstance(captured, torch.Tensor)
+    return made.to(captured.dtype) if alike and made.dtype != captured.dtype else made
+
+
+def build_casting(traced: TracedGraph) -> Callable[[list[Any]], Any]:
+    """Runs the graph under whatever autocast is on when it is called."""
+    module = for_any_layout(traced.module)
+    returned = next(iter(reversed(traced.module.graph.nodes))).args[0]
+    versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
+
+    def run(args: list[Any]) -> Any:
+        with compat.training_kernels(), compat.no_autocast_cache():  # casts made here have no history
+            results = list(_Typed(module).run(*args))
+        for i, version in versions.items():  # kernels have written to what they made
+            results[i] = compat.without_view_relation(results[i])
+            compat.set_version(results[i], version)
+        return results
+
+    return run

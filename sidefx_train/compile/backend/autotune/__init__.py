@@ -1,0 +1,1 @@
+"""Which kernel computes a node: candidates are timed once, and the choice is kept on disk."""

@@ -1,0 +1,165 @@
+"""Which layout the convolutions of a graph have, chosen by measuring them on this machine.
+
+Most of oneDNN's convolutions run fastest on channels-last images, those of many channels on contiguous ones. Layouts
+go through a graph (``functionalize/layouts.py``), so one is chosen for all of it: each convolution, and each gradient
+of one, is timed in both once per number of threads, and their sum decides. Results are kept on disk with those of
+products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train.compile.backend.autotune.timing import MEASURES, Task, Times, fastest, measured, timings
+from sidefx_train.compile.functionalization import memory_format as layouts
+from sidefx_train.report import ChoiceRecord
+
+aten = torch.ops.aten
+
+LAST, AS_CAPTURED = "channels-last", "contiguous"
+
+_LARGEST = 1e8
+"""Floating-point operations above which a part of the images is measured: a graph has many convolutions."""
+
+_FEWEST = 512
+"""Places in a part of the images: of fewer, what is done to the weights alone would be much of the time."""
+
+_SHARE = 0.5
+"""Of the time for measuring: the rest is for products and attention."""
+
+_TURNS = 3
+"""Of each layout: the sum of many convolutions is surer than each."""
+
+
+def choose_layout(graph: fx.Graph, threads: int) -> tuple[bool, list[ChoiceRecord]]:
+    """Whether the convolutions of a captured graph are to be channels-last, and what was measured."""
+    counts: Counter[str] = Counter()
+    tasks: dict[str, Task] = {}
+    for node in graph.nodes:
+        if (task := _task(node, threads)) is not None:
+            key = _key(*task[1])
+            counts[key] += 1
+            tasks[key] = task
+    tasks = dict(sorted(tasks.items(), key=lambda item: -counts[item[0]] * _operations(*item[1][1][:4])))
+    known = timings(tasks, _SHARE)
+    total: Times = {}
+    for key, times in known.items():
+        image, *rest = tasks[key][1]
+        parts = _operations(image, *rest[:3]) / _operations(_part(image, *rest[:4]), *rest[:3])
+        for way, seconds in times.items():
+            total[way] = total.get(way, 0.0) + counts[key] * parts * seconds
+    last = fastest(total, LAST) == LAST
+    way = LAST if last else AS_CAPTURED
+    choices = [ChoiceRecord(_what(*tasks[key][1]), counts[key], threads, way, known.get(key, {})) for key in tasks]
+    if total:
+        choices.insert(0, ChoiceRecord("all convolutions of the graph", 1, threads, way, total))
+    return last, choices
+
+
+def all_may_turn(graph: fx.Graph) -> bool:
+    """False where Inductor would turn images that the graph has as captured: results came out wrong."""
+    place = {aten.convolution.default: 0, aten.convolution_backward.default: 1}
+    images = [node.args[place[node.target]] for node in graph.nodes if node.target in place]
+    return all(layouts.may_turn(image.meta["val"]) for image in images)  # type: ignore[union-attr]
+
+
+def _task(node: fx.Node, threads: int) -> Task | None:
+    """What to measure of a convolution of static shape that is not channels-last as it is."""
+    if node.target is aten.convolution.default:
+        (image, weight), rest, wanted = node.args[:2], node.args[3:], []
+    elif node.target is aten.convolution_backward.default:
+        (image, weight), rest, wanted = node.args[1:3], node.args[4:10], list(node.args[10])  # type: ignore[arg-type]
+    else:
+        return None
+    value, sizes = image.meta["val"], weight.meta["val"].shape  # type: ignore[union-attr]
+    settings = [list(item) if isinstance(item, (list, tuple)) else item for item in rest]
+    if not layouts.may_turn(value) or not _are_numbers(value.shape, value.stride(), sizes, settings):
+        return None
+    if 0 in value.shape or _is_turned(value):
+        return None
+    return "convolution", [list(value.shape), list(sizes), settings, wanted, threads, str(value.dtype)[6:]]
+
+
+def _are_numbers(*given: Any) -> bool:
+    return all(_are_numbers(*item) if isinstance(item, (list, tuple)) else isinstance(item, int) for item in given)
+
+
+def _is_turned(value: torch.Tensor) -> bool:
+    """True if the captured graph has it channels-last."""
+    flat = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
+    return value.shape[1] > 1 and value.stride(1) == min(flat) and not value.is_contiguous()
+
+
+def _key(image: list[int], weight: list[int], settings: list[Any], wanted: list[bool], threads: int, dtype: str) -> str:
+    return f"{threads}: {_what(image, weight, settings, wanted, threads, dtype)}"
+
+
+def _what(
+    image: list[int], weight: list[int], settings: list[Any], wanted: list[bool], threads: int, dtype: str
+) -> str:
+    stride, padding, dilation, transposed, more, groups = settings
+    of = [name for name, each in zip(("image", "weight", "bias"), wanted, strict=False) if each]
+    what = "convolution" if not wanted else f"gradients ({', '.join(of)}) of a convolution"
+    how = f"stride {stride} padding {padding} dilation {dilation}" + f" transposed {more}" * transposed
+    how += f" groups {groups}" * (groups > 1) + f" {dtype}" * (dtype != "float32")
+    part = " (a part of it)" * (_part(image, weight, settings, wanted, threads) != image)
+    return f"{what} {tuple(image)} {tuple(weight)} {how}{part}"
+
+
+def _operations(image: list[int], weight: list[int], settings: list[Any], wanted: list[bool]) -> float:
+    """Floating-point operations of a convolution, or of its gradients."""
+    stride, padding, dilation, transposed, *_ = settings
+    places = image[2:]
+    if not transposed:
+        sides = zip(image[2:], weight[2:], stride, padding, dilation, strict=True)
+        places = [(size + 2 * p - d * (kernel - 1) - 1) // s + 1 for size, kernel, s, p, d in sides]
+    return 2.0 * image[0] * math.prod(places) * math.prod(weight) * max(1, sum(wanted[:2]))
+
+
+def _part(image: list[int], weight: list[int], settings: list[Any], wanted: list[bool], threads: int) -> list[int]:
+    """As many images as are worth the time, enough for the threads to share, and of large ones a part."""
+    part = list(image)
+    while _operations(part, weight, settings, wanted) > _LARGEST:
+        longest = 2 + part[2:].index(max(part[2:]))
+        side = 0 if part[0] >= 2 * threads else longest
+        if part[side] < 2 or part[0] * math.prod(part[2:]) < 2 * _FEWEST:
+            break
+        part[side] //= 2
+    return part
+
+
+def _measure(
+    image: list[int], weight: list[int], settings: list[Any], wanted: list[bool], threads: int, dtype: str
+) -> dict[str, float]:
+    """Seconds of a convolution, or of its ``wanted`` gradients, in both layouts; of many images some are measured."""
+    part = _part(image, weight, settings, wanted, threads)
+
+    def candidates() -> dict[str, Callable[[], Any]]:
+        x, w = (torch.empty(size).uniform_(-1, 1).to(getattr(torch, dtype)) for size in (part, weight))
+
+        def run(forward: Callable[..., Any], backward: Callable[..., Any], *given: torch.Tensor) -> Callable[[], Any]:
+            made = forward(*given, None, *settings)
+            if not wanted:
+                return lambda: forward(*given, None, *settings)
+            grad = torch.empty_like(made).uniform_(-1, 1)
+            return lambda: backward(grad, *given, [made.shape[1]], *settings, wanted)
+
+        return {
+            AS_CAPTURED: run(aten.convolution.default, aten.convolution_backward.default, x, w),
+            LAST: run(layouts.convolution, layouts.convolution_backward, _turned(x), _turned(w)),
+        }
+
+    return measured(candidates, _operations(part, weight, settings, wanted), threads, _TURNS)
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    return layouts.turned(x.unsqueeze(2)).squeeze(2) if x.dim() == 3 else layouts.turned(x)
+
+
+MEASURES["convolution"] = _measure

@@ -1,0 +1,197 @@
+"""Which of several ways to compute the same is faster here: measured once, kept on disk.
+
+A task is a kind of measurement with plain arguments. In a forked worker tasks are measured on a thread of their own:
+OpenMP's threads did not survive the fork, and the worker's first thread, to which they belonged, would wait for them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.native import cpu_description
+from sidefx_train.disk_cache import cache_dir
+
+Task = tuple[str, list[Any]]
+"""A key of :data:`MEASURES` and its arguments."""
+
+Times = dict[str, float]
+
+MEASURES: dict[str, Callable[..., Times]] = {}
+"""Functions that return seconds by candidate."""
+
+LARGEST = 2e9
+"""Floating-point operations of one call, above which a part of the same work is measured in its place."""
+
+_VERSION = 5  # of the candidates
+_TURNS = 6  # of each candidate that may be the fastest
+_LARGE, _FEW_TURNS = 1e8, 3  # floating-point operations of calls whose times vary little
+_CLEARLY = 1.5  # times slower than the fastest: no further turns after two
+_WORTH = (
+    0.03  # seconds, and those of all runs at some floating-point operations a second: longer only if others are busy
+)
+_SLOWEST = 5e7
+_MOST_RUNS = 75  # of one candidate in one part of a turn: a call costs some time, however small the product
+_PARTS = 4  # of a turn, each of which is timed
+_TURN = 0.002  # seconds of one candidate in one turn, after which no further part is begun
+_PATIENCE = 10.0  # times as many seconds, where nobody waits
+
+_LATE = 0.001  # seconds of one call, and those of its operations at this rate: longer only if threads wait
+_LEAST_RATE = 4e9
+
+_apart = False
+_waited = False
+"""In this compilation, threads of a measurement waited for each other: other processes have the processors."""
+
+_budget, _spent = 2.0, 0.0
+"""Seconds of measuring in this compilation, at most and so far."""
+
+
+def begin(seconds: float = 2.0) -> None:
+    """A compilation begins, whose measurements share so many seconds."""
+    global _waited, _budget, _spent
+    _waited, _budget, _spent = False, seconds, 0.0
+
+
+def measure_apart() -> None:
+    """From now on tasks are measured on a thread of their own; for a forked process, for which nobody waits."""
+    global _apart
+    _apart = True
+
+
+def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
+    """Seconds of each candidate by key; a key is missing where the time for measuring was up.
+
+    Args:
+        tasks: what to measure where it is not known yet, by key.
+        share: of the time for measuring in one compilation, how much may be up then.
+    """
+    path = cache_dir() / f"kernels_{cpu_description()}_{torch.__version__}_{_VERSION}.json"
+    known = {**_memory.get(path, {}), **_stored(path)}
+    unknown = {key: task for key, task in tasks.items() if key not in known}
+    if unknown:
+        sure, unsure = _on_a_thread(unknown) if _apart else _now(unknown, share * _budget)
+        _write(path, {**_stored(path), **sure})
+        _memory.setdefault(path, {}).update(sure | unsure)
+        known |= sure | unsure
+    return {key: known[key] for key in tasks if key in known}
+
+
+_memory: dict[Any, dict[str, Times]] = {}
+
+
+def fastest(times: Times, usual: str) -> str:
+    """The fastest way; another than the usual one only where it is clearly faster."""
+    best = min(times, key=lambda way: times[way], default=usual)
+    return best if usual not in times or times[best] < 0.95 * times[usual] else usual
+
+
+def _stored(path: Any) -> dict[str, Times]:
+    try:
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+    except (OSError, ValueError):  # none yet, or damaged: what is missing is measured
+        return {}
+
+
+def _write(path: Any, known: dict[str, Times]) -> None:
+    try:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(known, indent=1))
+        temporary.replace(path)
+    except OSError:
+        return  # a read-only cache folder costs a measurement per process, nothing else
+
+
+def _now(tasks: Mapping[str, Task], budget: float) -> tuple[dict[str, Times], dict[str, Times]]:
+    """What was measured, and what was measured while others had the processors, which is not kept on disk."""
+    global _spent
+    began = time.perf_counter() - _spent
+    sure: dict[str, Times] = {}
+    unsure: dict[str, Times] = {}
+    for key, (kind, args) in tasks.items():
+        if time.perf_counter() - began > budget:
+            break
+        times = MEASURES[kind](*args)
+        (unsure if _waited else sure)[key] = times
+    _spent = time.perf_counter() - began
+    return sure, unsure
+
+
+def _on_a_thread(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str, Times]]:
+    """As :func:`_now`, with threads of OpenMP that belong to a thread of this process, and more time."""
+    found: list[tuple[dict[str, Times], dict[str, Times]]] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(_now(tasks, _PATIENCE * _budget))
+        except BaseException as error:  # raised again below
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="sidefx-measuring")
+    thread.start()
+    thread.join()
+    torch.set_num_threads(1)  # MKL keeps one number for all threads of a process
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def measured(
+    make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int, turns: int = _TURNS
+) -> dict[str, float]:
+    """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
+
+    The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them and is not
+    waited for. What is far from the fastest after two turns is not measured further. Where threads wait for each other
+    because other processes have the processors, a call takes as long as their turns: there, and for the rest of the
+    compilation, the time of one thread is taken instead.
+
+    Args:
+        make: gives the functions, by name.
+        flops: floating-point operations of one call: small ones are repeated.
+        threads: how many the step will have.
+        turns: of each function that may be the fastest.
+    """
+    global _waited
+    if _waited:
+        threads = 1
+    # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    if flops > _LARGE:
+        turns = min(turns, _FEW_TURNS)
+    runs = min(_MOST_RUNS, max(1, int(3e7 / flops / _PARTS)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:  # the numbers drawn for it are none of the program's
+        with compat.outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=()):
+            functions = make()
+            best = dict.fromkeys(functions, float("inf"))
+            left, end = dict(functions), time.perf_counter() + _WORTH + flops / _SLOWEST
+            for turn in range(turns):
+                for name, function in left.items():
+                    function()
+                    until = time.perf_counter() + _TURN
+                    for _ in range(_PARTS):
+                        start = clock()
+                        for _ in range(runs):
+                            function()
+                        best[name] = min(best[name], (clock() - start) / runs)
+                        if time.perf_counter() > until:  # large, or the machine is busy
+                            break
+                    if threads > 1 and best[name] > _LATE + flops / _LEAST_RATE:
+                        _waited = True
+                        return measured(make, flops, 1, turns)
+                if turn >= 1:
+                    left = {name: left[name] for name in left if best[name] <= _CLEARLY * min(best.values())}
+                if len(left) < 2 or time.perf_counter() > end:
+                    break
+            return best
+    finally:
+        torch.set_num_threads(before)

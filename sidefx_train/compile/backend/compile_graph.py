@@ -1,0 +1,113 @@
+"""From a captured graph to a callable.
+
+eager       the captured graph, op by op
+functional  the functionalized graph, op by op, or through the user's own compiler
+inductor    the functionalized graph through Inductor, with the fused update behind it
+stored      lowered graphs on disk
+cpp         builds Inductor's C++
+measuring   what is decided by timing it
+runner      generates the Python function around a compiled graph
+checks      index checks in front of it
+reference   what a compiled graph is compared with
+verify      compares its first run
+casting     a backward op by op, under the autocast of who calls it
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend.aot_eager import build_functional
+from sidefx_train.compile.backend.autocast_backward import build_casting
+from sidefx_train.compile.backend.autotune.timing import measure_apart
+from sidefx_train.compile.backend.eager import build_eager
+from sidefx_train.compile.backend.graph_cache import key_of
+from sidefx_train.compile.backend.inductor import (
+    build_inductor,
+    inductor_reference,
+    lower_for_another,
+    take_lowered,
+)
+from sidefx_train.compile.backend.verification.reference import Reference, captured_reference
+from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
+from sidefx_train.config import CompileConfig
+from sidefx_train.errors import BackendError
+
+__all__ = ["build", "build_casting", "can_be_handed_over", "hand_over", "reference", "take"]
+
+_CPU = torch.device("cpu")
+
+
+def can_be_handed_over(traced: TracedGraph, config: CompileConfig) -> bool:
+    """True if another process can compile the graph for this one: its result can be kept, and it is for the CPU."""
+    return config.backend == "inductor" and key_of(traced, config) is not None and not torch.cuda.is_initialized()
+
+
+def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
+    """Compiles a graph for :func:`take` in another process; called in a forked one, which cannot run parallel kernels.
+
+    Returns:
+        False if the result is one that cannot be kept, which shows when it is there.
+
+    Raises:
+        BackendError: the backend failed.
+    """
+    measure_apart()
+    try:
+        with compat.autocast_off():
+            return lower_for_another(traced, config)
+    except BackendError:
+        raise
+    except Exception as error:
+        raise BackendError("SFX201", f"{config.backend_name}: {type(error).__name__}: {error}") from error
+
+
+def take(traced: TracedGraph, config: CompileConfig) -> Executable | None:
+    """A graph that is in the cache; ``None`` if it has to be compiled."""
+    return take_lowered(traced, config) if config.backend == "inductor" else None
+
+
+def reference(traced: TracedGraph, config: CompileConfig) -> Reference | None:
+    """What the compiled graph is compared with; ``None`` if it draws random numbers that nothing else here draws."""
+    if config.backend != "inductor" or config.rng == "eager" or not traced.uses_rng:
+        return captured_reference(traced)
+    devices = {getattr(node.meta.get("val"), "device", _CPU) for node in traced.module.graph.nodes}
+    if devices != {_CPU}:
+        return None
+    with compat.autocast_off(), compat.default_device_cpu():
+        return inductor_reference(traced, config)
+
+
+def build(traced: TracedGraph, config: CompileConfig) -> Executable:
+    """Compiles a captured graph with the backend that ``config`` names.
+
+    Raises:
+        BackendError: the graph cannot be made functional, or the backend failed; the cause is chained.
+    """
+    shape_env = traced.fake_mode.shape_env
+    known = set(compat.recorded_conditions(shape_env))
+    with compat.autocast_off():  # casts are in the graph already
+        executable = _built(traced, config)
+    added = [condition for condition in compat.recorded_conditions(shape_env) if condition not in known]
+    return replace(executable, conditions=(*executable.conditions, *added))
+
+
+def _built(traced: TracedGraph, config: CompileConfig) -> Executable:
+    backend = config.backend
+    try:
+        if backend == "eager":
+            return build_eager(traced)
+        if backend == "aot_eager":
+            return build_functional(traced)
+        if backend == "inductor":
+            return build_inductor(traced, config)
+        if callable(backend):
+            return build_functional(traced, backend)
+    except BackendError:
+        raise
+    except Exception as error:
+        raise BackendError("SFX201", f"{config.backend_name}: {type(error).__name__}: {error}") from error
+    raise ValueError(f"backend={backend!r}")

@@ -1,0 +1,1 @@
+"""Builds the C++ that Inductor generates: sooner, and with less of it to compile."""

@@ -1,0 +1,246 @@
+"""Builds the C++ that Inductor generates for a graph.
+
+The function that calls the kernels is long and not worth optimising, the kernels are short and are: built as one unit
+at the highest level, as Inductor does it, the caller takes most of the time. Here they are units of their own, compiled
+side by side, both without torch's headers where they can do without (``caller.py``, ``vectors.py``), the kernels in
+parts that are begun while the graph is still being lowered (``kernels.py``). For kernels that need torch's header it is
+precompiled once per machine, behind the first such graph, since that takes three times as long as to read the plain
+one. A library is kept under a hash of what it was built from, so equal graphs are built once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train import disk_cache as cache
+from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, Unit, Workshop
+from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import HEADER
+from sidefx_train.compile.backend.cpp_codegen.kernel_units import Kernels
+from sidefx_train.compile.backend.cpp_codegen.python_entry import DISPATCH, ENTRY, OUTPUTS, kernels_called
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
+from sidefx_train.compile.native import attention_module, lstm_module, products_module, rows_module
+from sidefx_train.compile.native.python_abi import python_header
+from sidefx_train.switches import enabled
+
+
+class Building:
+    """A library that is being built while its sources are written.
+
+    What Python calls is compiled from the start, kernels as they come. Used as a context: what is not finished ends.
+    """
+
+    def __init__(self) -> None:
+        self.workshop = Workshop()
+        self.quick, self.thorough = compat.cpp_command(quick=True), compat.cpp_command(quick=False)
+        self.gnu = _is_gnu(self.quick[0])
+        self.kernels = Kernels(self.workshop, self.thorough, self.gnu and enabled("header_free_kernels"))
+        self.lean_quick = tuple("-Og" if flag == "-O1" else flag for flag in self.quick)
+        self.entry = Unit(python_header() + ENTRY, self.lean_quick, lean=self.gnu)
+
+    def __enter__(self) -> Building:
+        return self
+
+    def begin(self) -> None:
+        """Starts with what is the same for all graphs."""
+        self.workshop.compile(self.entry)
+        if self.gnu:
+            self.workshop.run(*_stand_in(self.quick[0], self.workshop.folder))
+
+    def __exit__(self, *_: object) -> None:
+        self.workshop.close()
+
+    def add(self, kernel: str) -> None:
+        """Takes in a kernel, with the include of its header, that will be among the library's."""
+        self.kernels.add(kernel)
+
+
+def build_library(
+    caller: str,
+    kernels: str,
+    outputs: int,
+    libraries: Sequence[str] = (),
+    meanwhile: Callable[[], None] = lambda: None,
+    building: Building | None = None,
+) -> str:
+    """Builds and keeps a library; equal sources are built once.
+
+    Args:
+        caller: source of ``inductor_entry_impl``.
+        kernels: source of the kernels it calls.
+        outputs: how many tensors it returns.
+        libraries: further files to link.
+        meanwhile: called while the compiler runs.
+        building: where kernels have been given to the compiler already; it ends here.
+
+    Returns:
+        The library's name in the cache.
+
+    Raises:
+        BuildFailed: it does not compile, or cannot be kept.
+    """
+    with building or Building() as at:
+        include = f"#include <{compat.WRAPPER_HEADER}>"
+        plain = caller.replace(include, "")
+        called = kernels_called(caller)
+        if compat.DISPATCH_FUNCTION in caller:
+            called += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION).replace("@LISTS@", compat.LISTS_HEADER)
+        behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
+        whole = Unit(f"{include}\n{called}{plain}{behind}", tuple(at.quick))
+        wanted = enabled("header_free_wrapper") and caller.count(include) == 1
+        lean = lean_caller(f"{called}{plain}{behind}") if wanted else None
+        if lean is not None:
+            units = [Unit(lean, at.lean_quick, lean=at.gnu), at.entry, *at.kernels.units(kernels)]
+            try:
+                return _build(units, kernels, at.workshop, libraries, meanwhile)
+            except BuildFailed:  # it uses more than the lean ones have: compiled with torch's headers, or refused
+                at.workshop.close()
+        units = [whole, at.entry, *Kernels(at.workshop, at.thorough, lean=False).units(kernels)]
+        return _build(units, kernels, at.workshop, libraries, meanwhile)
+
+
+def _build(
+    units: list[Unit], kernels: str, workshop: Workshop, libraries: Sequence[str], meanwhile: Callable[[], None]
+) -> str:
+    """Compiles and links; the first unit is the caller, the second what Python calls.
+
+    How kernels are divided among units depends on how long others took, so the library is known by their source.
+    """
+    linked = compat.cpp_link_flags()
+    compiler = units[0].command[0]
+    lean = all(unit.lean for unit in units) and not libraries
+    words = {word for unit in units for word in (*unit.command, str(unit.lean))}
+    texts = [unit.text for unit in units[:2]]
+    key = _digest(compiler_version(compiler), *linked, *libraries, *sorted(words), *texts, HEADER, kernels)
+    known = cache.load("build", key)
+    if known is not None and cache.library(known["library"]) is not None:
+        return str(known["library"])
+    objects = []
+    for unit in units:
+        included = _precompiled(unit.command, unit.header) if unit.header is not None else None
+        objects.append(str(workshop.compile(unit, included)))
+    if lean:
+        linked = [f"-L{workshop.folder}", "-Wl,--no-as-needed", f"-l{compat.C_INTERFACE_LIBRARY}"]
+        workshop.run(*_stand_in(compiler, workshop.folder))
+    workshop.finish(meanwhile)
+    built = workshop.folder / "graph.so"
+    workshop.run([compiler, "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked, *libraries], built)
+    workshop.finish()
+    name = cache.add_library(built)
+    if name is None:
+        raise BuildFailed("the library cannot be kept")
+    cache.store("build", key, {"library": name}, f"{len(units) - 2} parts of kernels")
+    for header in {unit.header for unit in units if unit.header is not None}:
+        prepare_header(header)
+    return name
+
+
+def _stand_in(compiler: str, folder: Path) -> tuple[list[str], Path]:
+    """Makes an empty library with the name of torch's, which is loaded anyway: to read all its symbols takes longer
+    than to link."""
+    name = f"lib{compat.C_INTERFACE_LIBRARY}.so"
+    made = folder / name
+    return [compiler, "-shared", f"-Wl,-soname,{name}", "-x", "c", os.devnull, "-o", str(made)], made
+
+
+def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
+    """The function in a library: from capsules of inputs to those of outputs.
+
+    ``None`` if the library is gone, or the native module that it calls.
+    """
+    path = cache.library(name)
+    module = cache.load_module("sidefx_graph", path) if path is not None else None
+    if module is None:
+        return None
+    needs = (
+        ("bind_product", products_module),
+        ("bind_sum_rows", rows_module),
+        ("bind_lstm", lstm_module),
+        ("bind_attention", attention_module),
+    )
+    for name, native_module in needs:
+        if hasattr(module, name):
+            native = native_module()
+            if native is None:
+                return None
+            getattr(module, name)(native.function())
+    return module.call  # type: ignore[no-any-return]
+
+
+def prepare_header(header: str) -> None:
+    """Precompiles a header of kernels for later graphs, if that has not been done on this machine.
+
+    A process of its own does it, at low priority; it is not waited for and outlives this one.
+    Inductor's setting for its own headers (``TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS``) turns it off.
+    """
+    command = compat.cpp_command(quick=False)
+    if not compat.precompiles_headers() or not _is_gnu(command[0]) or _precompiled(command, header) is not None:
+        return
+    script = _precompiling(command, header)
+    if script:
+        quiet = subprocess.DEVNULL
+        subprocess.Popen(["sh", "-c", script], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+
+
+def accepts_flags(flags: Sequence[str]) -> bool:
+    """True if the compiler knows these flags."""
+    return _accepts(compat.cpp_compiler(), tuple(flags))
+
+
+@lru_cache(maxsize=32)
+def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
+    command = [compiler, *flags, "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@lru_cache(maxsize=4)
+def compiler_version(compiler: str) -> str:
+    """What a compiler says of itself."""
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _is_gnu(compiler: str) -> bool:
+    """Only GCC has the built-in functions of ``vectors.py``, and takes precompiled headers as they are given here."""
+    return "Free Software Foundation" in compiler_version(compiler)
+
+
+def _header_folder(command: Sequence[str], header: str) -> Path:
+    return (
+        cache.machine_dir() / "headers" / _digest(compiler_version(command[0]), compat.torch_build(), *command, header)
+    )
+
+
+def _precompiled(command: Sequence[str], header: str) -> Path | None:
+    """A header beside its precompiled form, if that exists."""
+    path = _header_folder(command, header) / "header.h"
+    if not path.with_suffix(".h.gch").exists():
+        return None
+    os.utime(path.parent)
+    return path
+
+
+def _precompiling(command: Sequence[str], header: str) -> str:
+    """A shell script that precompiles a header; nothing where the cache cannot be written."""
+    final = _header_folder(command, header)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=final.parent, prefix="."))
+    except OSError:
+        return ""
+    source = folder / "header.h"
+    source.write_text(f"#include <{header}>\n")
+    make = shlex.join(["nice", *command, "-w", "-x", "c++-header", str(source), "-o", f"{source}.gch"])
+    old, new = shlex.quote(str(folder)), shlex.quote(str(final))
+    return f"if {make} && [ ! -e {new} ]; then mv {old} {new}; else rm -rf {old}; fi\n"
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]

@@ -1,0 +1,133 @@
+"""A graph that was cut into parts: a graph for each kind of part, and the C++ that calls them one after the other.
+
+Every kind of part becomes a function like that of a whole graph, in a namespace of its own. What calls them holds the
+values in between: each is handed over for good to the part that uses it last, which frees it where it is not needed any
+more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend.passes.repeated_regions import Division, Part
+
+_CALLER = """
+static AtenTensorHandle sidefx_again(const RAIIAtenTensorHandle& held) {
+    AtenTensorHandle made = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(held.get(), &made));
+    return made;
+}
+
+// Calls a part. What it takes: numbers of values, ~number of those that are not needed after it.
+// What it gives: numbers of values, -1 for those that nobody needs.
+__attribute__((noinline)) static void sidefx_part(void (*part)(AtenTensorHandle*, AtenTensorHandle*),
+                                                  RAIIAtenTensorHandle* values, const int* takes, int taken,
+                                                  const int* gives, int given, AtenTensorHandle* room) {
+    AtenTensorHandle* made = room + taken;
+    for (int i = 0; i < taken; ++i)
+        room[i] = takes[i] < 0 ? values[~takes[i]].release() : sidefx_again(values[takes[i]]);
+    for (int i = 0; i < given; ++i) made[i] = nullptr;
+    part(room, made);
+    for (int i = 0; i < given; ++i) {
+        RAIIAtenTensorHandle owned(made[i]);
+        if (gives[i] >= 0) values[gives[i]] = RAIIAtenTensorHandle(owned.release());
+    }
+}
+
+void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {
+    RAIIAtenTensorHandle values[@VALUES@];
+    AtenTensorHandle room[@ROOM@];
+    for (int i = 0; i < @INPUTS@; ++i) {
+        values[i] = RAIIAtenTensorHandle(input_handles[i]);
+        input_handles[i] = nullptr;
+    }
+@CALLS@
+@RESULTS@
+}
+"""
+
+
+def part_module(part: Part) -> fx.GraphModule:
+    """The graph of a part: from what it takes to a tuple of what it gives."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for i, node in enumerate(part.takes):
+        copies[node] = graph.placeholder(f"a{i}")
+        copies[node].meta["val"] = node.meta["val"]
+    for node in part.items:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[part.items[i]] for i in part.gives))
+    return compat.late_module({}, graph)
+
+
+def join_callers(division: Division, graph: fx.Graph, callers: dict[int, str]) -> str:
+    """The source of ``inductor_entry_impl`` for the whole graph.
+
+    Args:
+        division: of the graph.
+        graph: the whole.
+        callers: for each kind of part the source of its ``inductor_entry_impl``.
+    """
+    include = re.compile(r"(?m)^[ \t]*#include <[^>\n]*>\n")
+    included = dict.fromkeys(line.strip() for text in callers.values() for line in include.findall(text))
+    spaces = [
+        f"namespace part{kind} {{\n{include.sub('', text)}\n}}  // namespace part{kind}\n"
+        for kind, text in callers.items()
+    ]
+    return "\n".join([*included, "", *spaces]) + _calls(division, graph)
+
+
+def _calls(division: Division, graph: fx.Graph) -> str:
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    results: Sequence[fx.Node | None] = next(iter(reversed(graph.nodes))).args[0]  # type: ignore[assignment]
+    values = {node: i for i, node in enumerate(inputs)}
+    last = {node: number for number, part in enumerate(division.parts) for node in part.takes}
+    last |= {node: len(division.parts) for node in results if node is not None}
+    calls = []
+    for number, (part, kind) in enumerate(zip(division.parts, division.kinds, strict=True)):
+        takes = [~values[node] if last[node] == number else values[node] for node in part.takes]
+        gives = []
+        for i in part.gives:
+            node = part.items[i]
+            if last.get(node, -1) > number:
+                values[node] = len(values)
+            gives.append(values.get(node, -1) if last.get(node, -1) > number else -1)
+        tables = [f"    static const int {name}{number}[] = {{{', '.join(map(str, table)) or 0}}};"
+                  for name, table in (("takes", takes), ("gives", gives))]  # fmt: skip
+        calls += [
+            *tables,
+            f"    sidefx_part(part{kind}::inductor_entry_impl, values, takes{number}, {len(takes)}, "
+            f"gives{number}, {len(gives)}, room);",
+        ]
+    final = {node: i for i, node in enumerate(results)}
+    lines = []
+    for i, node in enumerate(results):
+        if node is None:
+            lines.append(f"    output_handles[{i}] = nullptr;")
+        elif final[node] == i:
+            lines.append(f"    output_handles[{i}] = values[{values[node]}].release();")
+        else:
+            lines.append(f"    output_handles[{i}] = sidefx_again(values[{values[node]}]);")
+    room = max(len(part.takes) + len(part.gives) for part in division.parts)
+    filled = {"VALUES": len(values), "ROOM": room, "INPUTS": len(inputs)}
+    text = _CALLER.replace("@CALLS@", "\n".join(calls)).replace("@RESULTS@", "\n".join(lines))
+    for name, number in filled.items():
+        text = text.replace(f"@{name}@", str(number))
+    return text
+
+
+def divided_note(division: Division, graph: fx.Graph) -> str:
+    """For the report."""
+    kinds = set(division.kinds)
+    lowered = sum(len(division.parts[kind].items) for kind in kinds)
+    whole = sum(node.op == "call_function" for node in graph.nodes)
+    return f"{len(division.parts)} parts of {len(kinds)} kinds: {lowered} operations lowered in place of {whole}"
+
+
+def example_values(part: Part) -> list[compat.FakeTensor]:
+    """What a part is lowered for."""
+    return [node.meta["val"] for node in part.takes]

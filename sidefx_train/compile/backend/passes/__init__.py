@@ -1,0 +1,1 @@
+"""Rewrites of functional FX graphs before Inductor lowers them."""

@@ -1,0 +1,75 @@
+"""Mean and variance written as two sums.
+
+Inductor stores a mean on its own between the two. That small loop goes along other sizes than the sums and what reads
+them, and keeps these from becoming one loop over the rows: a matrix is then read from memory for each. As sums and
+arithmetic all of them are one loop, whose rows stay in the nearest cache; sums over rows can be divided, too.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train.compile.graph.fx_utils import emit
+
+aten = torch.ops.aten
+_VARIANCES = (aten.var.correction, aten.var_mean.correction)
+_TYPES = (torch.float32, torch.float64)
+"""Of narrower ones Inductor adds up in float32."""
+
+
+def write_out_moments(module: fx.GraphModule, fake_mode: Any) -> None:
+    """Rewrites variances of known sizes as the mean square of the differences from the mean."""
+    found = [(n, dims) for n in module.graph.nodes if n.target in _VARIANCES and (dims := _dims(n)) is not None]
+    for node, dims in found:
+        _write_out(module.graph, node, dims, fake_mode)
+    if found:
+        module.graph.lint()
+        module.recompile()
+
+
+def _dims(node: fx.Node) -> list[int] | None:
+    """The dimensions that a variance goes over; ``None`` if it is left as it is."""
+    given = node.args[0]
+    value = given.meta.get("val") if isinstance(given, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.dtype not in _TYPES:
+        return None
+    if node.target is aten.var_mean.correction and not all(user.target is operator.getitem for user in node.users):
+        return None
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    chosen = [dim % value.dim() for dim in dims] if dims else list(range(value.dim()))  # type: ignore[union-attr]
+    if not all(isinstance(value.shape[dim], int) for dim in chosen):
+        return None
+    count = math.prod(value.shape[dim] for dim in chosen)
+    return chosen if chosen and count > 0 and count - _correction(node) > 0 else None
+
+
+def _correction(node: fx.Node) -> Any:
+    given = node.kwargs.get("correction")
+    return 1 if given is None else given
+
+
+def _write_out(graph: fx.Graph, node: fx.Node, dims: list[int], fake_mode: Any) -> None:
+    given, kept = node.args[0], bool(node.kwargs.get("keepdim", False))
+    count = math.prod(given.meta["val"].shape[dim] for dim in dims)  # type: ignore[union-attr]
+    call = partial(emit, graph, fake_mode)
+
+    def replace(used: fx.Node, value: fx.Node) -> None:
+        used.replace_all_uses_with(value if kept else call(aten.squeeze.dims, value, dims))
+
+    with graph.inserting_before(node):
+        mean = call(aten.div.Tensor, call(aten.sum.dim_IntList, given, dims, True), count)
+        distance = call(aten.sub.Tensor, given, mean)
+        squares = call(aten.sum.dim_IntList, call(aten.mul.Tensor, distance, distance), dims, True)
+        variance = call(aten.div.Tensor, squares, count - _correction(node))
+        if node.target is aten.var.correction:
+            replace(node, variance)
+        for get in list(node.users):  # of a pair
+            replace(get, (variance, mean)[get.args[1]])  # type: ignore[index]
+            graph.erase_node(get)
+    graph.erase_node(node)

@@ -1,0 +1,123 @@
+"""What Inductor overlooks in an operator's arguments, written so that it cannot.
+
+- Its patterns pay no regard to arguments by name that they do not mention: ``add(x, mm(a, b), alpha=2)`` became
+  ``addmm(x, a, b)``, and the running sum of ones had the type of the ones, whatever ``dtype`` asked for.
+- The C functions by which its C++ calls torch take every number as a double: ``2 ** integers`` was computed in floating
+  point and then taken for integers, in half the memory.
+- Gradients of average pooling divide by the size of the whole window where padding counts, also for a window of
+  ``ceil_mode`` that reaches past the padding: eager divides by what of it lies inside.
+
+``torch.compile`` does the same. What is written instead is what its lowering makes of the rest.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train.compile.graph.fx_utils import emit
+
+aten = torch.ops.aten
+_SUMS = (aten.add.Tensor, aten.sub.Tensor)
+_POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
+
+
+def write_out_overlooked(module: fx.GraphModule, fake_mode: Any) -> None:
+    """Rewrites sums with an ``alpha``, running sums with a ``dtype``, integer powers of a number, and gradients of
+    average pooling with ``ceil_mode``."""
+    graph, found = module.graph, False
+    for node in list(graph.nodes):
+        if node.target in _SUMS and "alpha" in node.kwargs and _is_of_the_sums_type(node):
+            _write_out_multiple(graph, node, fake_mode)
+        elif node.target is aten.cumsum.default and "dtype" in node.kwargs and _is_full(node.args[0]):
+            _hide_from_pattern(graph, node, fake_mode)
+        elif node.target is aten.pow.Scalar and not node.meta["val"].dtype.is_floating_point:
+            _write_out_base(graph, node, fake_mode)
+        elif node.target in _POOLINGS and _cuts_windows(node):
+            _write_out_divisor(graph, node, fake_mode)
+        else:
+            continue
+        found = True
+    if found:
+        graph.lint()
+        module.recompile()
+
+
+def _is_of_the_sums_type(node: fx.Node) -> bool:
+    """True where the multiple is what the sum is computed in; no pattern takes the others, which are promoted first."""
+    added, alpha = (n.meta["val"] if isinstance(n, fx.Node) else n for n in (node.args[1], node.kwargs["alpha"]))
+    if not isinstance(added, torch.Tensor):
+        return True
+    return bool(added.dtype == node.meta["val"].dtype == torch.result_type(added, alpha))
+
+
+def _write_out_multiple(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+    added, alpha = node.args[1], node.kwargs["alpha"]
+    with graph.inserting_before(node):
+        product = emit(graph, fake_mode, aten.mul.Tensor, added, alpha) if isinstance(added, fx.Node) else added * alpha
+    node.args, node.kwargs = (node.args[0], product), {}
+
+
+def _is_full(given: Any) -> bool:
+    return isinstance(given, fx.Node) and given.target is aten.full.default
+
+
+def _hide_from_pattern(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+    """The pattern wants ``pin_memory=False`` to be said of the tensor that is added up."""
+    given = node.args[0]
+    options = {name: value for name, value in given.kwargs.items() if name != "pin_memory"}  # type: ignore[union-attr]
+    with graph.inserting_before(node):
+        unsaid = emit(graph, fake_mode, aten.full.default, *given.args, **options)  # type: ignore[union-attr]
+    node.args = (unsaid, *node.args[1:])
+
+
+def _write_out_base(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+    base, power = node.args
+    value = node.meta["val"]
+    with graph.inserting_before(node):
+        number = emit(graph, fake_mode, aten.full.default, [], base, dtype=value.dtype, device=value.device)
+    node.target, node.args = aten.pow.Tensor_Tensor, (number, power)
+
+
+def _cuts_windows(node: fx.Node) -> bool:
+    """True for the gradient of an average over windows of which some may reach past what there is, padding included."""
+    _, _, _, _, _, ceil_mode, counts_padding, divisor = node.args
+    return bool(ceil_mode and counts_padding and divisor is None)
+
+
+def _write_out_divisor(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+    """The gradient of each window is divided by what of the window there is, and that of a sum is asked for."""
+    grad, x, kernel, stride, padding, *flags, _ = node.args
+    value, dims = x.meta["val"], len(kernel)  # type: ignore[union-attr,arg-type]
+    kernel, stride, padding = (_each(given, dims) for given in (kernel, stride or kernel, padding))
+    with graph.inserting_before(node):
+        for i in range(dims):
+            windows = grad.meta["val"].shape[i - dims]  # type: ignore[union-attr]
+            count, size = _number(graph, fake_mode, grad, i - dims, windows), value.shape[i - dims]
+            first = emit(graph, fake_mode, aten.arange.default, count, dtype=torch.int64, device=value.device)
+            first = emit(graph, fake_mode, aten.mul.Tensor, first, stride[i])
+            end = _number(graph, fake_mode, x, i - dims, size, 2 * padding[i])  # from where the padding begins
+            last = emit(graph, fake_mode, aten.clamp_max.default, _plus(graph, fake_mode, first, kernel[i]), end)
+            width = emit(graph, fake_mode, aten.sub.Tensor, last, first)
+            width = emit(graph, fake_mode, aten.view.default, width, [-1, *[1] * (dims - 1 - i)])
+            grad = emit(graph, fake_mode, aten.div.Tensor, grad, width)
+    node.args = (grad, x, kernel, stride, padding, *flags, 1)
+
+
+def _each(given: Any, dims: int) -> list[int]:
+    return list(given) * dims if len(given) == 1 else list(given)
+
+
+def _plus(graph: fx.Graph, fake_mode: Any, value: fx.Node, number: int) -> fx.Node:
+    return emit(graph, fake_mode, aten.add.Tensor, value, number)
+
+
+def _number(graph: fx.Graph, fake_mode: Any, tensor: Any, dim: int, size: Any, more: int = 0) -> Any:
+    """A size, as a node where it is symbolic, plus a number."""
+    if isinstance(size, int):
+        return size + more
+    node = emit(graph, fake_mode, torch.ops.aten.sym_size.int, tensor, dim)
+    return emit(graph, fake_mode, operator.add, node, more) if more else node

@@ -1,0 +1,124 @@
+"""The graph passes of the Inductor backend, in order, each with its name in ``sidefx_train/switches.py``.
+
+| pass | what it does | where |
+|---|---|---|
+| ``inductor_workarounds`` | writes out arguments that an Inductor pattern ignores | ``overlooked.py`` |
+| ``matmul`` | the fastest measured kernel for each matrix product | ``products.py`` |
+| ``lstm`` | the fastest measured kernel for each LSTM layer | ``recurrent.py`` |
+| ``scatter_add_rows`` | a native kernel where rows are added up | ``rows.py`` |
+| ``decompose_variance`` | mean and variance as two sums | ``moments.py`` |
+| ``blocked_row_sums`` | sums over rows in blocks | ``columns.py`` |
+| ``rematerialize`` | cheap values are computed again in the backward | ``recompute.py`` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from sidefx_train.compile.backend.autotune.lstm import choose_layers
+from sidefx_train.compile.backend.autotune.matmul import choose_products
+from sidefx_train.compile.backend.passes.blocked_row_sums import sum_by_blocks
+from sidefx_train.compile.backend.passes.decompose_variance import write_out_moments
+from sidefx_train.compile.backend.passes.inductor_workarounds import write_out_overlooked
+from sidefx_train.compile.backend.passes.rematerialize import recompute
+from sidefx_train.compile.backend.passes.scatter_add_rows import sum_rows_natively
+from sidefx_train.compile.graph.validation import check_graph
+from sidefx_train.report import ChoiceRecord
+from sidefx_train.switches import enabled
+
+Outcome = tuple[str, list[ChoiceRecord]]
+"""A note for the report, empty if there is nothing to say, and what was chosen by measuring."""
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What passes are told besides the graph.
+
+    Attributes:
+        threads: that the graph will run on.
+        autotune: passes that measure are wanted.
+        deterministic: sums are to be added up in an order that does not depend on threads.
+    """
+
+    threads: int
+    autotune: bool
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass over a functional graph, which it changes in place.
+
+    Attributes:
+        name: its switch.
+        run: ``run(module, fake_mode, options)``.
+        when: ``when(options)``: it is wanted.
+    """
+
+    name: str
+    run: Callable[[fx.GraphModule, Any, PassOptions], Outcome]
+    when: Callable[[PassOptions], bool] = lambda options: True
+
+
+def _workarounds(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> Outcome:
+    write_out_overlooked(module, fake_mode)
+    return "", []
+
+
+def _matmul(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> Outcome:
+    return choose_products(module, options.threads)
+
+
+def _lstm(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> Outcome:
+    return choose_layers(module, fake_mode, options.threads)
+
+
+def _rows(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> Outcome:
+    return sum_rows_natively(module, fake_mode, every=options.deterministic), []
+
+
+def _variance(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> Outcome:
+    write_out_moments(module, fake_mode)
+    return "", []
+
+
+def _measured(options: PassOptions) -> bool:
+    return options.autotune
+
+
+PASSES = (
+    Pass("inductor_workarounds", _workarounds),
+    Pass("matmul", _matmul, _measured),
+    Pass("lstm", _lstm, _measured),
+    Pass("scatter_add_rows", _rows, lambda options: options.autotune or options.deterministic),
+    Pass("decompose_variance", _variance),
+    Pass("blocked_row_sums", lambda module, fake_mode, _: (sum_by_blocks(module, fake_mode), [])),
+    Pass("rematerialize", lambda module, fake_mode, _: (recompute(module), [])),
+)
+
+
+def run_passes(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> tuple[list[str], list[ChoiceRecord]]:
+    """Runs all passes that are wanted and not switched off; the graph is checked after each of them.
+
+    Args:
+        module: a functional graph, changed in place.
+        fake_mode: of its values.
+        options: for the passes.
+
+    Returns:
+        Notes for the report, and what was chosen by measuring.
+    """
+    notes: list[str] = []
+    choices: list[ChoiceRecord] = []
+    for each in PASSES:
+        if not enabled(each.name) or not each.when(options):
+            continue
+        note, chosen = each.run(module, fake_mode, options)
+        check_graph(each.name, module, fake_mode, functional=True)
+        notes.append(note)
+        choices.extend(chosen)
+    return notes, choices

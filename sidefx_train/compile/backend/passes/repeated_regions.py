@@ -1,0 +1,370 @@
+"""Parts of a graph that repeat each other, as equal layers do, are found here, and the graph is cut between them.
+
+The operations of a graph are a sequence; where it goes through the same operations on the same shapes several times
+in a row, forward and backward of equal layers are. Cuts are made in front of matrix products where possible: what they
+take and give is in memory anyway, so that nothing is torn apart that would be computed in one loop. What costs nothing
+to make again (views, constants, pointwise operations on values that a part takes in any case) is made in every part
+that uses it. Parts whose operations, constants and shapes are the same one by one are lowered once (``parts.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.fx_utils import node_args, written_args
+
+_SHORTEST = 12
+"""Operations that a repeated part has at least."""
+
+_LEAST_SAVED = 100
+"""Operations that need not be lowered, at least: every part costs as much as lowering a dozen."""
+
+_SHARE = 0.25
+"""Part of the graph's operations that need not be lowered, at least."""
+
+_LONGEST = 6
+"""Pointwise operations by which one value is made again."""
+
+_MOST_FORCED = 3
+"""Values that a part may hand out for the sake of the parts that are like it."""
+
+_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear"))
+
+
+class CannotDivide(Exception):
+    """The graph has to be lowered as a whole; the text says why."""
+
+
+@dataclass
+class Part:
+    """A stretch of a graph.
+
+    Attributes:
+        nodes: its operations.
+        items: these and what it makes again, in order.
+        takes: values from outside, in the order of their first use.
+        gives: positions in ``items`` of what others use.
+    """
+
+    nodes: list[fx.Node]
+    items: list[fx.Node] = field(default_factory=list)
+    takes: list[fx.Node] = field(default_factory=list)
+    gives: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Division:
+    """A graph as parts.
+
+    Attributes:
+        parts: in the order in which they run.
+        kinds: for each part the number of the first one that it is like.
+    """
+
+    parts: list[Part]
+    kinds: list[int]
+
+
+def divide(graph: fx.Graph) -> Division | None:
+    """Cuts a functional graph where its parts repeat each other; ``None`` where too little would be saved."""
+    try:
+        known = _Nodes(graph)
+        cuts = _cuts(known)
+        if not cuts:
+            return None
+        division = _divided(known, cuts)
+    except CannotDivide:
+        return None
+    lowered = sum(len(division.parts[kind].items) for kind in set(division.kinds))
+    saved = sum(len(part.items) for part in division.parts) - lowered
+    return division if saved >= max(_LEAST_SAVED, _SHARE * len(known.sequence)) else None
+
+
+class _Nodes:
+    """What is to know of the nodes of a graph.
+
+    Attributes:
+        sequence: operations that compute something, in order.
+        free: views and constants, which are made where they are used.
+        results: what the graph returns.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.sequence: list[fx.Node] = []
+        self.free: set[fx.Node] = set()
+        self.results: list[fx.Node] = []
+        for node in graph.nodes:
+            if node.op == "output":
+                self.results = list(dict.fromkeys(node_args(node.args[0])))
+            elif node.op == "placeholder":
+                if not _is_plain(node.meta.get("val")):
+                    raise CannotDivide(f"{node} is no tensor with plain sizes")
+            elif node.op != "call_function" or written_args(node):
+                raise CannotDivide(f"{node} is no function")
+            elif self._is_free(node):
+                self.free.add(node)
+            elif not _is_plain(node.meta.get("val")):
+                raise CannotDivide(f"{node} has sizes of other kinds")
+            else:
+                self.sequence.append(node)
+
+    def _is_free(self, node: fx.Node) -> bool:
+        if node.target is operator.getitem:
+            return node.args[0] in self.free
+        if not isinstance(node.target, compat.OpOverload) or compat.is_random(node.target):
+            return False
+        if any(result.alias_info is not None for result in node.target._schema.returns):
+            return True
+        inputs = node.all_input_nodes
+        if not inputs:
+            return node.target.namespace in ("aten", "prims")
+        return is_pointwise(node) and all(each in self.free and self._is_constant(each) for each in inputs)
+
+    def _is_constant(self, node: fx.Node) -> bool:
+        return node.op == "call_function" and all(self._is_constant(each) for each in node.all_input_nodes)
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """True if each element of the result is computed from those at its place."""
+    target = node.target
+    if not isinstance(target, compat.OpOverload) or compat.is_random(target):
+        return False
+    return torch.Tag.pointwise in target.tags or target is torch.ops.prims.convert_element_type.default
+
+
+def _is_product(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, compat.OpOverload):
+        return False
+    return target.namespace in ("sidefx", "mkldnn") or target._schema.name.split("::")[1] in _PRODUCTS
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return False
+    return all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset()))
+
+
+# --- where to cut ------------------------------------------------------------------------------------------------
+
+
+def _cuts(known: _Nodes) -> set[int]:
+    """Positions in the sequence in front of which it is cut."""
+    numbers: dict[Any, int] = {}
+    tokens = [numbers.setdefault(_token(node), len(numbers)) for node in known.sequence]
+    cuts: set[int] = set()
+    free = [(0, len(tokens))]
+    while free:
+        low, high = free.pop()
+        run = _longest_run(tokens, low, high)
+        if run is None:
+            continue
+        start, end, period = run
+        count = (end - start) // period
+        slack = end - start - count * period
+        first = start + min(range(slack + 1), key=lambda offset: _torn(known.sequence, start + offset, period))
+        cuts |= {first + period * i for i in range(count + 1)}
+        free += [(low, first), (first + period * count, high)]
+    return cuts - {0, len(tokens)}
+
+
+def _token(node: fx.Node) -> Any:
+    def text(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return _layout(value.meta.get("val"))
+        if isinstance(value, (list, tuple)):
+            return tuple(map(text, value))
+        return repr(value)
+
+    kwargs = tuple((name, text(value)) for name, value in sorted(node.kwargs.items()))
+    return node.target, text(node.args), kwargs, _layout(node.meta.get("val"))
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_layout, value))
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return value.dtype, tuple(value.shape), value.stride(), value.storage_offset()
+
+
+def _longest_run(tokens: Sequence[int], low: int, high: int) -> tuple[int, int, int] | None:
+    """Start, end and period of the stretch whose repetition saves most."""
+    last: dict[int, int] = {}
+    distances: Counter[int] = Counter()
+    for i in range(low, high):
+        if tokens[i] in last:
+            distances[i - last[tokens[i]]] += 1
+        last[tokens[i]] = i
+    best, most = None, _SHORTEST - 1
+    for period, found in distances.most_common(16):
+        if period < _SHORTEST or found <= most // 2:
+            continue
+        start = low
+        for i in range(low, high - period + 1):
+            if i < high - period and tokens[i] == tokens[i + period]:
+                continue
+            end = i + period  # of a stretch that repeats from `start` on
+            saved = ((end - start) // period - 1) * period
+            if saved > most:
+                best, most = (start, end, period), saved
+            start = i + 1
+    return best
+
+
+def _torn(sequence: Sequence[fx.Node], at: int, period: int) -> tuple[int, int]:
+    """How bad it is to cut there: results of several parts torn apart, then values that loops share."""
+    cut = at + period if at + period < len(sequence) else at
+    node = sequence[cut]
+    if node.target is operator.getitem:
+        return 2, 0
+    if _is_product(node) or (cut and _is_product(sequence[cut - 1])):
+        return 0, 0
+    before, near = set(sequence[max(0, cut - period) : cut]), sequence[cut : cut + period]
+    return 1, len({each for user in near for each in user.all_input_nodes if each in before})
+
+
+# --- what each part takes and gives ------------------------------------------------------------------------------
+
+
+def _divided(known: _Nodes, cuts: set[int]) -> Division:
+    while True:
+        places = [0, *sorted(cuts), len(known.sequence)]
+        parts = [Part(known.sequence[a:b]) for a, b in itertools.pairwise(places)]
+        _place_results(known, parts)
+        for part in parts:
+            _fill(known, part)
+        kinds = _kinds(known, parts)
+        alone = [count == 1 for count in map(Counter(kinds).get, kinds)]
+        needless = {places[i + 1] for i in range(len(parts) - 1) if alone[i] and alone[i + 1]}
+        if not needless:
+            return Division(parts, kinds)
+        cuts = cuts - needless
+
+
+def _place_results(known: _Nodes, parts: Sequence[Part]) -> None:
+    """Views and constants that the graph returns are made where what they are views of is made."""
+    home = {node: part for part in parts for node in part.nodes}
+    for node in known.results:
+        if node in known.free:
+            bases = [home[each] for each in _below(known, node) if each in home]
+            (bases[-1] if bases else parts[-1]).nodes.append(node)
+
+
+def _below(known: _Nodes, node: fx.Node) -> Iterator[fx.Node]:
+    for each in node.all_input_nodes:
+        if each in known.free:
+            yield from _below(known, each)
+        else:
+            yield each
+
+
+def _fill(known: _Nodes, part: Part) -> None:
+    """Finds out what a part takes from outside, and what it makes again."""
+    inside = set(part.nodes)
+    again: set[fx.Node] = set()
+    part.items, part.takes = _items(part.nodes, known.free)
+    taken = [node for node in part.takes if node.op != "placeholder"]
+    for node in sorted(filter(is_pointwise, taken), key=taken.index):
+        fixed = {each for each in taken if each is not node and each not in again}
+        chain: set[fx.Node] = set()
+        if _can_be_made(known, node, fixed, chain) and not chain & inside:
+            again |= chain
+    if again:
+        part.items, part.takes = _items(part.nodes, known.free | again)
+    if any(not isinstance(node.meta["val"], torch.Tensor) for node in part.takes):
+        raise CannotDivide("results of one operation are in two parts")
+
+
+def _items(nodes: Sequence[fx.Node], made: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    items: dict[fx.Node, None] = {}
+    takes: dict[fx.Node, None] = {}
+    members = set(nodes)
+
+    def need(node: fx.Node) -> None:
+        if node in items or node in takes:
+            return
+        if node in made or node in members:
+            for each in node.all_input_nodes:
+                need(each)
+            items[node] = None
+        else:
+            takes[node] = None
+
+    for node in nodes:
+        need(node)
+    return list(items), list(takes)
+
+
+def _can_be_made(known: _Nodes, node: fx.Node, fixed: set[fx.Node], chain: set[fx.Node]) -> bool:
+    """True if a value follows by a few pointwise operations from values that are there; adds them to ``chain``."""
+    chain.add(node)
+    for each in node.all_input_nodes:
+        bases = _below(known, each) if each in known.free else (each,)
+        for base in bases:
+            if base.op == "placeholder" or base in fixed or base in chain:
+                continue
+            if not is_pointwise(base) or len(chain) >= _LONGEST or not _can_be_made(known, base, fixed, chain):
+                return False
+    return True
+
+
+def _kinds(known: _Nodes, parts: Sequence[Part]) -> list[int]:
+    """Finds out what parts give, and which are alike; those that are alike give the same."""
+    used = {node for part in parts for node in part.takes} | set(known.results)
+    groups: dict[Any, list[int]] = {}
+    wanted: list[set[int]] = []
+    for number, part in enumerate(parts):
+        members = set(part.nodes)
+        wanted.append({i for i, node in enumerate(part.items) if node in members and node in used})
+        groups.setdefault(_structure(part), []).append(number)
+    kinds = list(range(len(parts)))
+    for numbers in groups.values():
+        left = numbers
+        while left:
+            alike = [left[0]]
+            together = wanted[left[0]]
+            for number in left[1:]:
+                both = together | wanted[number]
+                if all(len(both) - len(wanted[each]) <= _MOST_FORCED for each in (*alike, number)):
+                    alike.append(number)
+                    together = both
+            for number in alike:
+                kinds[number], parts[number].gives = alike[0], tuple(sorted(together))
+            left = [number for number in left if number not in alike]
+    return kinds
+
+
+def _structure(part: Part) -> Any:
+    """What is the same for two parts that are lowered alike."""
+    places: dict[fx.Node, tuple[str, int]] = {node: ("from outside", i) for i, node in enumerate(part.takes)}
+    places |= {node: ("made", i) for i, node in enumerate(part.items)}
+
+    def text(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return places[value]
+        if isinstance(value, (list, tuple)):
+            return type(value).__name__, tuple(map(text, value))
+        return type(value), repr(value)
+
+    operations = tuple(
+        (
+            node.target,
+            text(node.args),
+            tuple((k, text(v)) for k, v in sorted(node.kwargs.items())),
+            _layout(node.meta["val"]),
+        )
+        for node in part.items
+    )
+    return operations, tuple(_layout(node.meta["val"]) for node in part.takes)

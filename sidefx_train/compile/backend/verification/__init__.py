@@ -1,0 +1,1 @@
+"""A compiled graph is compared with the captured graph before it is trusted."""

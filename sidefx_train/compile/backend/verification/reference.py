@@ -1,0 +1,88 @@
+"""What a compiled graph is compared with, op by op.
+
+That is the captured graph, which is eager's own arithmetic. Where the compiled graph draws random numbers in its own
+way (``rng="fast"`` under Inductor), it is the functional graph that Inductor lowers, with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train.compile.backend.eager import build_eager
+from sidefx_train.compile.backend.reset_generators import beginning_anew
+from sidefx_train.compile.backend.runner import generate
+from sidefx_train.compile.backend.verification.inductor_random import drawing_functions
+from sidefx_train.compile.backend.verification.rounding_noise import Noisy, noisy_run
+from sidefx_train.compile.graph.artifacts import FunctionalGraph, TracedGraph
+from sidefx_train.compile.graph.fx_utils import generators
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A graph run op by op.
+
+    Attributes:
+        run: ``run(args) -> outputs``, as of an executable.
+        noisy: ``noisy(args, seed) -> outputs``: the same, every operation moved by noise like rounding.
+    """
+
+    run: Callable[[list[Any]], Sequence[Any]]
+    noisy: Callable[[list[Any], int], Sequence[Any]]
+
+
+def captured_reference(traced: TracedGraph) -> Reference:
+    """The captured graph."""
+    run = beginning_anew(build_eager(traced), traced).run
+
+    def noisy(args: list[Any], seed: int) -> Sequence[Any]:
+        for generator, state in traced.anew:
+            generator.set_state(state)
+        return noisy_run(traced, args, seed)
+
+    return Reference(run, noisy)
+
+
+def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced: TracedGraph) -> Reference:
+    """A functional graph, drawing the random numbers that Inductor's code draws on a CPU.
+
+    Args:
+        graph: what its runner needs.
+        module: the graph as it is lowered.
+        traced: the captured graph that it was made of.
+    """
+    functions = drawing_functions(module.graph)
+    drawn_from = generators(traced.module)
+
+    def through(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        return generate(graph, call, None, traced.uses_rng, counts=True, drawn_from=drawn_from)[0]
+
+    def reset() -> None:
+        for generator, state in traced.anew:
+            generator.set_state(state)
+
+    def plain(args: list[Any]) -> list[Any]:
+        reset()
+        return list(_Calling(module, functions).run(*args))
+
+    def noisy(args: list[Any], seed: int) -> Sequence[Any]:
+        reset()
+        return through(lambda given: list(Noisy(module, seed, functions).run(*given)))(args)
+
+    return Reference(through(plain), noisy)
+
+
+class _Calling(fx.Interpreter):
+    """Runs a graph with other functions in place of some operators."""
+
+    def __init__(self, module: fx.GraphModule, functions: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__(module)
+        self._functions = functions
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        with torch.no_grad():
+            return super().call_function(self._functions.get(target, target), args, kwargs)

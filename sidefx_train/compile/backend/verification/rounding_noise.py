@@ -1,0 +1,161 @@
+"""How far rounding moves the results of a captured graph: it is run op by op with noise on every operation.
+
+Two right programs differ by how they round. How much that shows in a result depends on the result: where a sum cancels,
+or a value lies at the edge of a clamp, it can be all of it. A run in which each operation's result is moved by a little
+random noise of the size of a rounding error shows what such differences come to. Source: Parker, Pierce and Eggert,
+*Monte Carlo arithmetic: how to gamble with floating point and win*, Computing in Science & Engineering 2 (4), 2000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.artifacts import TracedGraph
+from sidefx_train.compile.graph.fx_utils import for_any_layout
+
+aten = torch.ops.aten
+
+_ROUNDINGS = {torch.float16: 1.0, torch.bfloat16: 1.0}
+"""Size of the noise in rounding errors, by dtype."""
+
+_OTHERS = 16.0
+"""That of any other dtype: sums of some length make as much of rounding errors."""
+
+_SUMS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "sum", "convolution_backward", "native_batch_norm_backward", "native_layer_norm_backward",
+        "native_group_norm_backward", "cudnn_batch_norm_backward", "embedding_dense_backward", "cumsum", "trace",
+    )
+)  # fmt: skip
+"""Operators whose results smaller than an argument are sums of it, not means."""
+
+_STATISTICS = ("running_mean", "running_var")
+"""Arguments that operators write to where their schema does not say so."""
+
+_SHARE = 0.25
+"""Of the terms' rounding errors that is left of them in sums by vectors."""
+
+_EXACT = (
+    aten.clone.default, aten.copy_.default, aten.cat.default, aten.stack.default, aten.where.self,
+    aten.constant_pad_nd.default, aten.index_select.default, aten.gather.default, aten.embedding.default,
+    aten.neg.default, aten.relu.default, aten.flip.default, aten.roll.default, aten.fill_.Scalar, aten.zero_.default,
+)  # fmt: skip
+"""Operations that compute nothing that is rounded."""
+
+
+def noisy_run(traced: TracedGraph, args: list[Any], seed: int) -> Sequence[Any]:
+    """Runs a captured graph op by op, the result of each operation moved by noise.
+
+    Args:
+        traced: the captured graph.
+        args: its inputs, which it may write to.
+        seed: of the noise.
+
+    Returns:
+        The graph's outputs.
+    """
+    module = for_any_layout(traced.module) if traced.gradients else traced.module
+    with torch.no_grad(), compat.training_kernels():
+        return list(Noisy(module, seed).run(*args))
+
+
+class Noisy(fx.Interpreter):
+    """Runs a graph with noise on every operation that rounds.
+
+    Args:
+        module: the graph.
+        seed: of the noise.
+        functions: what is called instead of some of its operators.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, seed: int, functions: Mapping[Any, Callable[..., Any]] | None = None
+    ) -> None:
+        super().__init__(module)
+        self._draw = torch.Generator().manual_seed(seed)
+        self._functions = functions or {}
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        floats = list(filter(_is_float, _tensors((args, kwargs))))
+        moves = _rounds(target) and bool(floats)
+        terms = _Terms(target, floats) if moves else None
+        result = super().call_function(self._functions.get(target, target), args, kwargs)
+        if terms is not None:
+            returned = _tensors(result)
+            written = [each for each in _written(target, args, kwargs) if not any(each is other for other in returned)]
+            for tensor in (*returned, *written):
+                self._move(tensor, terms)
+        return result
+
+    def _move(self, tensor: torch.Tensor, terms: _Terms) -> None:
+        overlaps = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if not _is_float(tensor) or tensor.numel() == 0 or overlaps:
+            return
+        plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        eps = torch.finfo(tensor.dtype).eps
+        values = torch.nan_to_num(plain.detach().double(), 0.0, 0.0, 0.0)
+        size = eps * _ROUNDINGS.get(tensor.dtype, _OTHERS) * (values.abs() + _rms(values)) + eps * terms.of(tensor)
+        noise = torch.rand(plain.shape, generator=self._draw, dtype=torch.float64).to(plain.device) * 2 - 1
+        plain.add_((noise * size).to(plain.dtype))
+
+
+class _Terms:
+    """What an operation adds up: where the terms cancel, their rounding is large beside the sum.
+
+    Added one after the other, ``n`` terms of a size make an error of up to about ``n`` roundings of that size. A
+    derivative may cancel inside as well: that of GELU far from zero is what rounding leaves of the gradient.
+    """
+
+    def __init__(self, target: Any, floats: list[torch.Tensor]) -> None:
+        self._most = max(tensor.numel() for tensor in floats)
+        self._size = max(map(_rms, (tensor for tensor in floats if tensor.numel() == self._most)))
+        self._adds = target._schema.name in _SUMS
+        first = floats[0]
+        backward = target._schema.name.endswith("_backward")
+        self._gradient = _OTHERS * _rms(first) if backward and first.dtype not in _ROUNDINGS else 0.0
+
+    def of(self, tensor: torch.Tensor) -> float:
+        """The size of the terms' rounding errors in a result, in roundings."""
+        if tensor.numel() >= self._most:
+            return self._gradient
+        return _SHARE * self._size * (self._most / tensor.numel() if self._adds else 1.0)
+
+
+def _written(target: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes to, running statistics of norms among them."""
+    schema = target._schema.arguments
+    pairs = [*zip(schema, args, strict=False), *((each, kwargs[each.name]) for each in schema if each.name in kwargs)]
+    return [tensor for each, value in pairs if each.is_write or each.name in _STATISTICS for tensor in _tensors(value)]
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    values = torch.nan_to_num(plain.double(), 0.0, 0.0, 0.0)
+    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+
+
+def _rounds(target: Any) -> bool:
+    if not isinstance(target, compat.OpOverload) or target in _EXACT or torch.Tag.inplace_view in target.tags:
+        return False
+    returns = target._schema.returns
+    return not any(each.alias_info is not None and not each.alias_info.is_write for each in returns)  # no view
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []

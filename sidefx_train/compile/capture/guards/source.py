@@ -1,0 +1,196 @@
+"""Where a value of the outside world is found at the start of every call.
+
+A :class:`Source` is a path: a root (an object bound by identity, or an argument of the step) and the way down from it.
+Guards test the value at the end of a path, the prologue fetches it, the epilogue writes to it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+Kind = Literal[
+    "const",  # key: an object the entry holds
+    "arg",  # key: position
+    "kwarg",  # key: name
+    "attr",  # entry `key` of the parent's instance __dict__
+    "slot",  # parent.key, by getattr
+    "item",  # parent[key]
+    "cell",  # parent.cell_contents
+    "grad",  # parent.grad
+    "call",  # parent(), for weak references
+    "array",  # the tensor over the memory of a NumPy array
+]
+
+
+class Source:
+    """One step of a path. Made by :class:`SourceTable` only, so equal paths are the same object.
+
+    Attributes:
+        hooked: the object's class has a Python-level ``__getattribute__``, ``__getitem__`` or ``__missing__``, which
+            fetching must not run.
+    """
+
+    __slots__ = ("hooked", "key", "kind", "label", "parent")
+
+    def __init__(self, kind: Kind, parent: Source | None, key: Any, label: str) -> None:
+        self.kind = kind
+        self.parent = parent
+        self.key = key
+        self.label = label
+        self.hooked = False
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __repr__(self) -> str:
+        return f"<Source {self.label}>"
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if the path leads to the same object at every call: a constant, or what its weak reference gives."""
+        return self.kind == "const" or (self.kind == "call" and self.parent is not None and self.parent.is_fixed)
+
+    @property
+    def from_arguments(self) -> bool:
+        """True if the path starts at the step's arguments: objects there are new at every call."""
+        source = self
+        while source.parent is not None:
+            source = source.parent
+        return source.kind != "const"
+
+    def fetch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The value of the path now, the slow way (replays use generated code)."""
+        if self.kind == "const":
+            return self.key
+        if self.kind == "arg":
+            return args[self.key]
+        if self.kind == "kwarg":
+            return kwargs[self.key]
+        assert self.parent is not None, f"{self.kind} source without a parent"
+        parent = self.parent.fetch(args, kwargs)
+        if self.kind == "attr":
+            return object.__getattribute__(parent, "__dict__")[self.key]
+        if self.kind == "item":
+            return stored_item(parent, self.key)
+        if self.kind == "cell":
+            return parent.cell_contents
+        if self.kind == "grad":
+            return parent.grad
+        if self.kind == "call":
+            return parent()
+        if self.kind == "array":
+            return torch.from_numpy(parent)
+        return object.__getattribute__(parent, self.key) if self.parent.hooked else getattr(parent, self.key)
+
+
+def stored_item(container: Any, key: Any) -> Any:
+    """What a container holds under a key, whatever its class makes of looking.
+
+    Raises:
+        KeyError: there is nothing under the key of a dict, which then makes no default.
+        IndexError: a list or tuple is shorter.
+    """
+    if not isinstance(container, dict):
+        base: Any = next((base for base in (list, tuple, deque) if isinstance(container, base)), type(container))
+        return base.__getitem__(container, key)
+    value = dict.get(container, key, _ABSENT)
+    if value is _ABSENT:
+        raise KeyError(key)
+    return value
+
+
+def stored_length(container: Any) -> int:
+    """The length of a container, past the ``__len__`` of its class."""
+    base: Any = next((base for base in _CONTAINERS if isinstance(container, base)), type(container))
+    return base.__len__(container)  # type: ignore[no-any-return]
+
+
+def stored_keys(container: Any) -> tuple[Any, ...]:
+    """The keys of a dict or members of a set in order, past the ``__iter__`` of its class."""
+    base: Any = next((base for base in _CONTAINERS if isinstance(container, base)), type(container))
+    return tuple(base.__iter__(container))
+
+
+_ABSENT = object()
+_CONTAINERS = (OrderedDict, dict, list, tuple, deque, set, frozenset)
+
+
+class SourceTable:
+    """Interns sources.
+
+    Attributes:
+        parameters: what the step calls its positional arguments.
+    """
+
+    def __init__(self) -> None:
+        self._table: dict[tuple[Any, ...], Source] = {}
+        self._keep: list[Any] = []
+        self.parameters: Callable[[int], str] = "args[{}]".format
+
+    def const(self, obj: Any, label: str) -> Source:
+        """Path of one step: this very object, held by the entry."""
+        found = self._table.get(("const", None, id(obj)))
+        if found is None:
+            self._keep.append(obj)
+            found = self._table["const", None, id(obj)] = Source("const", None, obj, label)
+        return found
+
+    def arg(self, position: int) -> Source:
+        return self._intern("arg", None, position, self.parameters(position))
+
+    def kwarg(self, name: str) -> Source:
+        return self._intern("kwarg", None, name, name)
+
+    def attr(self, parent: Source, name: str) -> Source:
+        return self._intern("attr", parent, name, f"{parent.label}.{name}")
+
+    def slot(self, parent: Source, name: str) -> Source:
+        return self._intern("slot", parent, name, f"{parent.label}.{name}")
+
+    def item(self, parent: Source, key: Any, label: str = "") -> Source:
+        """``parent[key]``; a label of its own for what the user knows by another name."""
+        return self._intern("item", parent, key, label or _item_label(parent, key))
+
+    def cell(self, parent: Source) -> Source:
+        return self._intern("cell", parent, None, parent.label)
+
+    def grad(self, parent: Source) -> Source:
+        return self._intern("grad", parent, None, f"{parent.label}.grad")
+
+    def call(self, parent: Source) -> Source:
+        return self._intern("call", parent, None, f"{parent.label}()")
+
+    def array(self, parent: Source) -> Source:
+        return self._intern("array", parent, None, f"torch.from_numpy({parent.label})")
+
+    def _intern(self, kind: Kind, parent: Source | None, key: Any, label: str) -> Source:
+        plain = type(key) in (str, int, bytes, bool, float, type(None))
+        ident = (kind, id(parent), (type(key), key) if plain else id(key))
+        found = self._table.get(ident)
+        if found is None:
+            self._keep.append(key)
+            found = self._table[ident] = Source(kind, parent, key, label)
+        return found
+
+
+def _item_label(parent: Source, key: Any) -> str:
+    if isinstance(key, str) and parent.label.endswith(("._parameters", "._modules", "._buffers")):
+        return f"{parent.label.rpartition('.')[0]}.{key}"
+    if _is_namespace(parent):
+        return f"{parent.label}.{key}"
+    text = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
+    return f"{parent.label}[{text}]"
+
+
+def _is_namespace(source: Source) -> bool:
+    """True for the ``__dict__`` of a module or class."""
+    space = source.key if source.kind == "const" else None
+    return type(space) is MappingProxyType or (type(space) is dict and space.get("__name__") == source.label)

@@ -1,0 +1,123 @@
+"""Conditions on symbolic numbers, as Python source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import NumberCondition
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.common.source_literals import literal
+
+CONDITION_NAMES: dict[str, Any] = {"math": math, "torch": torch}
+"""What the source of a condition on numbers may name."""
+
+_ROUNDING = 1e-12
+"""Two ways of working out one sum in double precision are closer than this, by the size of what is added."""
+
+
+def number_conditions(
+    expressions: list[Any], sources: dict[str, Source], values: Mapping[str, Any] | None = None
+) -> tuple[list[NumberCondition], list[Any]]:
+    """Turns recorded sympy conditions into Python source.
+
+    Sympy adds and multiplies floats in an order of its own, so what it says of their arithmetic is as good as the
+    rounding: a condition is relied on where it holds by more than that. Otherwise, and where a result became a constant
+    of the graph, the numbers have to be what they were.
+
+    Args:
+        expressions: sympy conditions that held during the capture.
+        sources: where each symbol (by name) is found.
+        values: what the symbols were during the capture; those of unknown value are taken at sympy's word.
+
+    Returns:
+        The conditions over known sources, and those that mention anything else (values that exist only after the
+        graph ran; they were decided by the capture itself).
+    """
+    conditions: list[NumberCondition] = []
+    others: list[Any] = []
+    for expression in expressions:
+        symbols = sorted(str(symbol) for symbol in expression.free_symbols)
+        if not symbols:
+            continue
+        if any(symbol not in sources for symbol in symbols):
+            others.append(expression)
+            continue
+        known = {symbol: values[symbol] for symbol in symbols if values and symbol in values}
+        code = compat.python_source(expression)
+        if len(known) == len(symbols):
+            code = " and ".join(
+                [_apart(expression) if compat.rounds(expression) else code, *map(_whole, compat.cut_off(expression))]
+            )
+            if not eval(code, {**CONDITION_NAMES, **known}):
+                conditions += [_exactly(symbol, value, sources[symbol]) for symbol, value in known.items()]
+                continue
+        conditions.append(NumberCondition(code, tuple((symbol, sources[symbol]) for symbol in symbols)))
+    return conditions, others
+
+
+def _exactly(symbol: str, value: Any, source: Source) -> NumberCondition:
+    names = ((symbol, source),)
+    if value != value:
+        return NumberCondition(f"{symbol} != {symbol}", names)
+    same = f"{symbol} == {literal(value)}"
+    if type(value) is float and value == 0:  # -0.0 is another number for a division
+        same += f" and math.copysign(1.0, {symbol}) == {math.copysign(1.0, value)}"
+    return NumberCondition(same, names)
+
+
+def _apart(expression: Any) -> str:
+    """An inequality that holds by more than the rounding; ``False`` for what is no inequality."""
+    if expression.func.__name__ not in _MARGINS:
+        return "False"
+    sign, operator = _MARGINS[expression.func.__name__]
+    left, right = (compat.python_source(side) for side in expression.args)
+    margin = _margin(*expression.args)
+    if operator == "!=":
+        return f"abs(({left}) - ({right})) > {margin}"
+    return f"({left}) {operator} ({right}) {sign} {margin}"
+
+
+def _whole(expression: Any) -> str:
+    """True where an expression is further from whole and half numbers, where it is cut off, than the rounding."""
+    twice = f"2 * ({compat.python_source(expression)})"
+    return f"abs({twice} - math.floor({twice} + 0.5)) > {_margin(expression, expression)}"
+
+
+def _margin(*expressions: Any) -> str:
+    terms = [compat.python_source(term) for expression in expressions for term in compat.terms_of(expression)]
+    return f"{_ROUNDING} * ({' + '.join(f'abs({term})' for term in terms)})"
+
+
+_MARGINS = {
+    "StrictLessThan": ("-", "<"),
+    "LessThan": ("-", "<="),
+    "StrictGreaterThan": ("+", ">"),
+    "GreaterThan": ("+", ">="),
+    "Unequality": ("", "!="),
+}
+"""By sympy's name of a relation: on which side of the right hand to stay, and Python's name."""
+
+
+def size_conditions(sizes: list[tuple[Any, Source]], sources: dict[str, Source]) -> list[NumberCondition]:
+    """Conditions that tie symbolic sizes and strides of inputs to their symbols.
+
+    Args:
+        sizes: each with where it is found.
+        sources: where each symbol is found; gets the symbols of the sizes.
+    """
+    conditions: list[NumberCondition] = []
+    for size, source in sizes:
+        expression = compat.symbol_of_input(size)
+        name = str(expression)
+        if expression.is_Symbol and name not in sources:
+            sources[name] = source
+            conditions.append(NumberCondition(f"{name} > 1", ((name, source),)))  # torch takes 0 and 1 for special
+            continue
+        names = tuple((str(symbol), sources[str(symbol)]) for symbol in sorted(expression.free_symbols, key=str))
+        conditions.append(NumberCondition(f"found == {compat.python_source(expression)}", (("found", source), *names)))
+    return conditions

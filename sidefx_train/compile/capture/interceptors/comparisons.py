@@ -1,0 +1,36 @@
+"""``torch.equal`` and ``torch.allclose``: Python booleans made from what tensors hold, known once the graph has run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+def _comparable(values: tuple[Any, ...]) -> bool:
+    """True for two tensors of the trace of one kind."""
+    if len(values) != 2 or not all(type(value) is compat.FakeTensor for value in values):
+        return False
+    one, two = values
+    return one.dtype == two.dtype and one.device == two.device and tuple(one.shape) == tuple(two.shape)
+
+
+@registry.intercept(torch.equal, torch.Tensor.equal)
+def equal(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or not _comparable(args):
+        return ABSENT
+    return torch.eq(*args).all().item()
+
+
+@registry.intercept(torch.allclose, torch.Tensor.allclose)
+def allclose(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _comparable(args[:2]):
+        return ABSENT
+    return torch.isclose(*args, **kwargs).all().item()

@@ -1,0 +1,160 @@
+"""``torch.cond`` and ``while_loop`` in a step: operators of the graph over captured branches.
+
+Each branch is interpreted on the same effects; what it does to tensors is taken out of the step's graph and becomes a
+graph of its own, whose inputs are all tensors it uses. The branches must leave the same Python side effects, since only
+the graph knows which of them is taken. Autograd goes through ``torch.cond`` by torch's own rule for the operator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.side_effects.collect import observe
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.graph.subgraphs import Region
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class Branch:
+    """One function run on shadows, its operations taken for itself.
+
+    Attributes:
+        leaves: tensors it returned, flat.
+        shape: how they are nested.
+        after: side effects after it.
+    """
+
+    def __init__(self, world: TraceWorld, fn: Any, operands: tuple[Any, ...], what: str) -> None:
+        self.world = world
+        self.region = Region(world.tracer, what)
+        world.tracer.proxy_mode.grad_switched = False
+        outer, world.branching = world.branching, True
+        returned = world.interp.call(fn, operands, {})
+        world.branching = outer
+        self.switched = world.tracer.proxy_mode.grad_switched
+        self.leaves: list[torch.Tensor] = []
+        self.shape = self._flatten(returned, what)
+        self.after = observe(world, [returned])
+        self.outputs = [world.tracer.node_of(leaf) for leaf in self.leaves]
+        self.uses = dict.fromkeys(self.region.uses())
+        inside = set(self.region.nodes())
+        self.uses.update(dict.fromkeys(node for node in self.outputs if node not in inside))
+        self.requires_grad = any(leaf.requires_grad for leaf in self.leaves)
+
+    def _flatten(self, value: Any, what: str) -> Any:
+        if isinstance(value, torch.Tensor) and self.world.tracer.has_node(value):
+            self.leaves.append(value)
+            return torch.Tensor
+        if type(value) in (tuple, list):
+            return type(value)(self._flatten(item, what) for item in value)
+        if type(value) is dict:
+            return {key: self._flatten(item, what) for key, item in value.items()}
+        self.world.heap.refuse("SFX111", f"{what} returns a {type(value).__qualname__}, not tensors")
+
+    def take(self, inputs: list[fx.Node]) -> fx.GraphModule:
+        return self.region.take(self.outputs, inputs)
+
+
+def _unflatten(shape: Any, leaves: Any) -> Any:
+    if shape is torch.Tensor:
+        return next(leaves)
+    if isinstance(shape, dict):
+        return {key: _unflatten(item, leaves) for key, item in shape.items()}
+    return type(shape)(_unflatten(item, leaves) for item in shape)
+
+
+def _values(world: TraceWorld, nodes: list[fx.Node]) -> list[torch.Tensor]:
+    """The fake tensors that nodes compute."""
+    known = compat.tracked_tensors(world.tracer.tracer)
+    if any(node not in known for node in nodes):
+        world.heap.refuse("SFX111", "a branch uses a number, or a tensor that nothing else refers to")
+    return [known[node] for node in nodes]
+
+
+@registry.intercept(torch.cond)
+def _cond(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    pred, on_true, on_false, operands = _arguments(args, kwargs, ("pred", "true_fn", "false_fn", "operands"), ())
+    if not isinstance(pred, torch.Tensor):
+        return ABSENT
+    operands = tuple(world.interp.iterate(operands))
+    before = observe(world, [operands, pred])
+    first = Branch(world, on_true, operands, "the true branch of torch.cond")
+    before.rollback()
+    second = Branch(world, on_false, operands, "the false branch of torch.cond")
+    difference = first.after.diff(second.after)
+    if difference:
+        world.heap.refuse("SFX111", f"the branches of torch.cond leave different side effects: {_line(difference)}")
+    if first.shape != second.shape:
+        world.heap.refuse("SFX111", "the branches of torch.cond return differently nested tensors")
+    inside = set(first.region.nodes())
+    inputs = list({**first.uses, **dict.fromkeys(node for node in second.uses if node not in inside)})
+    tensors = _values(world, inputs)
+    if (first.requires_grad or second.requires_grad) and (first.switched or second.switched):
+        world.heap.refuse("SFX111", "a branch of torch.cond switches grad mode, or has a backward of its own")
+    graphs = [branch.take(inputs) for branch in (second, first)][::-1]
+    results = world.guarded(torch.ops.higher_order.cond, (pred, *graphs, tuple(tensors)), {})
+    return _unflatten(first.shape, iter(results))
+
+
+def _while_loop(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    test, body, carried = _arguments(args, kwargs, ("cond_fn", "body_fn", "carried_inputs"), None)
+    carried = tuple(world.interp.iterate(carried))
+    if not all(isinstance(item, torch.Tensor) for item in carried):
+        world.heap.refuse("SFX111", "while_loop carries a value that is not a tensor")
+    with torch.no_grad():
+        inner = tuple(item.clone() for item in carried)
+    places = [world.tracer.node_of(item) for item in inner]
+    before = observe(world, [carried, inner])
+    parts = []
+    for fn, what in ((test, "the condition of while_loop"), (body, "the body of while_loop")):
+        part = Branch(world, fn, inner, what)
+        difference = before.diff(part.after)
+        if difference:
+            world.heap.refuse("SFX111", f"{what} has side effects, and how often is unknown: {_line(difference)}")
+        parts.append(part)
+    inside = {node for part in parts for node in part.region.nodes()}
+    uses = dict.fromkeys(node for part in parts for node in part.uses if node not in places and node not in inside)
+    tensors = _values(world, list(uses))
+    if torch.is_grad_enabled() and any(item.requires_grad for item in (*carried, *tensors)):
+        world.heap.refuse("SFX111", "autograd through while_loop; put it under torch.no_grad()")
+    graphs = [part.take([*places, *uses]) for part in parts[::-1]][::-1]
+    results = world.guarded(torch.ops.higher_order.while_loop, (*map(_single, graphs), inner, tuple(tensors)), {})
+    return _unflatten(parts[1].shape, iter(results))
+
+
+def _single(graph: fx.GraphModule) -> fx.GraphModule:
+    """A graph that returns one bool returns it bare."""
+    output = next(iter(reversed(graph.graph.nodes)))
+    held = output.args[0]
+    if isinstance(held, tuple) and len(held) == 1 and held[0].meta["val"].dtype is torch.bool:
+        output.args = (held[0],)
+        graph.recompile()
+    return graph
+
+
+registry.intercept(compat.while_loop)(_while_loop)
+
+
+@registry.intercept(compat.run_compiled)
+def _run_compiled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Other operators over functions (``map``, ``scan``) hand themselves to ``torch.compile`` when called eagerly."""
+    world.heap.refuse("SFX103", "an operator over functions that runs torch.compile; it runs natively")
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], default: Any) -> list[Any]:
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return [given.get(name, default) for name in names]
+
+
+def _line(difference: str) -> str:
+    return "; ".join(part.strip() for part in difference.splitlines() if part.strip())

@@ -1,0 +1,27 @@
+"""``math.isfinite(loss.item())`` and the like: of a number that only the graph knows, the usual answer is granted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+def _granted(answer: bool, infinite: bool, nan: bool) -> Callable[..., Any]:
+    def asked(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs or not world.grant_finite(args[0], infinite=infinite, nan=nan):
+            return ABSENT
+        return answer
+
+    return asked
+
+
+registry.intercept(math.isfinite)(_granted(True, infinite=True, nan=True))
+registry.intercept(math.isinf)(_granted(False, infinite=True, nan=False))
+registry.intercept(math.isnan)(_granted(False, infinite=False, nan=True))

@@ -1,0 +1,23 @@
+"""``sys._getframe`` in a step: its own frames have stand-ins, those of its callers are looked at between two parts."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+@registry.intercept(sys._getframe)
+def getframe(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    frame, depth = world.interp.current_frame, args[0] if args else 0
+    while frame is not None and depth > 0:
+        frame, depth = frame.back, depth - 1
+    if frame is None or BEYOND in world.whole:
+        refuse_callers(world)
+    return ABSENT

@@ -1,0 +1,99 @@
+"""Tensors made from NumPy arrays: the array's memory is an input of the graph, read at every call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interceptors.tensor_from_numbers import by_keywords
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+def _record(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> ArrayRecord | None:
+    record = world.heap.record_of(args[0] if args else kwargs.get(name))
+    return record if isinstance(record, ArrayRecord) else None
+
+
+def _made(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """An array that the step has made itself, or ``None``."""
+    array = args[0] if args else kwargs.get(name)
+    return array if type(array) is np.ndarray and world.heap.record_of(array) is None else None
+
+
+def _over_made(
+    world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> torch.Tensor | Any:
+    """What ``fn`` makes of an array that the step has made; ``ABSENT`` if it was given something else."""
+    array = _made(world, args, kwargs, name)
+    if array is None:
+        return ABSENT
+    rest = {key: value for key, value in kwargs.items() if key != name}
+    held = world.heap.made_arrays.stand_in(array)
+    made = over = world.guarded(torch.from_numpy, (held,), {})
+    if fn is not torch.from_numpy:
+        made = world.guarded(fn, (over, *args[1:]), rest)
+    if held is array or compat.storage_identity(made) == compat.storage_identity(over):
+        world.heap.made_arrays.note(array, over)
+    return made
+
+
+def _tensor_over(world: TraceWorld, record: ArrayRecord) -> torch.Tensor:
+    """The tensor over an array's memory; what torch refuses raises as it does eagerly."""
+    if record.tensor is None:
+        world.guarded(torch.from_numpy, (record.shadow.copy(),), {})
+    return record.as_tensor()
+
+
+@registry.intercept(torch.from_numpy)
+def _from_numpy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record = _record(world, args, kwargs, "ndarray")
+    if record is None:
+        return _over_made(world, torch.from_numpy, args, kwargs, "ndarray")
+    return _tensor_over(world, record)
+
+
+@registry.intercept(torch.as_tensor)
+def _as_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record = _record(world, args, kwargs, "data")
+    if record is None:
+        made = by_keywords(world, args, kwargs, "data")
+        return _over_made(world, torch.as_tensor, args, kwargs, "data") if made is ABSENT else made
+    rest = {name: value for name, value in kwargs.items() if name != "data"}
+    return world.guarded(torch.as_tensor, (_tensor_over(world, record), *args[1:]), rest)
+
+
+@registry.intercept(torch.asarray)
+def _asarray(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record = _record(world, args, kwargs, "obj")
+    if record is None:
+        made = by_keywords(world, args, kwargs, "obj")
+        return _over_made(world, torch.asarray, args, kwargs, "obj") if made is ABSENT else made
+    rest = {name: value for name, value in kwargs.items() if name != "obj"}
+    return world.guarded(torch.asarray, (_tensor_over(world, record), *args[1:]), rest)
+
+
+@registry.intercept(torch.tensor)
+def _tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    record = _record(world, args, kwargs, "data")
+    array = _made(world, args, kwargs, "data")
+    if array is not None:  # a constant of the graph must not change with it
+        rest = {name: value for name, value in kwargs.items() if name != "data"}
+        return world.guarded(torch.tensor, (array.copy(order="K"), *args[1:]), rest)
+    if record is None:
+        return by_keywords(world, args, kwargs, "data")
+    if len(args) > 1 or set(kwargs) - {"data", "dtype", "device", "requires_grad"}:
+        return ABSENT
+    target = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    copy = _tensor_over(world, record).detach().clone().to(**{"device": torch.get_default_device(), **target})
+    return copy.requires_grad_(kwargs.get("requires_grad", False))

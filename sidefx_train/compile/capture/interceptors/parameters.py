@@ -1,0 +1,40 @@
+"""Parameters and buffers that a step makes itself: ``nn.Parameter(data)``, a module built in the step.
+
+Both are tensors detached from their data, with a mark that ``isinstance`` looks at. On stand-ins torch makes them so of
+its own accord, as it does for any tensor that is not plain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+def _made(cls: type, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    data = args[0] if args else kwargs.get("data")
+    if type(data) is not compat.FakeTensor:
+        return ABSENT
+    return world.guarded(cls, args, kwargs)
+
+
+@registry.intercept(torch.nn.Parameter)
+def _parameter(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _made(torch.nn.Parameter, world, args, kwargs)
+
+
+@registry.intercept(torch.nn.Buffer)
+def _buffer(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _made(torch.nn.Buffer, world, args, kwargs)
+
+
+@registry.intercept(torch.utils.swap_tensors)
+def _swap(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    world.heap.refuse("SFX108", "swaps two tensors (torch.utils.swap_tensors)")

@@ -1,0 +1,42 @@
+"""What is the same for the whole process, so asked for during the capture: packages, modules, rules of torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.world.native_calls.lru_cache import settled
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+@registry.intercept(importlib.metadata.version)
+def _version(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return settled(importlib.metadata.version, args, kwargs)
+
+
+@registry.intercept(importlib.util.find_spec)
+def _find_spec(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """That a package is missing, or the specification of one that has been imported."""
+    if kwargs or len(args) != 1 or type(args[0]) is not str:
+        return ABSENT
+    module = sys.modules.get(args[0])
+    if module is None:
+        if args[0] in sys.modules or importlib.util.find_spec(args[0]) is not None:
+            return ABSENT
+        world.queries.failed_import(args[0])
+        return None
+    spec = getattr(module, "__spec__", None)
+    return ABSENT if spec is None else world.heap.shadow(spec, world.heap.sources.const(spec, f"the spec of {args[0]}"))
+
+
+@registry.intercept(compat.loads_batching_rules())
+def _load_batching_rules(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    with compat.real_world():
+        compat.loads_batching_rules()()

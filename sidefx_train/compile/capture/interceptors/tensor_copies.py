@@ -1,0 +1,102 @@
+"""Copies of tensors by Python's protocols: ``copy.deepcopy``, and ``__reduce_ex__`` for ``copy.copy`` and ``pickle``.
+
+torch's own methods, called on a fake tensor, copy what hangs on it: the mode of the capture with its weak references to
+storages, which count as one reference and are let go of twice. Nothing but an early end of the process shows that.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.frame import in_copy
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import is_dense
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+@registry.intercept(copy.deepcopy)
+def _with_memo(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Notes the memo of a caller: what torch keeps in it, by the addresses of storages, a capture does not."""
+    memo = args[1] if len(args) > 1 else kwargs.get("memo")
+    if memo is not None and not in_copy(world.interp.current_frame):
+        world.given_memos.append(memo)
+    return ABSENT
+
+
+@registry.intercept(torch.Tensor.__deepcopy__)
+def _deep_copy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 2 or kwargs or type(args[0]) is not compat.FakeTensor:
+        return ABSENT
+    tensor, memo = args
+    if not tensor.is_leaf:  # which torch refuses to copy before it looks any further
+        return ABSENT
+    why = _not_copied(world, tensor, memo)
+    if why:
+        world.heap.refuse("SFX104", f"makes a deep copy of a tensor {why}")
+    world.deep_copies.append((memo, tensor))
+    return world.interp.call(_copied, (tensor, memo, tensor.requires_grad), {})
+
+
+@registry.intercept(torch.Tensor.__reduce_ex__)
+def _reduce(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args or type(args[0]) is not compat.FakeTensor:
+        return ABSENT
+    world.heap.refuse("SFX104", "takes a tensor apart (copy.copy, pickle)")
+
+
+def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
+    """Why the copy would not be torch's, which lies in a copy of the whole storage; "" if it would."""
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        return f"with layout {tensor.layout} on {tensor.device}"
+    if tensor.is_conj() or tensor.is_neg():
+        return "that is a lazy conjugate or negative"
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    if not (whole and tensor.storage_offset() == 0 and is_dense(tensor)):
+        return "that does not fill its storage"
+    if not in_copy(world.interp.current_frame) or any(memo is given for given in world.given_memos):
+        return "with a memo that copy.deepcopy did not make"
+    if world.heap.record_of(memo) is not None:
+        return "with a memo from outside the step"
+    others = {compat.storage_identity(t) for m, t in world.deep_copies if m is memo and t is not tensor}
+    if others and not _lies_alone(world, compat.storage_identity(tensor), others):
+        return "together with another one that shares its storage, or may do so at another call"
+    if world.interp.getattr(tensor, "grad") is not None:
+        return "that has a gradient"
+    record = world.heap.record_of(tensor)
+    if isinstance(record, TensorRecord):
+        own = record.own_attributes()
+        own.fill()
+        return "that has attributes of its own" if own.space or own.written else ""
+    return "that has attributes of its own" if id(tensor) in world.tagged else ""
+
+
+def _lies_alone(world: TraceWorld, memory: int, others: set[int]) -> bool:
+    """True if a storage is none of others, whatever the step is given: copies of one storage lie in one, too."""
+    if memory in others:
+        return False
+    given = {
+        compat.storage_identity(record.memory)
+        for record in world.heap.by_real.values()
+        if isinstance(record, TensorRecord) and record.memory.layout is torch.strided
+    }
+    return memory not in given or given.isdisjoint(others)
+
+
+def _copied(tensor: torch.Tensor, memo: dict[Any, Any], requires_grad: bool) -> torch.Tensor:
+    """What the step runs in place of torch's method: the copy counts one write, as there."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+    with torch.no_grad():
+        made = torch.empty_like(tensor).copy_(tensor)
+    if requires_grad:
+        made.requires_grad_()
+    memo[id(tensor)] = made
+    return made

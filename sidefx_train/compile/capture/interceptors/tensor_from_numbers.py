@@ -1,0 +1,149 @@
+"""Tensors made of numbers that change from call to call (``torch.tensor([step, 1.0])``, ``torch.tensor([loss, k])``).
+
+The C code that makes them asks every number for its value, which would make a constant of it. Here each number becomes
+a 0-dim tensor of the graph, and these are stacked.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_MOST = 256
+"""More numbers than this are cheaper captured anew than made one by one."""
+
+_CHANGING = (torch.SymInt, torch.SymFloat, compat.FakeTensor)
+_PYTHON = (int, float, bool, torch.SymInt, torch.SymFloat)
+
+_WIDE = (torch.int64, torch.float32, torch.float64, torch.bfloat16)
+"""What numbers become without an error for those that do not fit, as long as no float becomes an integer."""
+
+
+def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: Any, requires_grad: bool) -> Any:
+    """The tensor that ``torch.tensor`` makes of nested lists of numbers.
+
+    Args:
+        world: the capturing world.
+        data: a number, or lists or tuples of numbers and 0-dim tensors, nested to any depth.
+        dtype: of the tensor; ``None`` for the one that torch infers.
+        device: of the tensor; ``None`` for the default.
+        requires_grad: of the tensor.
+
+    Returns:
+        The tensor; :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` where no number changes from
+        call to call, or torch has to look at them: ragged lists, more than 256 numbers, dtypes that not every number
+        fits.
+
+    Raises:
+        Unsupported: there are tensors in the lists, of which torch needs the values.
+    """
+    numbers: list[Any] = []
+    shape = _shape(data, numbers)
+    if shape is None and _holds_tensor(data):
+        world.heap.refuse("SFX106", "torch.tensor of tensors asks for values that exist only when the graph runs")
+    if shape is None or isinstance(data, torch.Tensor) or not any(type(number) in _CHANGING for number in numbers):
+        return ABSENT
+    inferred = functools.reduce(torch.promote_types, map(_dtype, numbers))
+    made = dtype or inferred
+    fits = made in _WIDE or all(isinstance(number, torch.Tensor) and number.dtype == made for number in numbers)
+    if not fits or (inferred.is_floating_point and made is torch.int64):
+        return ABSENT
+    place = {"device": torch.get_default_device() if device is None else device}
+    items = [_item(world, number, made, place) for number in numbers]
+    tensor = items[0]
+    if shape:
+        stacked = world.guarded(torch.stack, (items,), {})
+        tensor = world.guarded(torch.Tensor.reshape, (stacked, shape), {}) if len(shape) > 1 else stacked
+    return world.guarded(torch.Tensor.requires_grad_, (tensor,), {}) if requires_grad else tensor
+
+
+def _item(world: TraceWorld, number: Any, dtype: torch.dtype, place: dict[str, Any]) -> torch.Tensor:
+    if isinstance(number, torch.Tensor):
+        number = world.guarded(torch.Tensor.detach, (number,), {})
+        return world.guarded(torch.Tensor.to, (number,), {"dtype": dtype, "copy": True, **place})
+    exact = torch.float64 if type(number) in (float, torch.SymFloat) else torch.int64
+    made = world.guarded(torch.scalar_tensor, (number,), {"dtype": exact, **place})
+    return made if dtype is exact else world.guarded(torch.Tensor.to, (made, dtype), {})
+
+
+def _dtype(number: Any) -> torch.dtype:
+    """The dtype that torch infers of one number."""
+    if isinstance(number, torch.Tensor):
+        return number.dtype
+    if type(number) is bool:
+        return torch.bool
+    return torch.get_default_dtype() if type(number) in (float, torch.SymFloat) else torch.int64
+
+
+def _shape(data: Any, numbers: list[Any]) -> tuple[int, ...] | None:
+    """The shape of nested lists, whose numbers are added in order; ``None`` for anything else."""
+    quiet = type(data) is compat.FakeTensor and data.dim() == 0 and not data.requires_grad  # torch warns of others
+    if quiet or type(data) in _PYTHON:
+        numbers.append(data)
+        return ()
+    if type(data) not in (list, tuple) or not 0 < len(data) <= _MOST - len(numbers):
+        return None
+    shapes = {_shape(item, numbers) for item in data}
+    inner = shapes.pop()
+    return None if shapes or inner is None else (len(data), *inner)
+
+
+def _holds_tensor(data: Any) -> bool:
+    if type(data) not in (list, tuple):
+        return False
+    return any(type(item) is compat.FakeTensor or _holds_tensor(item) for item in data)
+
+
+def by_keywords(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """:func:`of_numbers` of the arguments of ``torch.tensor`` and its like, whose data are called ``name``."""
+    data = args[0] if args else kwargs.get(name)
+    rest = {key: value for key, value in kwargs.items() if key != name}
+    if len(args) > 1 or set(rest) - {"dtype", "device", "requires_grad"}:
+        return ABSENT
+    return of_numbers(world, data, rest.get("dtype"), rest.get("device"), rest.get("requires_grad", False) is True)
+
+
+@registry.intercept(torch.Tensor.new_tensor)
+def _new_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    like, *given = args
+    return by_keywords(world, tuple(given), {"dtype": like.dtype, "device": like.device, **kwargs}, "data")
+
+
+def _register(cls: Any, dtype: torch.dtype | None) -> None:
+    @registry.intercept(cls)
+    def make(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs or type(args[0]) not in (list, tuple):  # a number would be a size
+            return ABSENT
+        return of_numbers(world, args[0], dtype or torch.get_default_dtype(), "cpu", False)
+
+
+_register(torch.Tensor, None)
+_register(torch.FloatTensor, torch.float32)
+_register(torch.DoubleTensor, torch.float64)
+_register(torch.LongTensor, torch.int64)
+
+
+def _register_range(fn: Any) -> None:
+    @registry.intercept(fn)
+    def make(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Floats that say how many numbers there will be have their values."""
+        if not any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
+            return ABSENT
+        return world.guarded(fn, *concrete_within((args, kwargs), (torch.SymFloat,)))
+
+
+_register_range(torch.arange)
+_register_range(torch.range)

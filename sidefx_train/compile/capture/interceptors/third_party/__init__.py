@@ -1,0 +1,1 @@
+"""Functions of other libraries that a capture treats specially."""

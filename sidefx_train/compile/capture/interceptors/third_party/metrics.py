@@ -1,0 +1,76 @@
+"""torchmetrics during a capture: in the graph where possible, replayed whole after it where not.
+
+A metric that branches on the values it is given (curve metrics select, some check their inputs) cannot be in a graph.
+Its ``forward``, ``update``, ``compute`` and ``reset`` are then replayed after the graph on the step's real tensors, in
+the step's order: the state and the results are eager's, at eager's speed.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+METHODS = ("forward", "update", "compute", "reset")
+
+
+def _stub(name: str) -> Any:
+    """A function that stands for a metric's method while a step is captured."""
+
+    def method(metric: Any, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError(f"the stand-in of Metric.{name} was called outside a capture")
+
+    method.__name__, method.__qualname__ = name, f"Metric.{name}"
+    registry.LOOKED_UP[method] = name
+
+    @registry.intercept(method)
+    def call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        metric = args[0]
+        kind = type(metric).__qualname__
+        if kind in world.whole:
+            return world.defer_for_result(types.MethodType(method, metric), args[1:], kwargs)
+        world.running.add(id(metric))
+        try:
+            return world.interp.call(world.interp.getattr(metric, name), args[1:], kwargs)
+        except Unsupported as stop:
+            stop.defer = kind
+            raise
+        finally:
+            world.running.discard(id(metric))
+
+    return method
+
+
+@registry.late
+def register() -> bool:
+    """Plugs in once torchmetrics has been imported; a step that has a metric has imported it."""
+    metric = getattr(sys.modules.get("torchmetrics"), "Metric", None)
+    if metric is None:
+        return False
+    stubs = {name: _stub(name) for name in METHODS}
+
+    def load(world: TraceWorld, obj: Any, name: str) -> Any:
+        if id(obj) in world.running or world.heap.record_of(obj) is None:
+            return ABSENT
+        return types.MethodType(stubs[name], obj)
+
+    for name in METHODS:
+        registry.ATTRIBUTE_HOOKS.append((metric, name, load))
+    from lightning_utilities.core.imports import RequirementCache
+
+    registry.METHOD_INTERCEPTORS.append((RequirementCache, "__bool__", _is_installed))
+    return True
+
+
+def _is_installed(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether a package is installed does not change while a program runs: asked once, of a copy."""
+    record = world.heap.record_of(args[0])
+    return ABSENT if record is None else bool(copy.copy(record.real))

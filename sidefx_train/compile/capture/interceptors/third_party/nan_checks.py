@@ -1,0 +1,60 @@
+"""torchmetrics' running means and sums without their branch on data.
+
+``MeanMetric`` and ``SumMetric`` ask whether a value is NaN before they add it, and drop it if so. A graph cannot
+branch, so a captured step adds zero with weight zero instead, which is the same sum, and warns after the graph where
+eager would have warned.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_SUMS = frozenset({"MeanMetric", "SumMetric"})
+_DROPPING = frozenset({"warn", "ignore"})
+
+
+@registry.intercept_method(torch.nn.Module, "_cast_and_nan_check_input")
+def _nan_check(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kinds = {cls.__name__ for cls in type(args[0]).__mro__ if cls.__module__ == "torchmetrics.aggregation"}
+    if not kinds & _SUMS or world.instance_attr(args[0], "nan_strategy") not in _DROPPING:
+        return ABSENT
+    return world.interp.call(_without_nans, args, kwargs)
+
+
+def _without_nans(metric: Any, x: Any, weight: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the method returns, interpreted in its place."""
+    if not isinstance(x, torch.Tensor):
+        x = torch.as_tensor(x, dtype=metric.dtype, device=metric.device)
+    if weight is None:
+        weight = torch.ones_like(x)
+    elif not isinstance(weight, torch.Tensor):
+        weight = torch.as_tensor(weight, dtype=metric.dtype, device=metric.device)
+    nans = torch.isnan(x) | torch.isnan(weight)
+    if metric.nan_strategy == "warn":
+        warn_of_nans(nans.any())
+    x = torch.where(nans, torch.zeros_like(x), x)
+    weight = torch.where(nans, torch.zeros_like(weight), weight)
+    return x.to(metric.dtype), weight.to(metric.dtype)
+
+
+def warn_of_nans(found: torch.Tensor) -> None:
+    """torchmetrics' warning, if ``found``."""
+    if found.item():
+        warnings.warn("Encountered `nan` values in tensor. Will be removed.", UserWarning, stacklevel=2)
+
+
+@registry.intercept(warn_of_nans)
+def _warn_after_the_graph(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    world.defer(warn_of_nans, args, kwargs)

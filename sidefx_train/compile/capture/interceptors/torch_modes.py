@@ -1,0 +1,52 @@
+"""Torch modes and tensor subclasses: their Python runs inside torch's dispatcher, where no interpreter sees it.
+
+Replaying the graph would leave out what such code does to Python, so a step that enters a mode of its own or makes an
+instance of a tensor subclass is not captured. ``with torch.device(...)`` is torch's own mode and changes no Python.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+@registry.intercept_method(TorchFunctionMode, "__enter__")
+def _enter_function_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if type(args[0]).__module__ == "torch.utils._device":
+        return ABSENT
+    world.heap.refuse("SFX111", f"enters {type(args[0]).__qualname__}, a TorchFunctionMode")
+
+
+@registry.intercept_method(torch.inference_mode, "__enter__")
+def _enter_inference_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    world.inference.append(args[0])
+    return ABSENT
+
+
+@registry.intercept_method(TorchDispatchMode, "__enter__")
+def _enter_dispatch_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    world.heap.refuse("SFX111", f"enters {type(args[0]).__qualname__}, a TorchDispatchMode")
+
+
+@registry.late
+def register() -> bool:
+    """Plugs in once ``torch.compile`` has been used: it tags modules as they are made, also those made in a step."""
+    tag = compat.module_tagging()
+    if tag is None:
+        return False
+    registry.intercept(tag)(_no_tag)
+    return True
+
+
+def _no_tag(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    return None

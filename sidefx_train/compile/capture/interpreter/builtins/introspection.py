@@ -1,0 +1,489 @@
+"""Substitutes for builtins that run Python code of their arguments or look at classes and frames.
+
+``find`` gives the substitute of a callable; each has the signature ``(interp, args, kwargs)``. Where the
+arguments need nothing special, a substitute calls the builtin natively through the world.
+"""
+
+from __future__ import annotations
+
+import _abc
+import abc
+import builtins
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.interpreter.builtins import iterables
+from sidefx_train.compile.capture.interpreter.builtins import operator_functions as substitutes
+from sidefx_train.compile.capture.interpreter.frame import NULL
+from sidefx_train.compile.capture.interpreter.frame_objects import names_in, stack_of_stand_ins
+from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
+from sidefx_train.compile.capture.interpreter.object_model import (
+    attributes,
+    formatting,
+    iteration,
+    operators,
+)
+from sidefx_train.compile.capture.interpreter.object_model import (
+    function_calls as calls,
+)
+from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
+from sidefx_train.compile.capture.interpreter.object_model.class_statement import build_class
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+Substitute = Callable[["Interpreter", tuple[Any, ...], dict[str, Any]], Any]
+_MISSING: Any = object()
+
+
+def find(interp: Interpreter, fn: Any) -> Substitute | None:
+    """The substitute of ``fn``, if it has one."""
+    found = _TABLE.get(id(fn))
+    if found is None and type(fn) is types.BuiltinFunctionType:
+        owner = fn.__self__
+        kind = type(owner)
+        if issubclass(kind, type):
+            return _CLASS_METHODS.get(fn) if fn.__name__ in _CLASS_METHOD_NAMES else None
+        if fn.__name__ in iterables.METHOD_NAMES and owner is not None and kind is not types.ModuleType:
+            return iterables.bound_method(fn, owner)
+    return found
+
+
+def keeps_callables(fn: Any) -> bool:
+    """True for C callables that store or look at a callable argument but never call it themselves."""
+    if id(fn) in _KEEPS:
+        return True
+    if type(fn) is types.BuiltinFunctionType:
+        owner = fn.__self__
+        if isinstance(owner, type):
+            return issubclass(owner, substitutes.CONTAINERS)
+        return isinstance(owner, substitutes.CONTAINERS) and fn.__name__ != "sort"
+    if type(fn) in (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType):
+        if fn.__name__ == "__get__":
+            return True
+        return issubclass(fn.__objclass__, substitutes.CONTAINERS) and fn.__name__ != "sort"
+    return isinstance(fn, type) and issubclass(fn, (BaseException, *substitutes.CONTAINERS))
+
+
+def call_method_wrapper(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a bound slot wrapper (``super().__setattr__`` of a C base): as the slot wrapper, if that is known."""
+    owner = fn.__objclass__
+    if owner is functools.partial and fn.__name__ == "__call__":  # what the class overrides must not be called again
+        return calls.call_partial(interp, fn.__self__, args, kwargs)
+    wrapper = vars(owner).get(fn.__name__, _MISSING)
+    if id(wrapper) in _TABLE:
+        return interp.call(wrapper, (fn.__self__, *args), kwargs)
+    return interp.native(fn, args, kwargs)
+
+
+def _plain(fn: Any) -> Callable[[Substitute], Substitute]:
+    """Registers a substitute of ``fn``."""
+
+    def register(substitute: Substitute) -> Substitute:
+        _TABLE[id(fn)] = substitute
+        return substitute
+
+    return register
+
+
+_TABLE: dict[int, Substitute] = {}
+
+
+@_plain(getattr)
+def _getattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or not 2 <= len(args) <= 3 or not isinstance(args[1], str):
+        return interp.native(getattr, args, kwargs)
+    if len(args) == 2:
+        return interp.getattr(args[0], args[1])
+    try:
+        return interp.getattr(args[0], args[1])
+    except AttributeError:
+        interp.in_flight = None
+        return args[2]
+
+
+@_plain(hasattr)
+def _hasattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 2 or not isinstance(args[1], str):
+        return interp.native(hasattr, args, kwargs)
+    try:
+        interp.getattr(args[0], args[1])
+    except AttributeError:
+        interp.in_flight = None
+        return False
+    return True
+
+
+@_plain(setattr)
+def _setattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 3 or not isinstance(args[1], str):
+        return interp.native(setattr, args, kwargs)
+    return interp.setattr(*args)
+
+
+@_plain(delattr)
+def _delattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 2 or not isinstance(args[1], str):
+        return interp.native(delattr, args, kwargs)
+    return interp.delattr(*args)
+
+
+@_plain(object.__getattribute__)
+def _object_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 2 or issubclass(type(args[0]), (type, types.ModuleType)) or type(args[1]) is not str:
+        return interp.native(object.__getattribute__, args, kwargs)
+    found = interp.world.override_getattr(args[0], args[1])
+    return found if found is not ABSENT else attributes.generic_or_raise(interp, args[0], args[1])
+
+
+@_plain(type.__getattribute__)
+def _type_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 2 or not isinstance(args[0], type) or not isinstance(args[1], str):
+        return interp.native(type.__getattribute__, args, kwargs)
+    return attributes.class_generic(interp, args[0], args[1])
+
+
+def _of_another_kind(wrapper: Any, obj: Any) -> bool:
+    """True if ``wrapper`` must not be applied to ``obj``: ``object.__setattr__`` to a class, and the reverse."""
+    return issubclass(type(obj), type) != (wrapper.__objclass__ is type)
+
+
+def _register_stores() -> None:
+    def setter(wrapper: Any) -> Substitute:
+        def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if kwargs or len(args) != 3 or _of_another_kind(wrapper, args[0]):
+                return interp.native(wrapper, args, kwargs)
+            if not interp.world.override_setattr(args[0], args[1], args[2]):
+                attributes.generic_store(interp, args[0], args[1], args[2])
+            return None
+
+        return substitute
+
+    def deleter(wrapper: Any) -> Substitute:
+        def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if kwargs or len(args) != 2 or _of_another_kind(wrapper, args[0]):
+                return interp.native(wrapper, args, kwargs)
+            if not interp.world.override_delattr(args[0], args[1]):
+                attributes.generic_delete(interp, args[0], args[1])
+            return None
+
+        return substitute
+
+    for cls in (object, type):
+        _TABLE[id(vars(cls)["__setattr__"])] = setter(vars(cls)["__setattr__"])
+        _TABLE[id(vars(cls)["__delattr__"])] = deleter(vars(cls)["__delattr__"])
+
+
+_register_stores()
+
+
+@_plain(vars(type)["__call__"])
+def _type_call(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args or not isinstance(args[0], type):
+        return interp.native(vars(type)["__call__"], args, kwargs)
+    return calls.type_call(interp, args[0], args[1:], kwargs)
+
+
+@_plain(object.__ne__)
+def _object_ne(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 2:
+        return interp.native(object.__ne__, args, kwargs)
+    return operators.object_ne(interp, args[0], args[1])
+
+
+@_plain(object.__str__)
+def _object_str(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1:
+        return interp.native(object.__str__, args, kwargs)
+    return formatting.to_repr(interp, args[0])
+
+
+def _call_self(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.call(args[0], args[1:], kwargs)
+
+
+for _cls in (types.FunctionType, types.MethodType, functools.partial):
+    _TABLE[id(vars(_cls)["__call__"])] = _call_self
+
+
+@_plain(vars(property)["__get__"])
+def _property_get(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    prop = args[0] if args else None
+    if not kwargs and len(args) in (2, 3) and isinstance(prop, property) and args[1] is not None and prop.fget:
+        return interp.call(prop.fget, (args[1],), {})
+    return interp.native(vars(property)["__get__"], args, kwargs)
+
+
+@_plain(vars(property)["__set__"])
+def _property_set(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    prop = args[0] if args else None
+    if not kwargs and len(args) == 3 and isinstance(prop, property) and prop.fset:
+        interp.call(prop.fset, (args[1], args[2]), {})
+        return None
+    return interp.native(vars(property)["__set__"], args, kwargs)
+
+
+@_plain(super)
+def _super(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args or kwargs:
+        return interp.native(super, args, kwargs)
+    cls, first = zero_arg_super(interp)
+    return super(cls, first)
+
+
+def zero_arg_super(interp: Interpreter) -> tuple[Any, Any]:
+    """The class and the instance that ``super()`` means in the current frame."""
+    frame = interp.current_frame
+    if frame is None:
+        raise RuntimeError("super(): no current frame")
+    code = frame.code
+    if not code.co_argcount and not code.co_flags & 4:
+        raise RuntimeError("super(): no arguments")
+    first = frame.locals[0]
+    if isinstance(first, types.CellType) and code.co_varnames[0] in code.co_cellvars:
+        first = interp.world.load_cell(first)
+    if first is NULL or first is ABSENT:
+        raise RuntimeError("super(): arg[0] deleted")
+    if "__class__" not in code.co_freevars:
+        raise RuntimeError("super(): __class__ cell not found")
+    cls = interp.world.load_cell(frame.locals[frame.program.slots.index("__class__")])
+    if cls is ABSENT:
+        raise RuntimeError("super(): empty __class__ cell")
+    return cls, first
+
+
+def _shown_type(interp: Interpreter, obj: Any) -> type:
+    return types.GeneratorType if type(obj) is InterpretedGenerator else interp.type_of(obj)
+
+
+@_plain(type)
+def _type(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) == 1 and not kwargs:
+        return _shown_type(interp, args[0])
+    return interp.native(type, _with_module(interp, args, 2), kwargs)
+
+
+def _with_module(interp: Interpreter, args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
+    """Names the program's module in a new class's namespace: ``type`` would take it from the native frame."""
+    frame = interp.current_frame
+    if frame is None or len(args) <= position or not isinstance(args[position], dict):
+        return args
+    module = frame.globals.get("__name__")
+    if module is None or "__module__" in args[position]:
+        return args
+    return (*args[:position], {**args[position], "__module__": module}, *args[position + 1 :])
+
+
+@_plain(type.__new__)
+def _type_new(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.native(type.__new__, _with_module(interp, args, 3), kwargs)
+
+
+@_plain(builtins.isinstance)
+def _isinstance(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 2:
+        return interp.native(builtins.isinstance, args, kwargs)
+    return is_instance(interp, args[0], args[1])
+
+
+def is_instance(interp: Interpreter, obj: Any, cls: Any) -> bool:
+    """``isinstance(obj, cls)`` on the classes that the program sees."""
+    seen = _shown_type(interp, obj)
+    if seen is cls:
+        return True
+    if type(cls) is tuple:
+        return any(is_instance(interp, obj, each) for each in cls)
+    if type(cls) is types.UnionType:
+        return any(is_instance(interp, obj, each) for each in cls.__args__)
+    if issubclass(type(cls), type):
+        hook = special(interp, cls, "__instancecheck__")
+        if hook is ABSENT:
+            return _default_instance(interp, obj, seen, cls)
+        if not _is_abc_hook(hook):
+            return operators.truth(interp, call_special(interp, hook, cls, (obj,)))
+        if seen is not type(obj):
+            return issubclass(seen, cls)
+    else:
+        hook = special(interp, cls, "__instancecheck__")
+        if hook is not ABSENT and type(cls).__module__ != "typing":
+            return operators.truth(interp, call_special(interp, hook, cls, (obj,)))
+    return interp.native(builtins.isinstance, (obj, cls), {})
+
+
+def _default_instance(interp: Interpreter, obj: Any, seen: type, cls: type) -> bool:
+    if attributes.is_subtype(seen, cls):
+        return True
+    if type(obj) in weakref.ProxyTypes:  # an attribute of a proxy is that of the object
+        return attributes.is_subtype(interp.getattr(obj, "__class__"), cls)
+    if is_static(type(obj)):
+        return False
+    claim = interp.world.class_attr(seen, "__class__")
+    if type(claim) is types.GetSetDescriptorType and special(interp, obj, "__getattribute__") is ABSENT:
+        return False
+    claimed = interp.getattr(obj, "__class__")
+    return isinstance(claimed, type) and claimed is not seen and attributes.is_subtype(claimed, cls)
+
+
+def _is_abc_hook(hook: Any) -> bool:
+    return getattr(hook, "__module__", None) == "abc"
+
+
+@_plain(vars(type)["__instancecheck__"])
+def _type_instancecheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 2 or not isinstance(args[0], type):
+        return interp.native(vars(type)["__instancecheck__"], args, kwargs)
+    return _default_instance(interp, args[1], _shown_type(interp, args[1]), args[0])
+
+
+@_plain(_abc._abc_instancecheck)
+def _abc_instancecheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Through the Python method: typing looks at the module that its caller belongs to.
+    cls, obj = args
+    seen = _shown_type(interp, obj)
+    if seen is type(obj):
+        return interp.native(abc.ABCMeta.__instancecheck__, (cls, obj), {})
+    return interp.native(abc.ABCMeta.__subclasscheck__, (cls, seen), {})
+
+
+@_plain(_abc._abc_subclasscheck)
+def _abc_subclasscheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.native(abc.ABCMeta.__subclasscheck__, args, kwargs)
+
+
+@_plain(_abc._abc_register)
+def _abc_register(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.native(abc.ABCMeta.register, args, kwargs)
+
+
+@_plain(issubclass)
+def _issubclass(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not kwargs and len(args) == 2 and issubclass(type(args[1]), type):
+        hook = special(interp, args[1], "__subclasscheck__")
+        if hook is not ABSENT and not _is_abc_hook(hook):
+            return operators.truth(interp, call_special(interp, hook, args[1], (args[0],)))
+    if not kwargs and len(args) == 2 and type(args[1]) is tuple:
+        return any(_issubclass(interp, (args[0], each), {}) for each in args[1])
+    return interp.native(issubclass, args, kwargs)
+
+
+@_plain(callable)
+def _callable(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1 or interp.type_of(args[0]) is type(args[0]):
+        return interp.native(callable, args, kwargs)
+    return interp.world.class_attr(interp.type_of(args[0]), "__call__") is not ABSENT
+
+
+@_plain(vars)
+def _vars(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args and not kwargs:
+        return _locals(interp, args, kwargs)
+    if kwargs or len(args) != 1:
+        return interp.native(vars, args, kwargs)
+    found = _getattr(interp, (args[0], "__dict__", ABSENT), {})
+    if found is ABSENT:
+        raise TypeError("vars() argument must have __dict__ attribute")
+    return found
+
+
+@_plain(locals)
+def _locals(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args or kwargs:
+        return interp.native(locals, args, kwargs)
+    return local_names(interp)
+
+
+def local_names(interp: Interpreter) -> Any:
+    """What ``locals()`` gives in the current frame."""
+    frame = interp.current_frame
+    if frame is None:
+        raise RuntimeError("locals() outside any interpreted frame")
+    return names_in(interp, frame)
+
+
+@_plain(globals)
+def _globals(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args or kwargs or interp.current_frame is None:
+        return interp.native(globals, args, kwargs)
+    return interp.world.globals_dict(interp.current_frame.globals)
+
+
+@_plain(dir)
+def _dir(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args and not kwargs:
+        space = local_names(interp)
+        if type(space) is not dict:
+            space = interp.iterate(interp.call(interp.getattr(space, "keys"), (), {}))
+        return sorted(space)
+    if type(args[0]) is InterpretedGenerator:
+        return dir(types.GeneratorType)
+    method = special(interp, args[0], "__dir__") if len(args) == 1 else ABSENT
+    if method is not ABSENT:
+        return sorted(iteration.to_list(interp, call_special(interp, method, args[0], ())))
+    return interp.native(dir, args, kwargs)
+
+
+@_plain(eval)
+def _eval(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source = args[0] if args else None
+    if isinstance(source, str):
+        source = compile(source.strip(" \t"), "<string>", "eval", dont_inherit=True)
+    if not isinstance(source, types.CodeType) or source.co_freevars:
+        return interp.native(eval, args, kwargs)
+    return substitutes.run_code(interp, source, args[1:], kwargs, local_names)
+
+
+@_plain(exec)
+def _exec(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source = args[0] if args else None
+    if isinstance(source, str):
+        source = compile(source, "<string>", "exec", dont_inherit=True)
+    if not isinstance(source, types.CodeType) or source.co_freevars or "closure" in kwargs:
+        return interp.native(exec, args, kwargs)
+    substitutes.run_code(interp, source, args[1:], kwargs, local_names)
+    return None
+
+
+@_plain(sys.exc_info)
+def _exc_info(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    error = interp.handled.topmost()
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+@_plain(sys.exception)
+def _exception(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interp.handled.topmost()
+
+
+@_plain(sys._getframe)
+def _getframe(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    frame, depth = interp.current_frame, args[0] if args else 0
+    while frame is not None and depth > 0:
+        frame, depth = frame.back, depth - 1
+    if frame is None:
+        return sys._getframe(1)
+    return stack_of_stand_ins(interp, frame)
+
+
+if hasattr(sys, "_getframemodulename"):
+
+    @_plain(sys._getframemodulename)
+    def _getframemodulename(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _getframe(interp, args or tuple(kwargs.values()), {}).f_globals.get("__name__")
+
+
+_TABLE[id(builtins.__build_class__)] = build_class
+_TABLE.update({id(fn): substitute for table in (substitutes, iterables) for fn, substitute in table.TABLE.items()})
+_CLASS_METHODS = {
+    fn: substitute for fn, substitute in iterables.TABLE.items() if isinstance(fn, types.BuiltinFunctionType)
+}
+"""Substitutes of class methods made in C: every access gives a new object, equal to the others."""
+_CLASS_METHOD_NAMES = frozenset(fn.__name__ for fn in _CLASS_METHODS)
+_KEEPS = {id(fn) for fn in substitutes.KEEPS}

@@ -1,0 +1,117 @@
+"""``warnings.warn`` of the interpreted program: about the program's own lines, not the interpreter's."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.common.user_code import PACKAGE_DIR
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter.frame import Frame
+    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class Notice:
+    """A warning about one line of one module.
+
+    Args:
+        space: the module's globals.
+        file: its file.
+        line: the line.
+
+    Attributes:
+        registry: remembers in the module which of its warnings have been shown; made when needed.
+    """
+
+    def __init__(self, space: dict[str, Any], file: str, line: int) -> None:
+        self.space = space
+        self.file = file
+        self.line = line
+        self.__qualname__ = self.__name__ = "warn"
+
+    @property
+    def module(self) -> str:
+        return str(self.space.get("__name__") or "<string>")
+
+    def __call__(self, message: Any, category: Any, source: Any = None) -> None:
+        registry = self.space.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, category, self.file, self.line, self.module, registry, None, source)
+
+
+def arguments(
+    message: Any,
+    category: Any = None,
+    stacklevel: Any = 1,
+    source: Any = None,
+    *,
+    skip_file_prefixes: tuple[str, ...] = (),
+) -> tuple[Any, Any, int, Any, tuple[str, ...]]:
+    """Message, category, level, source and skipped files of a call of ``warnings.warn``.
+
+    Raises:
+        TypeError: the category is none.
+    """
+    if isinstance(message, Warning):
+        category = type(message)
+    elif category is None:
+        category = UserWarning
+    if not (isinstance(category, type) and issubclass(category, Warning)):
+        kind = category.__name__ if isinstance(category, type) else type(category).__name__
+        raise TypeError(f"category must be a Warning subclass, not '{kind}'")
+    return message, category, int(stacklevel), source, tuple(skip_file_prefixes)
+
+
+def place(interp: Interpreter, level: int, skipped: tuple[str, ...] = ()) -> Notice:
+    """Where a warning with this ``stacklevel`` belongs."""
+    if skipped:
+        level = max(level, 2)
+    frame = interp.current_frame
+    if level <= 0 or (frame is not None and _of_imports(frame.code.co_filename)):
+        while frame is not None and level > 1:
+            frame, level = frame.back, level - 1
+    else:
+        while frame is not None and level > 1:
+            level -= 1
+            frame = _next_outside_imports(frame, skipped)
+    if frame is not None:
+        return Notice(frame.globals, frame.code.co_filename, frame.line)
+    return _below_the_program(interp, level)
+
+
+def _next_outside_imports(frame: Frame, skipped: tuple[str, ...]) -> Frame | None:
+    found = frame.back
+    while found is not None and (_of_imports(found.code.co_filename) or found.code.co_filename.startswith(skipped)):
+        found = found.back
+    return found
+
+
+def _of_imports(file: str) -> bool:
+    return "importlib" in file and "_bootstrap" in file
+
+
+def _below_the_program(interp: Interpreter, level: int) -> Notice:
+    """A line of what called the interpreter, or none."""
+    outer = sys._getframe(1)
+    while outer is not None and (outer.f_code.co_filename.startswith(PACKAGE_DIR) or level > 1):
+        level -= not outer.f_code.co_filename.startswith(PACKAGE_DIR)
+        outer = outer.f_back  # type: ignore[assignment]
+    if outer is None:
+        return Notice(vars(sys), "sys", 1)
+    return Notice(outer.f_globals, outer.f_code.co_filename, outer.f_lineno)
+
+
+def warn(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``warnings.warn(*args, **kwargs)``, now."""
+    message, category, level, source, skipped = arguments(*args, **kwargs)
+    notice = place(interp, level, skipped)
+    registry = notice.space.setdefault("__warningregistry__", {})
+    interp.native(
+        warnings.warn_explicit,
+        (message, category, notice.file, notice.line, notice.module, registry, None, source),
+        {},
+    )

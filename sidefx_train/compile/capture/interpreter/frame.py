@@ -1,0 +1,97 @@
+"""One activation of a code object."""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter.dispatch import Program
+
+NULL: Any = object()  # of a class whose instances gc.get_objects() does not list
+"""An unbound local variable, or the empty half of a call's two callable slots."""
+
+RETURNED = 1
+YIELDED = 2
+
+
+class Frame:
+    """Locals, stack and position of one activation.
+
+    Attributes:
+        program: the decoded code.
+        code: the code object.
+        globals: the function's globals.
+        locals: one entry per slot: a value, a cell, or :data:`NULL`.
+        namespace: the local mapping of a class body or of executed code, ``None`` in a function.
+        stack: evaluation stack; ``push`` and ``pop`` are its bound methods.
+        pc: index of the next instruction.
+        began: number of the instruction begun last, as the interpreter counts.
+        back: the frame that called this one, while it runs.
+        closure: the function's cells.
+        result: what was returned or yielded.
+        done: true once the frame has returned or raised.
+    """
+
+    __slots__ = (
+        "back", "began", "closure", "code", "done", "globals", "instructions", "locals", "namespace", "pc", "pop",
+        "program", "push", "result", "stack",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        program: Program,
+        namespace_globals: dict[str, Any],
+        slots: list[Any],
+        closure: tuple[types.CellType, ...] | None = None,
+        namespace: Any = None,
+    ) -> None:
+        self.program = program
+        self.code = program.code
+        self.instructions = program.instructions
+        self.globals = namespace_globals
+        self.locals = slots
+        self.closure = closure
+        self.namespace = namespace
+        self.stack: list[Any] = []
+        self.push = self.stack.append
+        self.pop = self.stack.pop
+        self.pc = 0
+        self.began = 0
+        self.back: Frame | None = None
+        self.result: Any = None
+        self.done = False
+
+    def take(self, count: int) -> list[Any]:
+        """Pops ``count`` values, in the order they were pushed."""
+        if not count:
+            return []
+        values = self.stack[-count:]
+        del self.stack[-count:]
+        return values
+
+    @property
+    def line(self) -> int:
+        """Line of the instruction being run."""
+        offset = self.instructions[max(self.pc - 1, 0)].offset
+        for start, end, line in self.code.co_lines():
+            if start <= offset < end and line is not None:
+                return line
+        return self.code.co_firstlineno
+
+    def __repr__(self) -> str:
+        return f"<Frame {self.code.co_name} {self.code.co_filename}:{self.line}>"
+
+
+COPYING = frozenset({copy.copy.__code__, copy.deepcopy.__code__})
+"""Code that runs whole, captured or natively: its memo, and what it takes objects apart into, outlive no break."""
+
+
+def in_copy(frame: Frame | None) -> bool:
+    """True if ``copy.copy`` or ``copy.deepcopy`` runs in a frame or in one of its callers."""
+    while frame is not None:
+        if frame.code in COPYING:
+            return True
+        frame = frame.back
+    return False

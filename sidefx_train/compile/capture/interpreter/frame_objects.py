@@ -1,0 +1,148 @@
+"""Real frame objects for interpreted frames: for tracebacks, for code that walks the stack, and for calls made as if an
+interpreted function made them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import types
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.interpreter.frame import NULL
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter.frame import Frame
+    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+def _call(get: Callable[[], Any]) -> Any:
+    return get()
+
+
+def _suspended() -> Generator[None, None, None]:
+    yield
+
+
+def _holding(variables: list[Any]) -> Generator[None, None, None]:
+    yield
+
+
+def stand_in(frame: Frame) -> types.FrameType:
+    """A real frame object with the file, line, name and globals of an interpreted frame, but no locals.
+
+    Variables with a ``__del__`` live as long as it: a traceback keeps them.
+    """
+    if any(hasattr(type(value), "__del__") for value in frame.locals):
+        made = types.FunctionType(_stub(frame, _holding, {}), frame.globals)(frame.locals)
+    else:
+        made = types.FunctionType(_stub(frame, _suspended, frame.program.stubs), frame.globals)()
+    return made.gi_frame  # the frame of a generator has no caller that it could keep alive
+
+
+def stack_of_stand_ins(interp: Interpreter, frame: Frame) -> types.FrameType:
+    """Like :func:`stand_in`, and ``f_back`` leads through the interpreted callers."""
+    found: types.FrameType = Place(frame)(sys._getframe)
+    made: types.FrameType | None = found
+    item: Frame | None = frame
+    while item is not None and made is not None:
+        interp.stand_ins[id(made)] = (made, item)
+        made, item = made.f_back, item.back
+    return found
+
+
+class Place:
+    """Calls functions as if an interpreted frame, where it is now, did: what looks at the stack finds it there.
+
+    Args:
+        frame: the frame; its callers are below it.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self._stubs: list[Callable[..., Any]] = []
+        item: Frame | None = frame
+        while item is not None:
+            self._stubs.append(types.FunctionType(_stub(item, _call, {}), item.globals))
+            item = item.back
+
+    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(fn, *args, **kwargs)
+        for stub in self._stubs:
+            call = functools.partial(stub, call)
+        return call()
+
+
+def _stub(frame: Frame, model: Any, cache: dict[int, types.CodeType]) -> types.CodeType:
+    """The code of ``model`` with the names and the current position of ``frame``."""
+    code, index = frame.code, max(frame.pc - 1, 0)
+    known = cache.get(index)
+    if known is None:
+        body = model.__code__
+        offset = frame.instructions[index].offset
+        place = next(itertools.islice(code.co_positions(), offset // 2, None))
+        known = cache[index] = body.replace(
+            co_filename=code.co_filename,
+            co_name=code.co_name,
+            co_qualname=code.co_qualname,
+            co_firstlineno=code.co_firstlineno,
+            co_linetable=_one_place(len(body.co_code) // 2, frame.line, code.co_firstlineno, place),
+        )
+    return known
+
+
+def _one_place(units: int, line: int, first: int, place: tuple[int | None, ...]) -> bytes:
+    """A location table (CPython's ``Objects/locations.md``) that puts all instructions at one place."""
+    _, end_line, column, end_column = place
+    known = end_line is not None and column is not None and end_column is not None
+    table = bytearray()
+    delta = line - first
+    while units > 0:
+        length = min(units, 8)
+        table.append(0x80 | (14 if known else 13) << 3 | length - 1)
+        _append_number(table, delta << 1 if delta >= 0 else -delta << 1 | 1)
+        if end_line is not None and column is not None and end_column is not None:
+            for number in (max(end_line - line, 0), column + 1, end_column + 1):
+                _append_number(table, number)
+        units, delta = units - length, 0
+    return bytes(table)
+
+
+def _append_number(table: bytearray, number: int) -> None:
+    while number >= 64:
+        table.append(64 | number & 63)
+        number >>= 6
+    table.append(number)
+
+
+def of_frame(interp: Interpreter, frame: Frame, name: str) -> Any:
+    """What the frame object of an interpreted frame tells of it as it is now."""
+    if name == "f_code":
+        return frame.code
+    if name == "f_lineno":
+        return frame.line
+    if name == "f_lasti":
+        return frame.instructions[max(frame.pc - 1, 0)].offset
+    if name == "f_globals":
+        return interp.world.globals_dict(frame.globals)
+    if name == "f_locals":
+        return names_in(interp, frame)
+    return ABSENT
+
+
+def names_in(interp: Interpreter, frame: Frame) -> Any:
+    """The variables of a frame."""
+    if frame.namespace is not None:
+        return frame.namespace
+    found = {}
+    cells = {*frame.code.co_cellvars, *frame.code.co_freevars}
+    for name, value in zip(frame.program.slots, frame.locals, strict=False):
+        if name in cells and isinstance(value, types.CellType):
+            value = interp.world.load_cell(value)
+        if value is not NULL and value is not ABSENT:
+            found[name] = value
+    return found

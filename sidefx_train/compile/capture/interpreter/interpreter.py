@@ -1,0 +1,332 @@
+"""The interpreter: runs Python functions instruction by instruction over a :class:`World`.
+
+A map of its parts: ``versions.py`` and ``program.py`` decode code objects, ``frame.py`` is one activation,
+``opcodes/`` holds one handler per instruction, ``attributes.py``, ``operators.py``, ``calls.py`` and
+``builtins_.py`` are Python's protocols, ``exceptions.py`` unwinds, ``generators.py`` suspends.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from sidefx_train.compile.capture.interpreter import exceptions
+from sidefx_train.compile.capture.interpreter.builtins import introspection as builtins_
+from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
+from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
+from sidefx_train.compile.capture.interpreter.object_model import (
+    attributes,
+    iteration,
+    operators,
+)
+from sidefx_train.compile.capture.interpreter.object_model import (
+    function_calls as calls,
+)
+from sidefx_train.compile.capture.interpreter.world import ABSENT, World
+from sidefx_train.compile.common.user_code import is_user_file
+from sidefx_train.errors import Location, Unsupported
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class Policy(Protocol):
+    """Decides which Python functions are interpreted."""
+
+    def inline(self, fn: types.FunctionType) -> bool:
+        """True to interpret ``fn``, false to call it natively."""
+
+
+class Suspended(BaseException):
+    """Stops a program in front of the instruction it was to stop at.
+
+    Attributes:
+        frames: outermost first.
+        handled: the exception being handled.
+    """
+
+    def __init__(self, frames: list[Frame], handled: BaseException | None) -> None:
+        super().__init__("suspended")
+        self.frames = frames
+        self.handled = handled
+
+
+class Interpreter:
+    """Interprets Python functions.
+
+    Args:
+        world: every access outside the frames goes through it.
+        policy: which functions are interpreted; all, if ``None``.
+
+    Attributes:
+        current_frame: the innermost running frame, ``None`` outside.
+        handled: the exceptions being handled, as ``sys.exception()`` must tell.
+        type_of: the world's, the class that the interpreted program sees.
+        stopped: the :class:`Unsupported` that is on its way out, if any: until the next :meth:`run` no handler,
+            ``finally`` or ``__exit__`` of the program is run any more.
+        begun: how many instructions have been begun.
+        stop_at: number of the instruction in front of which to raise :class:`Suspended`; 0 for none.
+        dropping: why what the instruction has dropped cannot be cleaned up here, if anything.
+        handled_natively: what the interpreter's own caller is handling, if anything.
+        stand_ins: by ``id``, frame objects that the program was given, with the frames they stand for.
+    """
+
+    def __init__(self, world: World, policy: Policy | None = None) -> None:
+        self.world = world
+        self.type_of = world.type_of
+        self.policy = policy
+        self.current_frame: Frame | None = None
+        self.handled = exceptions.Handled()
+        self.in_flight: BaseException | None = None
+        self.stopped: Unsupported | None = None
+        self.thread = threading.get_ident()
+        self.depth = 0
+        self.begun = 0
+        self.stop_at = 0
+        self.dropping: Unsupported | None = None
+        self.handled_natively = sys.exception()
+        self.stand_ins: dict[int, tuple[types.FrameType, Frame]] = {}
+        self.max_depth = sys.getrecursionlimit()
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Calls ``fn`` from outside.
+
+        Raises:
+            Unsupported: a construct that cannot be interpreted, or that the world refuses; with its location.
+        """
+        limit = sys.getrecursionlimit()
+        if self.depth == 0:
+            self.max_depth = limit
+            self.stopped = None
+            self.thread = threading.get_ident()
+            sys.setrecursionlimit(limit * 12 + 1000)
+        try:
+            return self.call(fn, args, kwargs or {})
+        except (Unsupported, Suspended):
+            raise
+        except BaseException as error:
+            if self.stopped is None:
+                error.__traceback__ = exceptions.cleaned(error.__traceback__)
+                raise
+            raise self.stopped from error  # C code turned it into an error of its own
+        finally:
+            if self.depth == 0:
+                sys.setrecursionlimit(limit)
+                self.in_flight = None
+
+    def close(self) -> None:
+        """Ends the program for good: generators that it left suspended are dropped without running again."""
+        self.stopped = Unsupported("SFX111", "the interpreter was closed")
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``fn(*args, **kwargs)`` as the interpreted program calls it."""
+        kind = type(fn)
+        while kind is types.MethodType:
+            args = (fn.__self__, *args)
+            fn = fn.__func__
+            kind = type(fn)
+        answer = self.world.intercept_call(fn, args, kwargs)
+        if answer is not ABSENT:
+            if kind is types.FunctionType:
+                self.world.runs(fn, False)
+            return answer
+        if kind is types.FunctionType:
+            return self.inline(fn, args, kwargs)
+        substitute = builtins_.find(self, fn)
+        if substitute is not None:
+            return substitute(self, args, kwargs)
+        if isinstance(fn, type):
+            return calls.construct(self, fn, args, kwargs)
+        if kind is types.BuiltinFunctionType:
+            return self.native(fn, args, kwargs)
+        if kind is types.MethodWrapperType:
+            return builtins_.call_method_wrapper(self, fn, args, kwargs)
+        return calls.call_object(self, fn, args, kwargs)
+
+    def inline(self, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Interprets a Python function, or calls it natively if the policy says so."""
+        code = fn.__code__
+        if id(code) in NATIVE_CODE:
+            return fn(*args, **kwargs)
+        natively = self.policy is not None and not self.policy.inline(fn)
+        if self.world.runs(fn, natively) and natively:
+            return self.native(fn, args, kwargs)
+        program = program_of(code)
+        if program.is_async:
+            raise Unsupported("SFX111", f"call of the async function {fn.__qualname__}")
+        slots = calls.bind_arguments(self, fn, program, args, kwargs)
+        frame = Frame(program, fn.__globals__, slots, fn.__closure__)
+        self.execute(frame)
+        result, frame.result = frame.result, None  # a generator's frame outlives this call
+        return result
+
+    def run_body(
+        self, code: types.CodeType, space: dict[str, Any], closure: tuple[types.CellType, ...] | None, namespace: Any
+    ) -> Any:
+        """Runs a class body or executed code: names are stored in the mapping ``namespace``."""
+        program = program_of(code)
+        frame = Frame(program, space, [NULL] * len(program.slots), closure, namespace)
+        self.execute(frame)
+        return frame.result
+
+    def native(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls C code through the world; Python callables among the arguments re-enter the interpreter."""
+        if builtins_.keeps_callables(fn):
+            return self.world.native_call(fn, args, kwargs)
+        if isinstance(fn, type) and fn.__module__ == "itertools":  # ``groupby(values, type)``: of stand-ins
+            args = tuple(self.type_of if value is type else value for value in args)
+            kwargs = {k: self.type_of if value is type else value for k, value in kwargs.items()}
+        for value in args:
+            if calls.runs_python(value):
+                args = tuple(self.reentering(v) for v in args)
+                break
+        for value in kwargs.values():
+            if calls.runs_python(value):
+                kwargs = {k: self.reentering(v) for k, v in kwargs.items()}
+                break
+        return self.world.native_call(fn, args, kwargs)
+
+    def reentering(self, fn: Any) -> Any:
+        """What to hand to C code in place of ``fn``."""
+        if not calls.runs_python(fn) or (type(fn) is types.FunctionType and id(fn.__code__) in NATIVE_CODE):
+            return fn
+
+        def reenter(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self.thread:
+                return fn(*args, **kwargs)  # frames belong to the thread that runs the program
+            return self.call(fn, args, kwargs)
+
+        NATIVE_CODE.add(id(reenter.__code__))
+        return self.world.callback(fn, reenter)
+
+    def execute(self, frame: Frame, pending: BaseException | None = None) -> int:
+        """Runs ``frame`` until it returns or yields; the value is left in ``frame.result``.
+
+        Args:
+            frame: the frame, fresh or suspended.
+            pending: an exception to raise where the frame is suspended.
+
+        Returns:
+            ``RETURNED`` or ``YIELDED``.
+        """
+        if self.depth >= self.max_depth:
+            raise RecursionError("maximum recursion depth exceeded")
+        self.depth += 1
+        frame.back = self.current_frame
+        self.current_frame = frame
+        instructions = frame.instructions
+        try:
+            while True:
+                try:
+                    if pending is not None:
+                        raise pending
+                    while True:
+                        instr = instructions[frame.pc]
+                        frame.began = self.begun = self.begun + 1
+                        if self.begun == self.stop_at:
+                            self.suspend()
+                        frame.pc += 1
+                        signal = instr.run(self, frame, instr)
+                        if self.dropping is not None:
+                            raise self.taken_dropping()
+                        if signal is not None:
+                            return signal
+                except Unsupported as stop:
+                    self.stopped = stop
+                    if stop.location is None:
+                        stop.location = self.location()
+                    raise
+                except BaseException as caught:
+                    pending = None
+                    refusal = self.world.refusal(caught)
+                    if refusal is not None:
+                        self.stopped = refusal
+                        refusal.location = self.location()
+                        raise refusal from caught
+                    if self.stopped is not None or not exceptions.unwind(self, frame, caught):
+                        raise
+                    pending = self.dropping and self.taken_dropping()
+        finally:
+            self.current_frame = frame.back
+            frame.back = None
+            self.depth -= 1
+
+    def note_dropped(self, what: str) -> None:
+        """Told by what dies with its last reference in the program: it is to die outside, at this instruction."""
+        if self.stopped is None:
+            self.dropping = Unsupported("SFX113", f"drops {what}, which cleans up")
+
+    def taken_dropping(self) -> Unsupported:
+        """:attr:`dropping`, once."""
+        refusal, self.dropping = self.dropping, None
+        assert refusal is not None, "something was dropped"
+        return refusal
+
+    def suspend(self) -> NoReturn:
+        """Leaves all frames as they are, none of their handlers run."""
+        self.stopped = Unsupported("SFX111", "the program was suspended")
+        frames: list[Frame] = []
+        frame = self.current_frame
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.back
+        raise Suspended(frames[::-1], self.handled.topmost())
+
+    # The protocols, for the world and for the other parts.
+
+    def getattr(self, obj: Any, name: str) -> Any:
+        return attributes.load(self, obj, name)
+
+    def getattr_or(self, obj: Any, name: str, default: Any) -> Any:
+        """``getattr(obj, name, default)``."""
+        try:
+            return attributes.load(self, obj, name)
+        except AttributeError:
+            self.in_flight = None
+            return default
+
+    def setattr(self, obj: Any, name: str, value: Any) -> None:
+        attributes.store(self, obj, name, value)
+
+    def delattr(self, obj: Any, name: str) -> None:
+        attributes.delete(self, obj, name)
+
+    def truth(self, value: Any) -> bool:
+        return operators.truth(self, value)
+
+    def iter(self, obj: Any) -> Any:
+        return iteration.get_iter(self, obj)
+
+    def iterate(self, obj: Any) -> list[Any]:
+        """All items of an iterable."""
+        return iteration.to_list(self, obj)
+
+    def getitem(self, obj: Any, key: Any) -> Any:
+        return operators.getitem(self, obj, key)
+
+    def setitem(self, obj: Any, key: Any, value: Any) -> None:
+        operators.setitem(self, obj, key, value)
+
+    def delitem(self, obj: Any, key: Any) -> None:
+        operators.delitem(self, obj, key)
+
+    def written_names(self, frame: Frame) -> frozenset[str]:
+        """Names that the frame's code stores by ``STORE_ATTR``, ``STORE_GLOBAL`` or ``STORE_DEREF``."""
+        return frame.program.written_names
+
+    def location(self) -> Location:
+        """The innermost place in the user's own source, or the innermost place at all."""
+        frame = self.current_frame
+        if frame is None:
+            return Location("<unknown>", 0)
+        item: Frame | None = frame
+        while item is not None:
+            if is_user_file(item.code.co_filename):
+                frame = item
+                break
+            item = item.back
+        return Location(frame.code.co_filename, frame.line, frame.code.co_qualname)

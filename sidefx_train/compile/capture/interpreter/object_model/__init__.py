@@ -1,0 +1,1 @@
+"""Python's data-model protocols: attributes, calls, operators, iteration, formatting."""

@@ -1,0 +1,41 @@
+"""One handler per instruction, by family. A handler gets ``(interp, frame, instr)``.
+
+It returns ``None`` to go on, or ``RETURNED``/``YIELDED`` with the value in ``frame.result``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sidefx_train.compile.capture.interpreter.opcodes import (
+    arithmetic,
+    containers,
+    control,
+    names,
+    stack,
+)
+from sidefx_train.compile.capture.interpreter.opcodes import (
+    calls as calling,
+)
+from sidefx_train.compile.capture.interpreter.opcodes import (
+    exception_handling as handlers,
+)
+from sidefx_train.compile.capture.interpreter.opcodes import (
+    match as patterns,
+)
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
+    from sidefx_train.compile.capture.interpreter.frame import Frame
+    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+
+TABLE: dict[str, Callable[..., Any]] = {}
+for _family in (arithmetic, calling, containers, control, handlers, names, patterns, stack):
+    TABLE.update(_family.TABLE)
+
+
+def unsupported(interp: Interpreter, frame: Frame, instr: Instruction) -> NoReturn:
+    """Handler of every instruction that has none."""
+    raise Unsupported("SFX105", f"opcode {instr.name}")

@@ -1,0 +1,58 @@
+"""Which side of a branch does nothing but raise, seen in the bytecode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
+    from sidefx_train.compile.capture.interpreter.dispatch import Program
+
+_MOST = 400
+"""Instructions that are looked at."""
+
+_WAYS = {"POP_JUMP_IF_FALSE": False, "POP_JUMP_IF_TRUE": True}
+_LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RERAISE", "SEND", "RETURN_GENERATOR"})
+
+
+def raising_truth(program: Program, instr: Instruction, following: int) -> bool | None:
+    """The truth of a condition with which the program can only raise from there on.
+
+    Args:
+        program: the code.
+        instr: the jump on the condition.
+        following: index of the instruction behind it.
+
+    Returns:
+        ``None`` if neither side, or both of them, can only raise.
+    """
+    jumps = _WAYS.get(instr.name)
+    if jumps is None:
+        return None
+    there, here = _only_raises(program, instr.target), _only_raises(program, following)
+    if there == here:
+        return None
+    return jumps if there else not jumps
+
+
+def _only_raises(program: Program, start: int) -> bool:
+    """True if every way from an instruction ends in a ``raise``, and there is one."""
+    todo, seen, raises = [start], set[int](), False
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        if len(seen) == _MOST or at >= len(program.instructions):
+            return False
+        seen.add(at)
+        instr = program.instructions[at]
+        if instr.name in _LEAVES:
+            return False
+        if instr.name == "RAISE_VARARGS":
+            raises = True
+            continue
+        if instr.target >= 0:
+            todo.append(instr.target)
+        if instr.name != "JUMP":
+            todo.append(at + 1)
+    return raises

@@ -1,0 +1,1 @@
+"""aten operations recorded into one FX graph."""

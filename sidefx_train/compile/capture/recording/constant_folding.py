@@ -1,0 +1,84 @@
+"""Tensors that depend on no input: their values are known during the capture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.compile.graph.view_chains import storage_of
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_MOST_NODES = 64
+_MOST_ELEMENTS = 1 << 20
+
+
+def constant_value(tracer: GraphTracer, value: torch.Tensor) -> torch.Tensor | None:
+    """The contents of a tensor made from constants only (``arange``, comparisons of such...), else ``None``.
+
+    Found by running the few nodes that compute it; nodes that draw random numbers, are written in place, or are large
+    are not constants.
+    """
+    return constant_of(tracer, tracer.node_of(value)) if tracer.has_node(value) else None
+
+
+def constant_of(tracer: GraphTracer, node: fx.Node) -> torch.Tensor | None:
+    """The same for a node of the graph."""
+    wanted = node
+    nodes = _ancestors(wanted)
+    if nodes is None or _written(tracer.graph, nodes):
+        return None
+    results: dict[fx.Node, Any] = {}
+    with compat.real_world(), torch.no_grad():
+        for node in tracer.graph.nodes:
+            if node not in nodes:
+                continue
+            if node.op == "get_attr":
+                results[node] = getattr(tracer.tracer.root, str(node.target))
+                continue
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: results[n])
+            results[node] = node.target(*args, **kwargs)
+    found = results[wanted]
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _ancestors(node: fx.Node) -> set[fx.Node] | None:
+    seen: set[fx.Node] = set()
+    todo = [node]
+    while todo:
+        item = todo.pop()
+        if item in seen:
+            continue
+        if item.op not in ("call_function", "get_attr") or len(seen) >= _MOST_NODES:
+            return None
+        if item.op == "call_function" and compat.is_random(item.target):
+            return None
+        held = item.meta.get("val")
+        if isinstance(held, torch.Tensor) and held.numel() > _MOST_ELEMENTS:
+            return None
+        seen.add(item)
+        todo.extend(item.all_input_nodes)
+    return seen
+
+
+def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
+    """True if any operation writes to memory that one of ``nodes`` made, also through a view of it."""
+    made = set[int]().union(*map(_memory, nodes))
+    return any(
+        item in nodes or not made.isdisjoint(_memory(item)) for node in graph.nodes for item in written_args(node)
+    )
+
+
+def _memory(node: fx.Node) -> set[int]:
+    """The storages of what a node makes."""
+    found = pytree.tree_leaves(node.meta.get("val"))
+    return {storage_of(value) for value in found if isinstance(value, torch.Tensor)}

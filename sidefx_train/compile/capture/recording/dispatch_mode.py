@@ -1,0 +1,258 @@
+"""Random states that a step saves and sets again: the draws in between are repeated, not redrawn.
+
+Activation checkpointing saves the random state before a segment and sets it again to recompute the segment. In a graph
+the second run takes the numbers of the first one from where they were drawn, which is what eager draws again, whatever
+generator a backend uses. A state is a position in the sequence of draws of the step.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.recording.constant_folding import constant_value
+from sidefx_train.compile.capture.recording.eager_parity.derivatives import fill_picked, multiplies_picked
+from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another
+from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import check_kernel
+from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import mark
+from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
+from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, turn
+from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
+from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, NO_GRAD, UNSEEN
+from sidefx_train.compile.graph.kernel_strides import is_misplaced, lay_out, lay_out_filled, unfilled
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+
+aten = torch.ops.aten
+_FILLS = frozenset(
+    {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
+)
+_SHARING = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+"""Operators whose schemas hide from autograd that results share memory, which the graph must know."""
+
+_MAKES = frozenset({"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"})
+
+
+_ASKS = frozenset({aten._local_scalar_dense.default, aten.equal.default})
+"""Operators whose result is a Python number, which code decides on."""
+
+
+class RandomState:
+    """What ``torch.get_rng_state()`` gives during a capture.
+
+    Attributes:
+        kind: type of device whose generator it is of.
+        position: number of draws of the step before it.
+    """
+
+    __slots__ = ("kind", "position")
+
+    def __init__(self, kind: str, position: int) -> None:
+        self.kind = kind
+        self.position = position
+
+
+class RepeatingMode(compat.RecordingMode):
+    """Records operations; while an earlier random state is set, draws are copies of the earlier ones.
+
+    Attributes:
+        grad_switched: an operation was recorded with autograd off.
+        observer: is told of each operation and its arguments, if there is one.
+        cursors: by type of device, the next draw to repeat; absent while new numbers are drawn.
+    """
+
+    def __init__(self, tracer: GraphTracer) -> None:
+        super().__init__(tracer.tracer)
+        self.graph_tracer = tracer
+        self.cursors: dict[str, int] = {}
+        self.grad_switched = False
+        self.observer: Any = None
+
+    def draws(self, kind: str) -> list[fx.Node]:
+        """Nodes that drew new numbers, in order."""
+        nodes = [node for node in self.graph_tracer.graph.nodes if _is_draw(node.target, node.args, node.kwargs)]
+        return [node for node in nodes if _device_type(node.meta.get("val")) == kind]
+
+    def save(self, kind: str) -> RandomState:
+        """The state now."""
+        return RandomState(kind, self.cursors.get(kind, len(self.draws(kind))))
+
+    def restore(self, state: RandomState) -> None:
+        """Sets a state of this step again."""
+        self._continue_at(state.kind, state.position)
+
+    def _continue_at(self, kind: str, position: int) -> None:
+        if position < len(self.draws(kind)):
+            self.cursors[kind] = position
+        else:
+            self.cursors.pop(kind, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is compat.DEVICE_OF:  # C++ asks often: autograd for every gradient
+            return args[0].device
+        if isinstance(func, compat.HigherOrderOperator):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if not torch.is_grad_enabled():
+            self.grad_switched = True
+        if self.observer is not None:
+            self.observer.observe(func, args, kwargs)
+        if multiplies_picked(func, args):
+            with self:
+                return fill_picked(*args)
+        layout = resized(func, args, kwargs or {})
+        if layout is not None:
+            with self:
+                return turn(args[0], *layout)
+        if self.graph_tracer.memory is not None:
+            size = enlarged(func, args, kwargs or {})
+            if size is not None:
+                with self:
+                    return self.graph_tracer.memory.grow(args[0], size)
+            with self:
+                given = self.graph_tracer.memory.operator(func, args, kwargs or {})
+            if given is not None:
+                return given
+        if func in _ASKS:  # by C++ code: Python's questions are answered before
+            known = [constant_value(self.graph_tracer, value) for value in args]
+            if all(value is not None for value in known):
+                with compat.real_world():
+                    return func(*known)
+            for value in args:
+                compat.forget_constant(value, self.tracer)
+        calls = one_after_another(func, args, kwargs or {})
+        if calls is not None:
+            with self:
+                for each, item, named in calls:
+                    each(*item, **named)
+            count_lists(func, args)
+            return None
+        called, func = func, _SHARING.get(func, func)
+        check_overlap(func, args, kwargs or {})
+        check_strided(self.graph_tracer, func, args, kwargs or {})
+        if self.cursors and _is_draw(func, args, kwargs or {}):
+            kind = _device_type((args, kwargs)) or "cpu"
+            if kind in self.cursors:
+                drawn = self.draws(kind)[self.cursors[kind]]
+                self._continue_at(kind, self.cursors[kind] + 1)
+                return self._repeat(func, drawn, args, kwargs or {})
+        check_kernel(func, args, kwargs or {})
+        empty = unfilled(func, kwargs or {})
+        made = super().__torch_dispatch__(func, types, args, kwargs or {})
+        self._lay_out(func, args, kwargs or {}, made)
+        if empty:
+            lay_out_filled(func, args, kwargs or {}, empty)
+        if len(empty) == 1 and isinstance(made, torch.Tensor):
+            for stand_in in (made, self._node(func).meta["val"]):
+                if stand_in.stride() != empty[0].stride():
+                    compat.set_strides(stand_in, empty[0].stride())
+        count_lists(func, args)
+        if not torch.is_grad_enabled():
+            mode = "inference" if torch.is_inference_mode_enabled() else "no_grad"
+            if func.is_view or torch.Tag.inplace_view in func.tags:
+                self._node(func).meta[NO_GRAD] = mode
+            elif func._schema.is_mutable:
+                self._node(func).meta[UNSEEN] = mode
+        elif func.is_view:
+            self.graph_tracer.keep_views(made)
+        if called is not func:
+            self._node(func).meta[CALLED] = called
+        self._note_place(func)
+        mark(func, args, self.graph_tracer.graph)
+        return made
+
+    def _lay_out(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+        before = made.stride() if isinstance(made, torch.Tensor) and made.layout is torch.strided else ()
+        lay_out(func, args, kwargs, made)
+        if is_misplaced(func, args, made):
+            for stand_in in (made, self._node(func).meta["val"]):
+                compat.set_memory(stand_in, args[0])
+        if before and made.stride() != before:
+            compat.set_strides(self._node(func).meta["val"], made.stride())
+
+    def _note_place(self, func: Any) -> None:
+        """Notes where a call that has just been recorded is in the autograd graph."""
+        node = self.graph_tracer.last_node()
+        while node.target is operator.getitem:
+            node = node.prev
+        if node.target is func:
+            derived = compat.running_derivative()
+            node.meta |= {FORWARD: compat.last_place()} if derived is None else {DERIVED: derived}
+
+    def _node(self, func: Any) -> fx.Node:
+        """The node of the call of ``func`` that was recorded last."""
+        node = self.graph_tracer.last_node()
+        while node.target is not func and node.op == "call_function":
+            node = node.prev
+        return node
+
+    def _repeat(self, func: Any, drawn: fx.Node, args: Any, kwargs: Any) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if drawn.target is not func or not _same_arguments(drawn, args, kwargs):
+            raise Unsupported("SFX110", f"draws with {name} after a random state was set, but drew otherwise before")
+        if name in _FILLS:
+            with self:
+                return args[0].copy_(self._copy(drawn, drawn.meta["val"]))
+        if name in _MAKES:
+            with self:
+                return self._copy(drawn, drawn.meta["val"])
+        if name == "native_dropout":
+            mask = next((n for n in drawn.users if n.args[1:] == (1,)), None)
+            if mask is not None:
+                with self:
+                    kept = self._copy(mask, mask.meta["val"])
+                    return args[0] * kept * (1.0 / (1.0 - args[1]) if args[1] < 1 else 0.0), kept
+        raise Unsupported("SFX110", f"draws with {name} after a random state was set")
+
+    def _copy(self, node: fx.Node, held: torch.Tensor) -> torch.Tensor:
+        """A tensor with what ``node`` drew, taken right after the draw."""
+        copy = self.graph_tracer.clone_after(held, node, node)
+        with compat.no_recording():
+            fake = held.detach().clone()
+        compat.track(fake, fx.Proxy(copy, self.graph_tracer.tracer), self.graph_tracer.tracer)
+        return fake
+
+
+def _is_draw(func: Any, args: Any, kwargs: Any) -> bool:
+    """True if a call draws random numbers; attention without dropout does not, though its operator may."""
+    if not compat.is_random(func):
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    return bool((args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)) != 0.0)
+
+
+def _device_type(value: Any) -> str | None:
+    """Type of the device of the first tensor or device in a nested value."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type
+    if isinstance(value, torch.device):
+        return value.type
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return next((kind for kind in map(_device_type, items) if kind is not None), None)
+
+
+def _same_arguments(drawn: fx.Node, args: Any, kwargs: Any) -> bool:
+    """True if a draw has the shape, type and distribution of the earlier one."""
+
+    def facts(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            value = value.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return (tuple(value.shape), value.dtype, value.device)
+        if isinstance(value, (list, tuple)):
+            return tuple(facts(item) for item in value)
+        return value
+
+    then = (tuple(map(facts, drawn.args)), {name: facts(value) for name, value in drawn.kwargs.items()})
+    return then == (tuple(map(facts, args)), {name: facts(value) for name, value in kwargs.items()})

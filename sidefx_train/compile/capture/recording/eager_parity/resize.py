@@ -1,0 +1,58 @@
+"""``resize_`` within the memory that a tensor has: another view of it, made in place. Past that, it needs more."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+aten = torch.ops.aten
+
+
+def resized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Size and strides that a resize gives a tensor, where its memory and the rest of it stay as they are."""
+    size = _new_size(func, args, kwargs)
+    if size is None or _needs_more(args[0], size):
+        return None
+    if size == tuple(args[0].shape):  # nothing at all
+        return size, tuple(args[0].stride())
+    return size, tuple(torch.empty(size, device="meta").stride())
+
+
+def enlarged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
+    """Size that a resize gives a tensor, where it needs more memory for that."""
+    size = _new_size(func, args, kwargs)
+    return size if size is not None and _needs_more(args[0], size) else None
+
+
+def _new_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
+    if func not in (aten.resize_.default, aten.resize_as_.default) or any(v is not None for v in kwargs.values()):
+        return None
+    given, wanted = args[:2]
+    size = tuple(wanted.shape) if func is aten.resize_as_.default else tuple(wanted)
+    numbers = (*size, *given.shape, given.storage_offset(), given.untyped_storage().nbytes())
+    if any(not isinstance(n, int) and compat.is_unbacked(n) for n in numbers):
+        return None
+    return size
+
+
+def _needs_more(given: torch.Tensor, size: tuple[int, ...]) -> bool:
+    if size == tuple(given.shape):
+        return False
+    end = given.storage_offset() + math.prod(size)
+    return end * given.itemsize > given.untyped_storage().nbytes()
+
+
+def turn(given: torch.Tensor, size: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """Gives a tensor another layout; a resize is no write for its version counter."""
+    if (size, strides) == (tuple(given.shape), tuple(given.stride())):
+        return given
+    with compat.below_autograd():
+        aten.as_strided_.default(given, size, strides, given.storage_offset())
+    return given

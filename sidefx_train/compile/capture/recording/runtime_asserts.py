@@ -1,0 +1,157 @@
+"""Puts into the graph what a step takes for granted of a tensor, or of a number that only the graph knows."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.fx_utils import emit
+from sidefx_train.compile.ops.runtime_assert import GRANTED, take_for_granted
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+aten = torch.ops.aten
+
+_COMPARISONS = {
+    operator.lt: aten.lt.Tensor,
+    operator.le: aten.le.Tensor,
+    operator.gt: aten.gt.Tensor,
+    operator.ge: aten.ge.Tensor,
+    operator.eq: aten.eq.Tensor,
+    operator.ne: aten.ne.Tensor,
+}
+_EXACT = 2**53
+"""Integers up to here are floats as well."""
+
+
+def asked_of(tracer: GraphTracer, condition: Any) -> fx.Node | None:
+    """The node of a tensor of one element that a condition is the truth of; ``None`` for other conditions."""
+    if not isinstance(condition, (compat.FakeTensor, torch.SymBool)) or not tracer.has_node(condition):
+        return None
+    node = tracer.node_of(condition)
+    if type(condition) is compat.FakeTensor:
+        return node if condition.numel() == 1 else None
+    return node.args[0] if node.target is aten._local_scalar_dense.default else None  # type: ignore[return-value]
+
+
+def grant(tracer: GraphTracer, condition: Any, holds: bool) -> bool:
+    """Records that a condition is true, or false; returns whether it can be recorded.
+
+    Args:
+        tracer: of the capture.
+        condition: a tensor of one element, or what a number of the graph was compared with another.
+        holds: its truth.
+    """
+    if asked_of(tracer, condition) is None:
+        known = isinstance(condition, torch.SymBool) and tracer.has_node(condition)
+        return known and _compared(tracer, condition, holds)
+    if type(condition) is compat.FakeTensor:
+        take_for_granted(condition, holds)
+    else:
+        item = tracer.node_of(condition)
+        with compat.no_recording(), tracer.graph.inserting_after(item):  # the tensor may be written from there on
+            emit(tracer.graph, tracer.fake_mode, GRANTED, item.args[0], holds)
+    return True
+
+
+def grant_finite(tracer: GraphTracer, number: Any, *, infinite: bool, nan: bool) -> bool:
+    """Records that a float of the graph is not infinite, not NaN, or neither; false for numbers that are known."""
+    if type(number) is not torch.SymFloat or not compat.is_unbacked(number) or not tracer.has_node(number):
+        return False
+    with compat.no_recording():
+        value = _Tensors(tracer, torch.float64).of(tracer.node_of(number))
+        if value is None:
+            return False
+        for asked, op in ((infinite, aten.isinf.default), (nan, aten.isnan.default)):
+            if asked:
+                _append(tracer, GRANTED, _append(tracer, op, value), False)
+    return True
+
+
+def _compared(tracer: GraphTracer, condition: torch.SymBool, holds: bool) -> bool:
+    node = tracer.node_of(condition)
+    op = _COMPARISONS.get(node.target)  # type: ignore[arg-type]
+    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
+    floats = [isinstance(value, (float, torch.SymFloat)) for value in values]
+    if op is None or len(values) != 2:
+        return False
+    if any(floats) and not all(one or _is_exact(value) for one, value in zip(floats, values, strict=True)):
+        return False  # Python compares them exactly
+    with compat.no_recording():
+        numbers = _Tensors(tracer, torch.float64 if any(floats) else torch.int64)
+        operands = [numbers.of(arg) for arg in node.args]
+        if None in operands:
+            return False
+        _append(tracer, GRANTED, _append(tracer, op, *operands), holds)
+    return True
+
+
+def _is_exact(value: Any) -> bool:
+    return type(value) is int and abs(value) <= _EXACT
+
+
+class _Tensors:
+    """Numbers that come out of tensors, as 0-dim tensors of the graph: with arithmetic in place of algebra.
+
+    Args:
+        tracer: of the capture.
+        dtype: of all of them.
+    """
+
+    def __init__(self, tracer: GraphTracer, dtype: torch.dtype) -> None:
+        self._tracer = tracer
+        self._dtype = dtype
+        self._made: dict[fx.Node, fx.Node] = {}
+
+    def of(self, number: Any) -> fx.Node | None:
+        """``None`` for a number of which Python may make something else, or raise."""
+        if not isinstance(number, fx.Node):
+            return self._constant(number)
+        if number not in self._made:
+            made = self._from(number)
+            if made is None:
+                return None
+            self._made[number] = made
+        return self._made[number]
+
+    def _constant(self, number: Any) -> fx.Node | None:
+        if type(number) is not float and not _is_exact(number):
+            return None
+        place = {"dtype": self._dtype, "device": torch.device("cpu")}
+        return _append(self._tracer, aten.scalar_tensor.default, number, **place)
+
+    def _from(self, node: fx.Node) -> fx.Node | None:
+        if node.target is aten._local_scalar_dense.default:
+            graph, given = self._tracer.graph, node.args[0]
+            if given.meta["val"].dtype.is_floating_point != self._dtype.is_floating_point:  # type: ignore[union-attr]
+                return None
+            with graph.inserting_after(node):  # the tensor may be written from there on
+                place = {"dtype": self._dtype, "device": torch.device("cpu")}
+                return emit(graph, self._tracer.fake_mode, aten._to_copy.default, given, **place)
+        op = _ARITHMETIC.get(node.target)  # type: ignore[arg-type]
+        operands = [self.of(arg) for arg in node.args] if op is not None else [None]
+        return None if None in operands else _append(self._tracer, op, *operands)
+
+
+_ARITHMETIC = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.neg: aten.neg.default,
+    operator.abs: aten.abs.default,
+    torch.sym_float: aten.alias.default,
+}
+"""What never raises, and is in double precision what Python makes of it."""
+
+
+def _append(tracer: GraphTracer, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    with tracer.graph.inserting_after(tracer.last_node()):
+        return emit(tracer.graph, tracer.fake_mode, op, *args, **kwargs)

@@ -1,0 +1,245 @@
+"""Recording of tensor operations: fake tensors, proxies and symbolic numbers over one FX graph.
+
+While :meth:`GraphTracer.active` is entered, every aten operation on the fake tensors made here becomes a node. The
+autograd engine runs for real on the fakes, on this thread, so backward passes, hooks and optimizer updates are recorded
+where eager would run them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.recording.dispatch_mode import RepeatingMode
+from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
+from sidefx_train.compile.graph.artifacts import COUNTER, DATA, GraphInput, InputKind, TracedGraph
+from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.compile.graph.view_chains import storage_of
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.objects.storage_rebinding import GivenMemory
+
+
+class GraphTracer:
+    """One FX graph under construction and the fake world it is recorded in.
+
+    Attributes:
+        views: views that were made while autograd recorded, by the nodes that made them.
+        memory: told of operations that give tensors other memory; there is none without a heap.
+    """
+
+    def __init__(self) -> None:
+        self.shape_env = compat.new_shape_env()
+        self.fake_mode = compat.new_fake_mode(self.shape_env)
+        self.tracer = compat.new_proxy_tracer()
+        self.proxy_mode = RepeatingMode(self)
+        self.graph: fx.Graph = self.tracer.graph
+        self.inputs: list[GraphInput] = []
+        self.real_inputs: list[Any] = []
+        self.placeholders: list[fx.Node] = []
+        self.views: dict[fx.Node, torch.Tensor] = {}
+        self.memory: GivenMemory | None = None
+        self.stop: Unsupported | None = None
+        """Why nothing that was recorded can be used, if so: found where it could not be raised."""
+        self._twins: list[torch.Tensor | None] = []
+        self._sharing: dict[int, list[tuple[torch.Tensor, fx.Node]]] = {}
+        self._names: dict[str, int] = {}  # and how many were asked for
+        self._last_placeholder: fx.Node | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Records every tensor operation of this thread until left."""
+        subgraphs = compat.tracing_subgraphs(self.fake_mode, self.tracer)
+        with torch.autograd.set_multithreading_enabled(False), compat.quiet_fakes(), subgraphs:
+            with compat.derived_numbers(), self.fake_mode, self.proxy_mode:
+                yield
+
+    def add_tensor(
+        self,
+        real: torch.Tensor,
+        kind: InputKind,
+        source: str,
+        dynamic: frozenset[int] = frozenset(),
+        twin: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Makes ``real`` an input of the graph and returns its fake stand-in (same storage for aliases).
+
+        Sizes of the dimensions in ``dynamic`` are symbolic. ``twin`` is ``real``, or its base, and the stand-in of
+        another tensor that has its version counter.
+        """
+        with compat.outside_transforms():
+            return self._add_tensor(real, kind, source, dynamic, twin)
+
+    def _add_tensor(
+        self,
+        real: torch.Tensor,
+        kind: InputKind,
+        source: str,
+        dynamic: frozenset[int],
+        twin: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        with compat.no_recording():
+            if twin is not None:
+                self._twins.append(compat.fake_twin(self.fake_mode, *twin))  # nothing else need hold that of a base
+            fake = compat.fake_of(self.fake_mode, real, dynamic, source)
+            fake.grad = None
+        proxy = self._placeholder(self._fresh(source))
+        compat.track(fake, proxy, self.tracer)
+        self._note_counter(real, proxy.node)
+        self.placeholders.append(proxy.node)
+        self.inputs.append(GraphInput(proxy.node.name, kind, proxy.node.meta["val"], source))
+        self.real_inputs.append(real)
+        return fake
+
+    def _note_counter(self, real: torch.Tensor, node: fx.Node) -> None:
+        others = self._sharing.setdefault(storage_of(real), [])
+        same = next((n for t, n in others if compat.one_counter(t, real)), None)
+        counter = same.meta.get(COUNTER) if same is not None else node if others else None
+        if counter is not None:
+            node.meta[COUNTER] = counter
+        others.append((real, node))
+
+    def add_tangent(self, output: torch.Tensor, index: int) -> torch.Tensor:
+        """Makes the gradient of an output an input of the graph: a fake tensor of its layout."""
+        with compat.no_recording(), torch.no_grad():
+            fake = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
+        compat.track(fake, self._placeholder(self._fresh(f"tangent_{index}")), self.tracer)
+        return fake
+
+    def add_scalar(self, value: int | float, source: str) -> Any:
+        """Makes a Python number an input of the graph and returns its symbolic stand-in."""
+        number = compat.new_symbolic_number(self.shape_env, value, source)
+        proxy = self._placeholder(self._fresh(source))
+        compat.track(number, proxy, self.tracer)
+        self.placeholders.append(proxy.node)
+        self.inputs.append(GraphInput(proxy.node.name, "scalar", number, source, hint=value))
+        self.real_inputs.append(value)
+        return number
+
+    def node_of(self, value: Any) -> fx.Node:
+        """The node that computes a fake tensor or symbolic number of this trace."""
+        proxy = self.tracer.unwrap_proxy(value)
+        if not isinstance(proxy, fx.Proxy):
+            raise KeyError(f"{type(value).__name__} is not a value of this trace")
+        return proxy.node
+
+    def has_node(self, value: Any) -> bool:
+        return isinstance(self.tracer.unwrap_proxy(value), fx.Proxy)
+
+    def last_node(self) -> fx.Node:
+        """The node recorded last."""
+        return next(iter(reversed(self.graph.nodes)))
+
+    def data_of(self, value: torch.Tensor) -> torch.Tensor:
+        """``Tensor.data``: the same memory, unknown to autograd, with a version counter of its own."""
+        data = compat.alias_unseen(value)
+        self.last_node().meta[DATA] = True
+        return data
+
+    def keep_views(self, made: Any) -> None:
+        """Keeps views that autograd records: others that leave the step may be made of them."""
+        for value in made if isinstance(made, (list, tuple)) else (made,):
+            if isinstance(value, torch.Tensor) and self.has_node(value):
+                self.views[self.node_of(value)] = value
+
+    def clone_after(self, value: torch.Tensor, node: fx.Node, at: fx.Node) -> fx.Node:
+        """A copy of what ``node`` held when ``at`` had just been recorded."""
+        with self.graph.inserting_after(at if at.op != "placeholder" else self._last_placeholder):
+            copy = self.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta["val"] = compat.fake_snapshot(value)
+        return copy
+
+    def check(self) -> None:
+        """Raises for a graph that no stage after this one can represent.
+
+        Raises:
+            Unsupported: the message names what.
+        """
+        if self.proxy_mode.cursors:
+            raise Unsupported("SFX110", "leaves the random state set back to an earlier one")
+        for node in self.graph.nodes:
+            layout = getattr(node.meta.get("val"), "layout", torch.strided)
+            if layout is not torch.strided:
+                raise Unsupported("SFX109", f"{node.target} makes a tensor of layout {layout}")
+
+    def finish(self, outputs: list[fx.Node]) -> TracedGraph:
+        """Closes the graph with a flat tuple of outputs.
+
+        Raises:
+            Unsupported: the graph holds what no stage after this one can represent.
+        """
+        self.check()
+        self.graph.output(tuple(outputs))
+        drop_profiler_nodes(self.graph)
+        turn_out_of_place(self.graph)
+        drop_unused_vectors(self.graph)
+        module = compat.late_module(self.tracer.root, self.graph)
+        uses_rng = any(compat.is_random(node.target) for node in self.graph.nodes if node.op == "call_function")
+        return TracedGraph(module, tuple(self.inputs), self.fake_mode, uses_rng)
+
+    def _placeholder(self, name: str) -> fx.Proxy:
+        with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
+            proxy = self.tracer.create_proxy("placeholder", name, (), {})
+        proxy.node.target = proxy.node.name  # a name that Python or the graph's code uses itself is changed
+        self._last_placeholder = proxy.node
+        return proxy
+
+    def _at_start(self) -> Any:
+        return self.graph.inserting_before(next(iter(self.graph.nodes), None))
+
+    def _fresh(self, source: str) -> str:
+        base = re.sub(r"\W+", "_", source).strip("_").lower()[-60:].strip("_") or "input"
+        if not base[0].isalpha():
+            base = f"in_{base}"
+        name, count = base, self._names.get(base, 0) + 1
+        while count > 1 and (name := f"{base}_{count}") in self._names:
+            count += 1
+        self._names[base] = count
+        self._names.setdefault(name, 1)
+        return name
+
+
+def drop_profiler_nodes(graph: fx.Graph) -> None:
+    """Removes the record-function markers that ``Optimizer.step`` leaves in a trace."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and str(node.target).startswith("profiler."):
+            graph.erase_node(node)
+
+
+def turn_out_of_place(graph: fx.Graph) -> None:
+    """Makes views where the trace turned a tensor of its own (``t_``): every later use refers to the new node already.
+
+    Nodes from before keep their layout then, on which views that leave the step are built.
+    """
+    given = {node for node in graph.nodes if node.op == "placeholder"}
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, compat.OpOverload):
+            returns = node.target._schema.returns
+            written = written_args(node)
+            same = len(written) == len(returns) == 1 and returns[0].alias_info is not None
+            if same and written[0] in given:
+                given.add(node)
+            elif same:
+                node.target = _TURNS.get(node.target, node.target)
+
+
+def _overloads(name: str, *overloads: str) -> dict[Any, Any]:
+    """In-place operator -> the one that makes a view, for each pair of overloads."""
+    turning, viewing = getattr(torch.ops.aten, f"{name}_"), getattr(torch.ops.aten, name)
+    return {getattr(turning, a): getattr(viewing, b) for a, b in (pair.split(">") for pair in overloads)}
+
+
+_TURNS = {
+    **_overloads("t", "default>default"),
+    **_overloads("transpose", "default>int"),
+    **_overloads("squeeze", "default>default", "dim>dim", "dims>dims"),
+    **_overloads("unsqueeze", "default>default"),
+    **_overloads("as_strided", "default>default"),
+}

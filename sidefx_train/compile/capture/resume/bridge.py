@@ -1,0 +1,214 @@
+"""Bridges: one instruction of a frame as a function of the frame's state."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import bytecode as bc
+
+from sidefx_train.compile.capture.interpreter import bytecode_versions as versions
+from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.resume.frame_layout import (
+    CALLS,
+    INNER,
+    STATE,
+    Body,
+    Layout,
+    Slot,
+    assemble,
+    operand_count,
+    prelude,
+)
+from sidefx_train.errors import Unsupported
+
+_ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_VALUE", "RETURN_CONST"})
+_PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "SEND"})
+
+
+@dataclass(frozen=True, eq=False)
+class Landing:
+    """First item of what a bridge returns where its instruction is done: ``(landing, cells, values)``."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """One instruction of a frame as a function of the frame's state.
+
+    Attributes:
+        code: takes the state, and for a frame that has entered a call the crossing of the frames inside.
+        landings: the states it may lead to.
+    """
+
+    code: types.CodeType
+    landings: tuple[Landing, ...]
+
+
+def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str, ...]]) -> Bridge:
+    """The instruction at ``layout.index``, natively.
+
+    Args:
+        layout: the frame in front of the instruction; behind its operands if ``entered``.
+        entered: the instruction is a call whose callee is suspended as well.
+        bound_after: variables that are bound and needed in front of the instruction with the given index.
+
+    Raises:
+        Unsupported: the instruction cannot be run so.
+    """
+    body = Body(layout.code)
+    index = layout.index
+    unit = body.units[index]
+    location = unit.location
+    program = program_of(layout.code)
+    instr = program.instructions[index]
+    items: list[Any] = prelude(layout, location, keep_cells=True)
+    landings: list[Landing] = []
+    tail: list[Any] = []
+    nulls = tuple(slot is Slot.NULL for slot in layout.stack)
+
+    def landing(target: int, nulls: tuple[bool, ...]) -> list[Any]:
+        stack = body.stack(target, nulls)
+        made = Landing(Layout(layout.code, target, bound_after(target), layout.cells, stack))
+        landings.append(made)
+        return _pack(made, location)
+
+    group = [item.copy() for item in body.groups[index]]
+    if entered:
+        group = _drive_inner(location)
+        after: tuple[bool, ...] = (*nulls, False)
+    elif unit.name == "LOAD_SUPER_ATTR" or instr.name == "LOAD_METHOD":
+        group, after = _plain_attribute(unit, nulls)
+    else:
+        given = (False, False) if index in body.super_calls else ()
+        after = _stack_after(unit, (*nulls, *given), jump=False)
+    covering = body.tries[index]
+    if covering is not None:
+        opened = bc.TryBegin(covering.target, covering.push_lasti, covering.stack_depth)
+        # An error out of a callee is looked up one unit in front of the call, where a compiler has its operands.
+        items += [opened, bc.Instr("NOP", location=location)]
+    last = group[-1]
+    if not entered and isinstance(last.arg, bc.Label):
+        there = bc.Label()
+        if unit.name == "FOR_ITER":
+            nulls_there = nulls[:-1]
+            skip = [bc.Instr(n, location=location) for n in ("END_FOR", "POP_TOP")[: versions.FOR_ITER_SKIP]]
+        else:
+            nulls_there, skip = _stack_after(unit, nulls, jump=True), []
+        tail = [there, *skip, *landing(instr.target, nulls_there)]
+        group[-1] = bc.Instr(last.name.replace("BACKWARD", "FORWARD"), there, location=location)
+    items += group
+    if covering is not None:
+        items.append(bc.TryEnd(opened))
+    if unit.name not in _ENDS and instr.name != "JUMP":
+        items += landing(index + 1, after)
+    items += tail
+    items += body.items
+    made = assemble(layout, body, items, [STATE, INNER])
+    return Bridge(made, tuple(landings))
+
+
+def _drive_inner(location: Any) -> list[Any]:
+    """Runs the frames inside to their end, bridge by bridge, and pushes what they return."""
+
+    def made(name: str, *arg: Any) -> bc.Instr:
+        return bc.Instr(name, *arg, location=location)
+
+    again, done = bc.Label(), bc.Label()
+    jump = "POP_JUMP_IF_NONE" if versions.VERSION >= (3, 12) else "POP_JUMP_FORWARD_IF_NONE"
+    attribute = (False, "out") if versions.VERSION >= (3, 12) else "out"
+    swap = [] if versions.VERSION >= (3, 13) else [made("SWAP", 2)]
+    return [
+        *[again, *_call_of(made("LOAD_FAST", INNER), location), made("COPY", 1), made(jump, done)],
+        *[made("PUSH_NULL"), *swap, *_call_itself(location)],
+        *[made("LOAD_FAST", INNER), made("STORE_ATTR", "out"), made("JUMP_BACKWARD", again)],
+        *[done, made("POP_TOP"), made("LOAD_FAST", INNER), made("LOAD_ATTR", attribute)],
+    ]
+
+
+def _call_itself(location: Any) -> list[bc.Instr]:
+    """The instructions of a call without arguments, behind what pushes the function."""
+    call = [bc.Instr("CALL", 0, location=location)]
+    return call if versions.VERSION >= (3, 12) else [bc.Instr("PRECALL", 0, location=location), *call]
+
+
+def _call_of(function: bc.Instr, location: Any) -> list[bc.Instr]:
+    """A call without arguments."""
+    null = bc.Instr("PUSH_NULL", location=location)
+    call = _call_itself(location)
+    return [function, null, *call] if versions.VERSION >= (3, 13) else [null, function, *call]
+
+
+def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.Instr], tuple[bool, ...]]:
+    """A method lookup as a plain attribute lookup: what it pushes is known then."""
+    location = unit.location
+    kind: Any = unit.arg
+    if unit.name == "LOAD_SUPER_ATTR":
+        load = bc.Instr("LOAD_SUPER_ATTR", (False, True, kind[2]), location=location)
+        nulls = nulls[:-2]
+        if not kind[0]:
+            return [load], nulls
+    elif isinstance(kind, tuple):  # Python 3.12 and later
+        load = bc.Instr("LOAD_ATTR", (False, kind[1]), location=location)
+    else:
+        load = bc.Instr("LOAD_ATTR", unit.arg, location=location)
+    null = bc.Instr("PUSH_NULL", location=location)
+    if versions.VERSION >= (3, 13):
+        return [load, null], (*nulls[:-1], False, True)
+    return [load, null, bc.Instr("SWAP", 2, location=location)], (*nulls[:-1], True, False)
+
+
+def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[bool, ...]:
+    if unit.name in CALLS:
+        popped, pushed = operand_count(unit), 1
+    elif unit.name == "FOR_ITER":
+        popped, pushed = 0, 1
+    elif unit.name == "PUSH_NULL":
+        return (*nulls, True)
+    elif unit.name == "SWAP":
+        found = list(nulls)
+        assert isinstance(unit.arg, int), "SWAP has a depth"
+        found[-1], found[-unit.arg] = found[-unit.arg], found[-1]
+        return tuple(found)
+    elif unit.name == "LOAD_GLOBAL" and unit.stack_effect() == 2:
+        return (*nulls, False, True) if versions.NULL_IS_UPPER else (*nulls, True, False)
+    elif unit.name in _PUSH_WHAT_THEY_FIND:
+        raise Unsupported("SFX111", f"{unit.name} cannot be run in the middle")
+    else:
+        before, after = unit.pre_and_post_stack_effect(jump)
+        popped = max(0, -before)
+        pushed = before + after + popped
+    if popped > len(nulls) or pushed < 0:
+        raise Unsupported("SFX204", f"{unit.name} takes {popped} of {len(nulls)} values")
+    return (*nulls[: len(nulls) - popped], *[False] * pushed)
+
+
+def _pack(landing: Landing, location: Any) -> list[Any]:
+    """Returns the state; what is left on the stack goes with the frame, what it handles is no longer handled."""
+    layout = landing.layout
+    made = [bc.Instr("LOAD_CONST", landing, location=location)]  # type: ignore[arg-type]
+    made.append(bc.Instr("LOAD_FAST", STATE, location=location))
+    made += [bc.Instr("LOAD_FAST", name, location=location) for name in layout.names]
+    above = 2 + len(layout.names)
+    depth = len(layout.stack)
+    levels = [i for i, slot in enumerate(layout.stack) if slot is Slot.HANDLED]
+    for i, slot in enumerate(layout.stack):
+        if slot is Slot.NULL:
+            continue
+        if levels and i == levels[-1]:
+            made += _call_of(bc.Instr("LOAD_CONST", sys.exception, location=location), location)  # type: ignore[arg-type]
+        else:
+            inner = levels[levels.index(i) + 1] if slot is Slot.HANDLED else i
+            made.append(bc.Instr("COPY", depth - inner + above, location=location))
+        above += 1
+    made.append(bc.Instr("BUILD_TUPLE", above - 2, location=location))
+    made.append(bc.Instr("BUILD_TUPLE", 3, location=location))
+    if levels:
+        made.append(bc.Instr("COPY", depth - levels[0] + 1, location=location))
+        made.append(bc.Instr("POP_EXCEPT", location=location))
+    made.append(bc.Instr("RETURN_VALUE", location=location))
+    return made

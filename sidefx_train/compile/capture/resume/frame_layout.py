@@ -1,0 +1,226 @@
+"""The code of a frame and its state: where it stands, what of it is kept, and how a new function begins with that."""
+
+from __future__ import annotations
+
+import dis
+import enum
+import inspect
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import bytecode as bc
+
+from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.resume.exception_stack import stack_levels
+from sidefx_train.compile.capture.resume.liveness import super_calls
+from sidefx_train.errors import Unsupported
+
+STATE, INNER = ".state", ".inner"
+CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+SKIPPED = frozenset({"NOP", "RESUME", "PRECALL", "RESUME_CHECK", "NOT_TAKEN", "KW_NAMES", "CACHE", "EXTENDED_ARG"})
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_STORE_FAST, _STORE_DEREF = dis.opmap["STORE_FAST"], dis.opmap["STORE_DEREF"]
+
+
+class Slot(enum.Enum):
+    """What an entry of the evaluation stack is."""
+
+    VALUE = "value"
+    NULL = "the empty half of a call's callable slots"
+    HANDLED = "what was being handled outside an exception handler; its value is what the handler handles"
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where a frame stands and what of it is kept.
+
+    Attributes:
+        code: the function's own code.
+        index: the next instruction (of the decoded program).
+        names: variables that are bound and still needed.
+        cells: names of the cells, in the order of the code's slots.
+        stack: what each entry of the stack is.
+    """
+
+    code: types.CodeType
+    index: int
+    names: tuple[str, ...]
+    cells: tuple[str, ...]
+    stack: tuple[Slot, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (id(self.code), self.index, self.names, self.stack)
+
+
+class Body:
+    """The original code, its instructions by index of the decoded program, its cells as variables."""
+
+    def __init__(self, code: types.CodeType, suspends: bool = False) -> None:
+        if code.co_flags & _SUSPENDS and not (suspends and code.co_flags & inspect.CO_GENERATOR):
+            raise Unsupported("SFX111", "a generator cannot be entered in the middle")
+        if not code.co_flags & inspect.CO_OPTIMIZED:
+            raise Unsupported("SFX111", "a class body cannot be entered in the middle")
+        self.code = code
+        self.items: list[Any] = []
+        self.units: list[bc.Instr] = []
+        self.tries: dict[int, bc.TryBegin | None] = {}
+        self.groups: dict[int, list[bc.Instr]] = {}
+        dropped = 0
+        active: bc.TryBegin | None = None
+        pending: list[bc.Instr] = []
+        for item in bc.Bytecode.from_code(code):
+            if isinstance(item, bc.TryBegin):
+                active = item
+            elif isinstance(item, bc.TryEnd):
+                active = None
+            elif isinstance(item, bc.Instr):
+                if isinstance(item.arg, bc.FreeVar):
+                    item = bc.Instr(item.name, bc.CellVar(item.arg.name), location=item.location)
+                if item.name == "LOAD_SUPER_ATTR":
+                    kind: Any = item.arg
+                    item.arg = (kind[0], True, kind[2])  # as if written with arguments, which are on the stack
+                if item.name in ("KW_NAMES", "PRECALL"):
+                    pending.append(item)
+                elif item.name not in SKIPPED:
+                    self.tries[len(self.units)] = active
+                    self.groups[len(self.units)] = [*pending, item]
+                    self.units.append(item)
+                    pending = []
+                    if item.name in ("MAKE_CELL", "COPY_FREE_VARS"):
+                        dropped += 1
+                        if dropped != len(self.units):
+                            raise Unsupported("SFX111", "a comprehension's own cell cannot be entered in the middle")
+                        continue
+            self.items.append(item)
+        instructions = program_of(code).instructions
+        if len(instructions) != len(self.units):
+            raise Unsupported("SFX204", f"{len(self.units)} instructions read as {len(instructions)}")
+        for i, covering in self.tries.items():
+            handler = instructions[i].handler
+            if covering is not None and handler is not None:
+                covering.stack_depth = handler[1]  # the library leaves it to be computed
+        self.levels = stack_levels(program_of(code), self.units)
+        self.super_calls = super_calls(program_of(code))
+        for i in self.super_calls:
+            self._name_super(i)
+
+    def stack(self, index: int, nulls: Sequence[bool], entered: bool = False) -> tuple[Slot, ...]:
+        """The stack in front of an instruction, or without its operands, by what is known of its empty entries.
+
+        Raises:
+            Unsupported: a copy is about to be made or ended of what a handler keeps.
+        """
+        known = self.levels[index]
+        operands = operand_count(self.units[index]) if entered else 0
+        if known is None or known[0] != len(nulls) + operands:
+            raise Unsupported("SFX204", f"a stack of {len(nulls)} entries where {known} is expected")
+        positions = known[1]
+        if len(set(positions.values())) < len(positions):
+            raise Unsupported("SFX111", "an exception handler that is being left cannot be entered")
+        slots = [Slot.NULL if null else Slot.VALUE for null in nulls]
+        for position in positions:
+            slots[position] = Slot.HANDLED
+        return tuple(slots)
+
+    def suspension(self, index: int) -> list[Any]:
+        """A copy of a ``yield``, under the handler that covers it."""
+        unit, covering = self.units[index], self.tries[index]
+        at = next(i for i, item in enumerate(self.items) if item is unit)
+        made = [item.copy() for item in self.items[at : at + 2]]
+        if [item.name for item in made] != ["YIELD_VALUE", "RESUME"]:
+            raise Unsupported("SFX204", f"a generator suspended at {unit.name}")
+        if covering is None:
+            return made
+        opened = bc.TryBegin(covering.target, covering.push_lasti, covering.stack_depth)
+        return [opened, *made, bc.TryEnd(opened)]
+
+    def _name_super(self, index: int) -> None:
+        """Gives ``super()`` its arguments: the new code's frame is not one of the method."""
+        group = self.groups[index]
+        location = group[0].location
+        first = self.code.co_varnames[0]
+        cell = first in self.code.co_cellvars
+        added = [
+            bc.Instr("LOAD_DEREF", bc.CellVar("__class__"), location=location),
+            bc.Instr(*(("LOAD_DEREF", bc.CellVar(first)) if cell else ("LOAD_FAST", first)), location=location),
+        ]
+        at = next(i for i, item in enumerate(self.items) if item is group[0])
+        self.items[at:at] = added
+        for item in group:
+            item.arg = 2
+        self.groups[index] = [*added, *group]
+
+
+def prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
+    """Instructions that restore variables and stack from the state; with ``keep_cells`` the cells stay in its place."""
+    made: list[Any] = [bc.Instr("RESUME", 0, location=location)]
+
+    def item(*path: int) -> None:
+        made.append(bc.Instr("LOAD_FAST", STATE, location=location))
+        for position in path:
+            made.append(bc.Instr("LOAD_CONST", position, location=location))
+            made.append(bc.Instr("BINARY_SUBSCR", location=location))
+
+    for i, name in enumerate(layout.cells):
+        item(0, i)
+        made.append(bc.Instr("STORE_DEREF", bc.CellVar(name), location=location))  # becomes STORE_FAST
+    for i, name in enumerate(layout.names):
+        item(1, i)
+        made.append(bc.Instr("STORE_FAST", name, location=location))
+    position = len(layout.names)
+    for slot in layout.stack:
+        if slot is Slot.NULL:
+            made.append(bc.Instr("PUSH_NULL", location=location))
+            continue
+        item(1, position)
+        position += 1
+        if slot is Slot.HANDLED:
+            made += [bc.Instr("PUSH_EXC_INFO", location=location), bc.Instr("POP_TOP", location=location)]
+    if keep_cells:
+        item(0)
+    for position in (1, 0):
+        made.append(bc.Instr("LOAD_FAST", STATE, location=location))
+        made.append(bc.Instr("LOAD_CONST", position, location=location))
+        made.append(bc.Instr("DELETE_SUBSCR", location=location))
+    made.append(bc.Instr("STORE_FAST" if keep_cells else "DELETE_FAST", STATE, location=location))
+    return made
+
+
+def assemble(layout: Layout, body: Body, items: list[Any], arguments: list[str]) -> types.CodeType:
+    """A code object of instructions, with the names, flags and cells of the original."""
+    code = layout.code
+    made = bc.Bytecode(items)
+    made.argcount = len(arguments)
+    made.argnames = list(arguments)
+    made.name, made.qualname, made.filename = code.co_name, code.co_qualname, code.co_filename
+    made.first_lineno = code.co_firstlineno
+    made.flags = bc.CompilerFlags(code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
+    made.cellvars = list(layout.cells)
+    made.freevars = []
+    size = code.co_stacksize + len(layout.names) + len(layout.stack) + 8
+    result = made.to_code(stacksize=size, compute_exception_stack_depths=False)
+    result = _store_cells(result, len(layout.cells))
+    free = tuple(name for name in layout.cells if name in code.co_freevars)  # the last: an unset one raises NameError
+    return result.replace(co_cellvars=layout.cells[: len(layout.cells) - len(free)], co_freevars=free)
+
+
+def _store_cells(code: types.CodeType, count: int) -> types.CodeType:
+    """Turns the first ``count`` ``STORE_DEREF`` into ``STORE_FAST``: variables and cells share their numbering."""
+    raw = bytearray(code.co_code)
+    position = 0
+    while count:
+        if raw[position] == _STORE_DEREF:
+            raw[position] = _STORE_FAST
+            count -= 1
+        position += 2
+    return code.replace(co_code=bytes(raw))
+
+
+def operand_count(call: bc.Instr) -> int:
+    """How many entries of the stack a call takes."""
+    arg = call.arg
+    assert isinstance(arg, int), "a call has a number of arguments"
+    return {"CALL": arg + 2, "CALL_KW": arg + 3, "CALL_FUNCTION_EX": 3 + (arg & 1)}[call.name]

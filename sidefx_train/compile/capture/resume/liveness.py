@@ -1,0 +1,83 @@
+"""Which variables a code object may still read after an instruction."""
+
+from __future__ import annotations
+
+from sidefx_train.compile.capture.interpreter.bytecode_versions import VERSION, Instruction
+from sidefx_train.compile.capture.interpreter.dispatch import Program
+
+_READS = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_SLOT", "MAKE_CELL"})
+_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP", "RETURN_GENERATOR"})
+_SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
+
+
+def live_slots(program: Program, index: int) -> frozenset[int]:
+    """Slots whose value the instruction at ``index``, or one after it, may read.
+
+    Cells count as read by every use of their variable. Code that can see its own variables by name reads all.
+    """
+    everything = frozenset(range(len(program.slots)))
+    if _SEES_ALL & set(program.code.co_names):
+        return everything
+    instructions = program.instructions
+    before: list[frozenset[int]] = [frozenset()] * len(instructions)
+    effects = [_effect(instr) for instr in instructions]
+    for i in super_calls(program):
+        effects[i] = frozenset({0}), effects[i][1]
+    changed = True
+    while changed:
+        changed = False
+        for i in range(len(instructions) - 1, -1, -1):
+            instr = instructions[i]
+            after: frozenset[int] = frozenset()
+            if instr.name not in _ENDS and i + 1 < len(instructions):
+                after |= before[i + 1]
+            if instr.target >= 0:
+                after |= before[instr.target]
+            reads, writes = effects[i]
+            found = reads | (after - writes)
+            if instr.handler is not None:
+                found |= before[instr.handler[0]]
+            if found != before[i]:
+                before[i] = found
+                changed = True
+    return before[index] & everything
+
+
+def super_calls(program: Program) -> frozenset[int]:
+    """Calls of ``super()`` that find the class and the first argument in the frame, by index.
+
+    From Python 3.12 on the compiler loads both.
+    """
+    code, instructions = program.code, program.instructions
+    if VERSION >= (3, 12) or "__class__" not in code.co_freevars or not code.co_argcount:
+        return frozenset()
+    return frozenset(
+        i
+        for i in range(1, len(instructions))
+        if (instructions[i].name, instructions[i].arg) == ("CALL", 0)
+        and (instructions[i - 1].name, instructions[i - 1].value) == ("LOAD_GLOBAL", "super")
+    )
+
+
+def own_effect(instr: Instruction) -> tuple[frozenset[int], frozenset[int]]:
+    """(slots that an instruction binds, slots that it unbinds)"""
+    if instr.name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+        return frozenset(), frozenset({instr.arg})
+    return _effect(instr)[1], frozenset()
+
+
+def _effect(instr: Instruction) -> tuple[frozenset[int], frozenset[int]]:
+    """(slots read, slots written)"""
+    name, arg, value = instr.name, instr.arg, instr.value
+    nothing: frozenset[int] = frozenset()
+    if name in _READS or name.endswith("DEREF"):
+        return frozenset({arg}), nothing
+    if name == "STORE_FAST":
+        return nothing, frozenset({arg})
+    if name == "LOAD_FAST_LOAD_FAST":
+        return frozenset({arg, value}), nothing
+    if name == "STORE_FAST_LOAD_FAST":
+        return frozenset({value}) - frozenset({arg}), frozenset({arg})
+    if name == "STORE_FAST_STORE_FAST":
+        return nothing, frozenset({arg, value})
+    return nothing, nothing

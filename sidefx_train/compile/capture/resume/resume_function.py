@@ -1,0 +1,153 @@
+"""Code objects that enter a function in the middle.
+
+Both kinds hold the whole original code, so that its exception handlers, loops and line numbers are its own, behind a
+prelude that restores variables and stack. The one argument is the list ``[cells, values]``, which the prelude empties:
+a value that the function drops is dropped by all.
+
+- A *continuation* jumps to the instruction and runs on. It is what gets captured next.
+- A *bridge* runs one instruction natively, under the handlers that cover it, and returns a :class:`Landing` with the
+  state behind it. If the instruction raises, the function's own handlers run natively, to the end of the function. Of
+  an outer frame the instruction is a call that has been entered: the bridge drives what is inside instead, which its
+  second argument hands out.
+
+Cells of the original, its own and its closure's, are variables of the new code that hold cells: the prelude puts them
+there.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import replace
+from typing import Any
+
+import bytecode as bc
+
+from sidefx_train.compile.capture.resume.frame_layout import (
+    CALLS,
+    SKIPPED,
+    STATE,
+    Body,
+    Layout,
+    Slot,
+    assemble,
+    prelude,
+)
+from sidefx_train.errors import Unsupported
+
+_origins: dict[int, tuple[Layout, dict[int, int], Any]] = {}
+
+
+def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
+    """The function's own code and instruction, for one of a continuation."""
+    found = _origins.get(id(code))
+    if found is None:
+        return code, index
+    layout, table, _ = found
+    if index not in table:
+        raise Unsupported("SFX111", "a continuation cannot be entered where it restores a frame")
+    return layout.code, table[index]
+
+
+def is_continuation(fn: Any) -> bool:
+    """True for a function that enters another in the middle."""
+    return isinstance(fn, types.FunctionType) and id(fn.__code__) in _origins
+
+
+def given_names(fn: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a continuation's ``[cells, values]`` are called: variables by name, what is on the stack by place."""
+    layout = _origins[id(fn.__code__)][0]
+    held = sum(slot is not Slot.NULL for slot in layout.stack)
+    return layout.cells, (*layout.names, *(f"stack[{i}]" for i in range(held)))
+
+
+def function(code: types.CodeType, space: dict[str, Any]) -> types.FunctionType:
+    """A function of a code made here, which is called with its cells: the closure is only there to fit."""
+    return types.FunctionType(code, space, code.co_name, None, tuple(types.CellType() for _ in code.co_freevars))
+
+
+def _remember(made: types.CodeType, layout: Layout, items: list[Any], body: Body) -> None:
+    """Keeps where each instruction of ``made`` comes from, for a break in a continuation."""
+    index_of = {id(unit): i for i, unit in enumerate(body.units)}
+    table: dict[int, int] = {}
+    count = 0
+    for item in items:
+        if isinstance(item, bc.Instr) and item.name not in SKIPPED:
+            if id(item) in index_of:
+                table[count] = index_of[id(item)]
+            count += 1
+    _origins[id(made)] = (layout, table, made)
+
+
+def continuation(layout: Layout) -> types.CodeType:
+    """The function from ``layout.index`` on; takes ``[cells, values]``.
+
+    Raises:
+        Unsupported: the function cannot be entered there.
+    """
+    body = Body(layout.code)
+    unit = body.units[layout.index]
+    here = bc.Label()
+    items: list[Any] = [*prelude(layout, unit.location, keep_cells=False), bc.Instr("JUMP_FORWARD", here)]
+    for item in body.items:
+        if item is body.groups[layout.index][0]:
+            items.append(here)
+        items.append(item)
+    made = assemble(layout, body, items, [STATE])
+    _remember(made, layout, items, body)
+    return made
+
+
+def generator(layout: Layout, started: bool, delegates: bool) -> types.CodeType:
+    """A generator function that takes ``[cells, values]`` and goes on at ``layout.index``.
+
+    Args:
+        layout: the frame of a suspended generator; the last value of its stack is the one to be sent.
+        started: it is suspended at a ``yield``: the new generator suspends there too when it is first resumed.
+        delegates: that is a ``yield from``, which is entered itself: CPython reads the code around it.
+
+    Raises:
+        Unsupported: the generator cannot be entered there.
+    """
+    body = Body(layout.code, suspends=True)
+    layout = replace(layout, stack=layout.stack[:-1])
+    location = body.units[layout.index - 1].location
+    here = bc.Label()
+    items: list[Any] = [bc.Instr("RETURN_GENERATOR", location=location), bc.Instr("POP_TOP", location=location)]
+    items += prelude(layout, location, keep_cells=False)
+    items.append(bc.Instr("LOAD_CONST", None, location=location))  # type: ignore[arg-type]
+    if started and not delegates:
+        items += body.suspension(layout.index - 1)
+    items.append(bc.Instr("JUMP_FORWARD", here, location=location))
+    entry = body.groups[layout.index - 1 if delegates else layout.index][0]
+    for item in body.items:
+        if item is entry:
+            items.append(here)
+        items.append(item)
+    return assemble(layout, body, items, [STATE])
+
+
+def layout_at(
+    code: types.CodeType,
+    index: int,
+    names: tuple[str, ...],
+    cells: tuple[str, ...],
+    nulls: tuple[bool, ...],
+    entered: bool,
+) -> Layout:
+    """The layout of a frame that stands in front of an instruction, or has entered the call that it is.
+
+    Args:
+        code: the function's own code.
+        index: the instruction.
+        names: variables that are bound and still needed.
+        cells: names of the cells.
+        nulls: for each entry of the stack, true if it is empty.
+        entered: the operands are gone.
+
+    Raises:
+        Unsupported: the function cannot be entered there.
+    """
+    body = Body(code, suspends=True)
+    if entered and body.units[index].name not in CALLS:
+        raise Unsupported("SFX111", f"a call made by {body.units[index].name} cannot be entered in the middle")
+    return Layout(code, index, names, cells, body.stack(index, nulls, entered))

@@ -1,0 +1,209 @@
+"""Where a capture stopped, and the frames of the step as they are in front of that instruction."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.interpreter.frame import COPYING, NULL, Frame
+from sidefx_train.compile.capture.interpreter.generator_finalizers import cleans_up
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+from sidefx_train.compile.capture.interpreter.object_model import function_calls as calls
+from sidefx_train.compile.capture.interpreter.opcodes import calls as calling
+from sidefx_train.compile.capture.resume.bridge import Bridge, bridge
+from sidefx_train.compile.capture.resume.frame_layout import Layout, Slot
+from sidefx_train.compile.capture.resume.liveness import live_slots, own_effect
+from sidefx_train.compile.capture.resume.resume_function import layout_at, original
+from sidefx_train.errors import Location, Unsupported
+
+_EXECUTE = Interpreter.execute.__code__
+_TRANSPARENT = frozenset(
+    fn.__code__
+    for fn in (
+        Interpreter.run,
+        Interpreter.call,
+        Interpreter.inline,
+        calls.call_object,
+        calling.call,
+        calling.call_kw,
+        calling.call_function_ex,
+    )
+)
+"""What may stand between two frames if the inner one's result is to be that of the outer one's call."""
+
+State = list[tuple[Any, ...]]
+"""``[cells, values]`` of a frame: its code takes them out."""
+
+
+@dataclass(frozen=True)
+class StopPoint:
+    """An instruction to stop in front of, by number.
+
+    Attributes:
+        count: how many instructions the interpreter has begun by then.
+        depth: how many frames there are.
+        code: why.
+        reason: likewise.
+        location: the user's line.
+    """
+
+    count: int
+    depth: int
+    code: str
+    reason: str
+    location: Location | None
+
+
+@dataclass(frozen=True)
+class Suspension:
+    """The frames of a suspended step, outermost first.
+
+    Attributes:
+        point: why it stopped.
+        bridges: how each frame goes on.
+        spaces: the globals of each.
+    """
+
+    point: StopPoint
+    bridges: tuple[Bridge, ...]
+    spaces: tuple[dict[str, Any], ...]
+
+
+def stop_points(error: BaseException, code: str, reason: str, location: Location | None) -> tuple[StopPoint, ...]:
+    """Instructions in front of which the step can be suspended, innermost first.
+
+    Args:
+        error: what stopped the capture, with its traceback.
+        code: for the report.
+        reason: likewise.
+        location: likewise.
+    """
+    found: list[StopPoint] = []
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not _EXECUTE:
+        trace = trace.tb_next
+    while trace is not None:
+        frame: Frame = trace.tb_frame.f_locals["frame"]
+        if frame.code in COPYING:
+            break
+        found.append(StopPoint(frame.began, len(found) + 1, code, reason, location))
+        trace = trace.tb_next
+        while trace is not None and trace.tb_frame.f_code is not _EXECUTE:
+            if trace.tb_frame.f_code not in _TRANSPARENT:
+                return tuple(reversed(found))
+            trace = trace.tb_next
+    return tuple(reversed(found))
+
+
+def suspend(
+    frames: list[Frame], handled: BaseException | None, point: StopPoint, watched: Callable[[Any], bool]
+) -> tuple[Suspension, tuple[State, ...]]:
+    """Describes frames that stand in front of an instruction each.
+
+    Args:
+        frames: outermost first; all but the last have entered a call.
+        handled: the exception being handled.
+        point: why they are suspended.
+        watched: says whether the program notices when an object dies.
+
+    Returns:
+        The frames, and what they hold, in values of the trace: for each ``[cells, values]``.
+
+    Raises:
+        Unsupported: one of them cannot go on natively.
+    """
+    bridges: list[Bridge] = []
+    states: list[State] = []
+    for frame in reversed(frames):
+        entered = frame is not frames[-1]
+        index = frame.pc - 1 if entered else frame.pc
+        made, state, handled = _frame(frame, index, entered, handled, watched)
+        bridges.insert(0, made)
+        states.insert(0, state)
+    return Suspension(point, tuple(bridges), tuple(f.globals for f in frames)), tuple(states)
+
+
+def _frame(
+    frame: Frame, index: int, entered: bool, handled: BaseException | None, watched: Callable[[Any], bool]
+) -> tuple[Bridge, State, BaseException | None]:
+    """The bridge over a frame's instruction, the frame's state, and what its caller was handling."""
+    layout, needed, state, handled = describe(frame, index, entered, handled, watched)
+    return bridge(layout, entered, needed), state, handled
+
+
+def describe(
+    frame: Frame,
+    index: int,
+    entered: bool,
+    handled: BaseException | None,
+    watched: Callable[[Any], bool],
+    given: int = 0,
+) -> tuple[Layout, Callable[[int], tuple[str, ...]], State, BaseException | None]:
+    """Where a frame stands and what of it is kept.
+
+    Args:
+        frame: the frame.
+        index: its next instruction.
+        entered: that is a call, and its operands are gone.
+        handled: the exception being handled inside.
+        watched: says whether the program notices when an object dies.
+        given: how many values will be on the stack besides.
+
+    Returns:
+        The layout; what is needed in front of another instruction; ``[cells, values]``; what is handled outside.
+
+    Raises:
+        Unsupported: the frame cannot be entered there.
+    """
+    program = frame.program
+    code, at = original(program.code, index)
+    own = program_of(code)
+    cell_slots = _cell_slots(code)
+    bound = {own.slots[i]: value for i, value in _values(frame, own.slots) if value is not NULL}
+
+    stored, unbound = own_effect(own.instructions[at])
+    if (
+        stored and not entered and not given and frame.stack[-1] is NULL
+    ):  # a comprehension gives an unbound variable back
+        stored, unbound = unbound, stored
+    bound_after = {*bound, *(own.slots[i] for i in stored)} - {own.slots[i] for i in unbound}
+
+    # What somebody notices the death of lives as long as its variable, needed or not.
+    held = [(i, bound[name]) for i, name in enumerate(own.slots) if name in bound]
+    kept = {i for i, value in held if cleans_up(value) or watched(value)}
+
+    def needed(position: int, known: Any = bound_after) -> tuple[str, ...]:
+        live = live_slots(own, position) | kept
+        return tuple(own.slots[i] for i in sorted(live) if i not in cell_slots and own.slots[i] in known)
+
+    cells = tuple(own.slots[i] for i in sorted(cell_slots))
+    for name in cells:
+        if type(bound.get(name)) is not types.CellType:
+            raise Unsupported("SFX111", f"the variable {name} is not a cell yet")
+    if any(instr.name == "SET_FUNCTION_ATTRIBUTE" for instr in own.instructions[at : at + 2]):  # behind it lies a half
+        raise Unsupported("SFX111", "a function is being made")
+    nulls = (*(value is NULL for value in frame.stack), *[False] * given)
+    layout = layout_at(code, at, needed(at, bound), cells, nulls, entered)
+    stack = list(frame.stack)
+    for position in reversed(range(len(stack))):
+        if layout.stack[position] is Slot.HANDLED:  # keeps what was handled outside; the part is told what inside
+            stack[position], handled = handled, stack[position]
+    values = tuple(bound[name] for name in layout.names) + tuple(v for v in stack if v is not NULL)
+    return layout, needed, [tuple(bound[name] for name in cells), values], handled
+
+
+def _values(frame: Frame, names: tuple[str, ...]) -> list[tuple[int, Any]]:
+    """The variables of the original code, from a frame of it or of a continuation."""
+    if frame.program.slots == names:
+        return list(enumerate(frame.locals))
+    by_name = dict(zip(frame.program.slots, frame.locals, strict=True))
+    return [(i, by_name.get(name, NULL)) for i, name in enumerate(names)]
+
+
+def _cell_slots(code: types.CodeType) -> frozenset[int]:
+    slots = program_of(code).slots
+    cells = set(code.co_cellvars) | set(code.co_freevars)
+    return frozenset(i for i, name in enumerate(slots) if name in cells)

@@ -1,0 +1,1 @@
+"""Shadows of lists, dicts, sets, iterators, closure cells and namespaces."""

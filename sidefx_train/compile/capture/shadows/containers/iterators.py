@@ -1,0 +1,305 @@
+"""Iterators of C classes: known by what they walk over and how far they are.
+
+A part of a step gets those of the loops it is in the middle of. Each is shadowed by an iterator of the same class over
+shadows, at the same place; the epilogue advances the real one by as many items as the step took.
+
+That makes an entry for each place. Once a place has changed, and for iterators that do not tell theirs, the stand-in is
+an :class:`OutsideIterator`: the loop is advanced natively, between two parts that fit every round.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import operator
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, cleans_up
+from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
+from sidefx_train.compile.capture.shadows.records import Record
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_WALKED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
+_SEQUENCES = tuple(type(iter(sequence)) for sequence in _WALKED)
+_WRAPPERS = (enumerate, zip)
+TYPES: frozenset[type] = frozenset({*_SEQUENCES, *_WRAPPERS, type(reversed([]))})
+"""Classes whose instances can be shadowed."""
+
+REBUILT: frozenset[type] = TYPES | {
+    type(iter({})),
+    type(iter({}.values())),
+    type(iter({}.items())),
+    type(iter(set())),
+}
+"""Classes whose instances, made in the step, can be made again outside."""
+
+HANDED_ON: frozenset[type] = frozenset(
+    {
+        map,
+        filter,
+        itertools.accumulate,
+        itertools.chain,
+        itertools.combinations,
+        itertools.combinations_with_replacement,
+        itertools.compress,
+        itertools.count,
+        itertools.cycle,
+        itertools.dropwhile,
+        itertools.filterfalse,
+        itertools.groupby,
+        itertools.islice,
+        itertools.permutations,
+        itertools.product,
+        itertools.repeat,
+        itertools.starmap,
+        itertools.takewhile,
+        itertools.zip_longest,
+        type(next(itertools.groupby("a"))[1]),
+        type(iter(int, 1)),
+        type(reversed({})),
+        type(reversed({}.values())),
+        type(reversed({}.items())),
+    }
+)
+"""Further such classes: they call functions, or walk over other iterators; outside, nobody looks into them."""
+
+
+OPAQUE: frozenset[type] = (HOLDERS | REBUILT | HANDED_ON) - TYPES
+"""Classes of iterators that do not tell where they are."""
+
+
+VIEWS: dict[type, Callable[[Any], Any]] = {
+    type(iter({})): dict.keys,
+    type(iter({}.values())): dict.values,
+    type(iter({}.items())): dict.items,
+    type(reversed({})): lambda table: reversed(dict.keys(table)),
+    type(reversed({}.values())): lambda table: reversed(dict.values(table)),
+    type(reversed({}.items())): lambda table: reversed(dict.items(table)),
+    type(iter(set())): iter,
+}
+"""What an iterator over a dict or set is made of, by its class."""
+
+
+def walked_over(iterator: Any) -> Any:
+    """The dict or set that an iterator over one walks over; ``None`` at its end."""
+    return next((item for item in gc.get_referents(iterator) if isinstance(item, (dict, set, frozenset))), None)
+
+
+def left_over(iterator: Any) -> int | None:
+    """How many items an iterator over a dict or set has left; ``None`` if that has changed its size since."""
+    try:
+        return len(iterator.__reduce__()[1][0])
+    except RuntimeError:
+        return None
+
+
+def walk(view: Callable[[Any], Any], container: Any, taken: int) -> Iterator[Any]:
+    """An iterator over a dict or set that has given its first items."""
+    iterator = iter(view(container))
+    advance(iterator, taken)
+    return iterator
+
+
+def spoiled_walk(view: Callable[[Any], Any]) -> Iterator[Any]:
+    """An iterator over a dict or set that has changed its size: to go on raises an error."""
+    container: Any = {0} if view is iter else {0: 0}
+    iterator = iter(view(container))
+    container |= {1} if view is iter else {1: 1}
+    return iterator
+
+
+class OutsideIterator:
+    """Stands for an iterator that only the world outside can advance.
+
+    Args:
+        cls: its class.
+        refuse: stops the capture.
+    """
+
+    __slots__ = ("__weakref__", "cls", "refuse")
+
+    def __init__(self, cls: type, refuse: Callable[[], NoReturn]) -> None:
+        self.cls = cls
+        self.refuse = refuse
+
+    def __iter__(self) -> OutsideIterator:
+        return self
+
+    def __next__(self) -> Any:
+        self.refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        """A method such as ``send``: calling it stops the capture."""
+        return types.MethodType(_call_outside, self)
+
+
+def _call_outside(iterator: OutsideIterator, *args: Any, **kwargs: Any) -> NoReturn:
+    iterator.refuse()
+
+
+class ClosingIterator(OutsideIterator, ClosingStandIn):
+    """Stands for an outside iterator that runs code of the program when it dies; the program alone refers to it.
+
+    Args:
+        cls: its class.
+        refuse: stops the capture.
+        dropped: called when the program has no reference to it any more.
+    """
+
+    __slots__ = ("dropped",)
+
+    def __init__(self, cls: type, refuse: Callable[[], NoReturn], dropped: Callable[[], None]) -> None:
+        super().__init__(cls, refuse)
+        self.dropped = dropped
+
+    def __del__(self) -> None:
+        self.dropped()
+
+
+NATIVE_CODE.add(id(_call_outside.__code__))
+for _cls in (OutsideIterator, ClosingIterator):
+    NATIVE_CODE.update(id(fn.__code__) for fn in vars(_cls).values() if isinstance(fn, types.FunctionType))
+
+
+class IteratorRecord(Record):
+    """An iterator that existed before the capture."""
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source) -> None:
+        super().__init__(heap, real, shadow, source)
+        self.begun = position(shadow)
+
+    def taken(self) -> int | None:
+        """How many items the step has taken; ``None`` if it came to the end."""
+        now = position(self.shadow)
+        return None if now is None else now - (self.begun or 0)
+
+
+class ClosingRecord(Record):
+    """An iterator of which only the program holds the stand-in."""
+
+    _held: weakref.ref[OutsideIterator]
+
+    @property
+    def shadow(self) -> OutsideIterator:  # type: ignore[override]
+        held: OutsideIterator | None = self._held()
+        if held is None:  # it is also found elsewhere, and lives
+            held = self._kept = OutsideIterator(type(self.real), self._refuse)
+            self._held = weakref.ref(held)
+            self.heap.by_shadow[id(held)] = self
+        return held
+
+    @shadow.setter
+    def shadow(self, made: OutsideIterator) -> None:
+        self._refuse = made.refuse
+        self._held = weakref.ref(made)
+
+
+def position(iterator: Any) -> int | None:
+    """A number that grows by one with each item taken; ``None`` at the end."""
+    made, arguments, *state = iterator.__reduce__()
+    if made is enumerate:
+        return None if position(arguments[0]) is None else int(arguments[1])
+    if made is zip:
+        inner = [position(part) for part in arguments]
+        return None if None in inner or not inner else inner[0]
+    if isinstance(arguments[0], list) or made is reversed:
+        if not state:
+            return None
+        return -state[0] if made is reversed else int(state[0])
+    left = operator.length_hint(iterator)
+    return -left if left else None
+
+
+def advance(iterator: Iterator[Any], count: int | None) -> None:
+    """Takes ``count`` items, or all."""
+    if count is None:
+        deque(iterator, maxlen=0)
+    else:
+        for _ in range(count):
+            next(iterator)
+
+
+def outside_iterator(heap: Heap, real: Any, source: Source) -> Record:
+    """The record of an iterator that the capture does not look into."""
+    heap.guard("type", source, type(real))
+    return Record(heap, real, OutsideIterator(type(real), _refusal(heap, source)), source)
+
+
+def _refusal(heap: Heap, source: Source) -> Callable[[], NoReturn]:
+    def refuse() -> NoReturn:
+        code, why = ("SFX113", "goes on with a loop") if heap.in_part else ("SFX103", "advances the outside iterator")
+        heap.refuse(code, f"{why} {source.label}")
+
+    return refuse
+
+
+def given_state(heap: Heap, state: list[tuple[Any, ...]], names: tuple[tuple[str, ...], ...]) -> tuple[Any, ...]:
+    """Stand-ins of what the rest of a step is given, ``[cells, values]``; its code takes them out and keeps none.
+
+    Args:
+        heap: the objects of the trace.
+        state: the cells and values.
+        names: what the user calls them.
+    """
+    place = heap.sources.arg(0)
+    parts = enumerate(zip(state, names, strict=True))
+    return ([tuple(_given(heap, heap.sources.item(place, i), part, called)) for i, (part, called) in parts],)
+
+
+def _given(heap: Heap, inside: Source, part: tuple[Any, ...], names: tuple[str, ...]) -> Iterator[Any]:
+    for i, (real, name) in enumerate(zip(part, names, strict=True)):
+        source = heap.sources.item(inside, i, name)
+        if type(real) not in HOLDERS:
+            yield heap.shadow(real, source)
+            continue
+        closing = cleans_up(real)
+        heap.guard("cleans_up", source, closing)
+        if not closing or id(real) in heap.by_real:
+            yield heap.shadow(real, source)
+            continue
+        heap.guard("type", source, type(real))
+        made = ClosingIterator(type(real), _refusal(heap, source), functools.partial(heap.dropped, source.label))
+        yield heap.register(ClosingRecord(heap, real, made, source))
+        del made
+
+
+def shadow_iterator(heap: Heap, real: Any, source: Source) -> Any:
+    """The stand-in of an outside iterator, and everything it depends on guarded."""
+    heap.guard("type", source, type(real))
+    reduced = real.__reduce__()
+    whole = heap.sources.call(heap.sources.slot(source, "__reduce__"))
+    heap.guard("length", whole, len(reduced))
+    arguments = heap.sources.item(whole, 1)
+    heap.guard("length", arguments, len(reduced[1]))
+    parts = []
+    for i, part in enumerate(reduced[1]):
+        place = heap.sources.item(arguments, i)
+        if type(part) is int:
+            heap.guard("equal", place, part)
+        elif type(real) in _WRAPPERS:
+            if id(part) in heap.by_real or type(part) not in TYPES:
+                heap.refuse("SFX103", f"goes on with the outside iterator {source.label}, of another iterator")
+            part = shadow_iterator(heap, part, place)
+        else:
+            part = heap.shadow(part, place)
+            record = heap.record_of(part)
+            if record is not None:
+                record.fill()
+        parts.append(part)
+    made = reduced[0](*parts)
+    if len(reduced) > 2:
+        heap.guard("equal", heap.sources.item(whole, 2), reduced[2])
+        if reduced[2] is not None:
+            made.__setstate__(reduced[2])
+    return made

@@ -1,0 +1,174 @@
+"""Lists and dicts of the program: what the step reads of them and leaves in them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.common.plain_values import base_of, stored_entries
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class ListRecord(Record):
+    """A list or deque. Until something reads it, the shadow holds only what the step appended."""
+
+    NOTES = ("filled", "snapshot")
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+        super().__init__(heap, real, shadow, source, base)
+        self.filled = False
+        self.snapshot: list[Any] = []
+
+    def fill(self) -> None:
+        if self.filled:
+            return
+        if self.base.label in self.heap.growing:
+            self.heap.refuse("SFX114", f"reads the whole of {self.base.label}, which grows from call to call")
+        self.filled = True
+        base = list if isinstance(self.shadow, list) else deque
+        self.heap.guard("length", self.base, base.__len__(self.real))
+        tail = list(base.__iter__(self.shadow))
+        base.clear(self.shadow)
+        for index, item in enumerate(list(base.__iter__(self.real))):
+            base.append(self.shadow, self.heap.shadow(item, self.heap.sources.item(self.base, index)))
+        self.snapshot = list(base.__iter__(self.shadow))
+        base.extend(self.shadow, tail)
+
+    def reset(self) -> None:
+        base = list if isinstance(self.shadow, list) else deque
+        base.clear(self.shadow)
+        base.extend(self.shadow, self.snapshot)
+
+    def from_end(self, index: int) -> Any:
+        """The item at a negative index, read without the rest; :data:`ABSENT` if that cannot be."""
+        if self.filled or not self.plain or type(self.real) is not list or index >= 0:
+            return ABSENT
+        if -index <= len(self.shadow):
+            return self.shadow[index]
+        outside = index + len(self.shadow)
+        if -outside > len(self.real):
+            return ABSENT
+        return self.heap.shadow(self.real[outside], self.heap.sources.item(self.base, outside))
+
+    def length(self) -> Any:
+        """The length, symbolic for a list that grows; ``None`` if that takes reading the whole."""
+        if self.filled or not self.plain or type(self.real) is not list:
+            return None
+        source = self.heap.sources.call(self.heap.sources.slot(self.base, "__len__"))
+        if self.shadow or source.label in self.heap.symbolic:
+            return self.heap.length(len(self.real), source) + len(self.shadow)
+        self.heap.guard("length", self.base, len(self.real))
+        return len(self.real)
+
+    @property
+    def appended(self) -> list[Any]:
+        """What an unread list has gained."""
+        return [] if self.filled else list(self.shadow)
+
+
+class DictRecord(Record):
+    """A dict, OrderedDict or defaultdict; plain keys come in one by one until the whole is read."""
+
+    NOTES = ("filled", "snapshot", "missing")
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+        super().__init__(heap, real, shadow, source, base)
+        self.filled = False
+        self.snapshot: dict[Any, Any] = {}
+        self.missing: set[Any] = set()
+
+    def bring(self, key: Any) -> bool:
+        """Brings the entry of ``key`` in, if there is one; True if the shadow has the key afterwards."""
+        self._pin_written()
+        if dict.__contains__(self.shadow, key):
+            return True
+        if self.filled or key in self.missing or key in self.snapshot:
+            return False
+        real_key = self.heap.real_key(key)
+        if real_key is ABSENT:
+            return False
+        if not dict.__contains__(self.real, real_key):
+            self.missing.add(key)
+            self.heap.guard("no_item", self.base, real_key)
+            return False
+        self._take(key, real_key)
+        return True
+
+    def _pin_written(self) -> None:
+        """What the step wrote unread is about to be compared with what it reads."""
+        if not self.filled and dict.__len__(self.shadow) > len(self.snapshot):
+            for key in base_of(self.shadow).__iter__(self.shadow):
+                if key not in self.snapshot:
+                    self.heap.identities.pin_key(key)
+
+    def _take(self, key: Any, real_key: Any) -> None:
+        value = dict.__getitem__(self.real, real_key)
+        hint = key if isinstance(key, str) else ""
+        value = self.heap.shadow(value, self.heap.sources.item(self.base, real_key), hint)
+        base_of(self.shadow).__setitem__(self.shadow, key, value)
+        self.snapshot[key] = value
+
+    def fill(self) -> None:
+        if self.filled:
+            return
+        self._pin_written()
+        keys = tuple(base_of(self.real).__iter__(self.real))
+        if not keys:
+            self.heap.guard("length", self.base, 0)
+        else:
+            self.heap.guard("keys", self.base, keys)
+        changed = stored_entries(self.shadow)
+        base_of(self.shadow).clear(self.shadow)
+        gone = {key for key in self.snapshot if key not in changed}
+        order: list[Any] = []
+        for position, real_key in enumerate(keys):
+            key = self.heap.shadow_key(real_key, self.base, position)
+            order.append(key)
+            if key in gone:
+                continue
+            if key in changed:
+                base_of(self.shadow).__setitem__(self.shadow, key, changed.pop(key))
+                if key not in self.snapshot:  # written before it was ever read
+                    self.snapshot[key] = ABSENT
+            else:
+                self._take(key, real_key)
+        for key, value in changed.items():
+            base_of(self.shadow).__setitem__(self.shadow, key, value)
+        self.snapshot = {key: self.snapshot[key] for key in order if key in self.snapshot}  # not in order of reading
+        self.filled = True
+
+    def reset(self) -> None:
+        self.snapshot = {key: value for key, value in self.snapshot.items() if value is not ABSENT}
+        base = base_of(self.shadow)
+        base.clear(self.shadow)
+        for key, value in self.snapshot.items():
+            base.__setitem__(self.shadow, key, value)
+        self.filled = False
+
+    def length(self) -> int | None:
+        """Length without reading the contents, where nothing was written yet."""
+        if self.filled or any(key not in self.snapshot for key in base_of(self.shadow).__iter__(self.shadow)):
+            return None
+        if len(self.snapshot) != dict.__len__(self.shadow):
+            return None
+        held = (item for entry in dict.items(self.real) for item in entry)
+        if any(isinstance(item, weakref.ref) for item in held):  # entries go with what they refer to
+            return None
+        self.heap.guard("length", self.base, dict.__len__(self.real))
+        return dict.__len__(self.real)
+
+    def same_entries(self) -> bool:
+        """True if the step changed nothing."""
+        now = stored_entries(self.shadow)
+        return len(now) == len(self.snapshot) and all(
+            key in self.snapshot and self.snapshot[key] is value for key, value in now.items()
+        )

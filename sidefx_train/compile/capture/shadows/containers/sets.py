@@ -1,0 +1,205 @@
+"""Sets: their members, and the order they show them in, which comes from hashes and from what was done to the set."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import types
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.common.plain_values import is_plain
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_ENTRY = 16
+"""Bytes that one place in the table of a set takes."""
+
+_ORDERS = 200
+"""Orders of insertion that are tried."""
+
+_TURNS = 64
+"""Changes to one set that are made again one by one."""
+
+UNSEEN = frozenset(
+    {
+        "add", "remove", "discard", "clear", "issubset", "issuperset", "isdisjoint", "difference_update", "len", "bool",
+        "hash", "contains", "lt", "le", "eq", "ne", "gt", "ge", "isub", "is_", "is_not", "__contains__", "__len__",
+        "__eq__", "__ne__", "__le__", "__lt__", "__ge__", "__gt__",
+    }
+)  # fmt: skip
+"""Functions and methods to which the order of a set makes no difference."""
+
+HANDED_ON = UNSEEN | frozenset(
+    {
+        "update", "union", "intersection", "difference", "symmetric_difference", "intersection_update",
+        "symmetric_difference_update", "copy", "set", "frozenset", "or_", "and_", "xor", "sub", "ior", "iand", "ixor",
+    }
+)  # fmt: skip
+"""Those that make sets of sets besides."""
+
+Turn = tuple[Literal["add", "remove", "clear"], tuple[Any, ...]]
+"""What was done to a set, and the members concerned."""
+
+
+class SetRecord(Record):
+    """A set. Until something reads it, the shadow holds only what the step added.
+
+    Attributes:
+        unordered: the shadow shows its members in another order than the set outside.
+        turns: what was added and removed, until the members were last looked at; ``None`` if that is not kept.
+        looked: the members at that time.
+    """
+
+    NOTES = ("filled", "snapshot", "unordered", "turns", "looked")
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+        super().__init__(heap, real, shadow, source, base)
+        self.filled = False
+        self.snapshot: set[Any] = set()
+        self.unordered = False
+        self.turns: tuple[Turn, ...] | None = ()
+        self.looked: tuple[Any, ...] = ()
+
+    def fill(self) -> None:
+        if self.filled:
+            return
+        self.look()
+        self.filled = True
+        order = tuple(set.__iter__(self.real))
+        inside = [self.heap.shadow_key(item, self.base, i) for i, item in enumerate(order)]
+        added = list(set.__iter__(self.shadow))
+        for key in added:
+            self.heap.identities.pin_key(key)
+        for _ in _arrangements(self.shadow, self.real, inside):
+            self.unordered = any(map(operator.is_not, set.__iter__(self.shadow), inside))
+            if not self.unordered:
+                break
+        self.heap.guard("members" if self.unordered else "order", self.base, order)
+        set.update(self.shadow, added)
+        self.snapshot = set(inside)
+        self.looked = tuple(set.__iter__(self.shadow))
+
+    def look(self) -> None:
+        """Notes what the last operation changed; called before the next one."""
+        now = tuple(set.__iter__(self.shadow))
+        if self.turns is None or now == self.looked:
+            return
+        if len(self.turns) >= _TURNS or not all(map(is_plain, (*now, *self.looked))):
+            self.turns = None
+            return
+        before, after = set(self.looked), set(now)
+        gone = tuple(member for member in self.looked if member not in after)
+        new = tuple(member for member in now if member not in before)
+        self.turns = (*self.turns, *_turns(gone, new, emptied=not now and len(gone) > 1))
+        self.looked = now
+
+    def changes(self) -> tuple[Turn, ...]:
+        """What to do to the set outside, in the program's turns where they are known: they decide its order."""
+        self.look()
+        return self.net() if self.turns is None else self.turns
+
+    def net(self) -> tuple[Turn, ...]:
+        """Only what changed."""
+        now = dict.fromkeys(set.__iter__(self.shadow))
+        gone = tuple(member for member in self.snapshot if member not in now)
+        new = tuple(member for member in now if member not in self.snapshot)
+        return _turns(gone, new, emptied=False)
+
+    def reset(self) -> None:
+        set.clear(self.shadow)
+        set.update(self.shadow, self.snapshot)
+
+
+def _turns(gone: tuple[Any, ...], new: tuple[Any, ...], emptied: bool) -> tuple[Turn, ...]:
+    removed: tuple[Turn, ...] = ((("clear", ()) if emptied else ("remove", gone)),) if gone else ()
+    return (*removed, ("add", new)) if new else removed
+
+
+def _arrangements(shadow: set[Any], real: set[Any], inside: list[Any]) -> Iterator[None]:
+    """Fills ``shadow`` with ``inside`` in ways that may give it the order of ``real``.
+
+    The order comes from the hashes, the size of the table, and which of two members with one place came first.
+    """
+
+    def filled(members: Iterable[Any]) -> None:
+        set.clear(shadow)
+        set.update(shadow, members)
+
+    if all(map(operator.is_, set.__iter__(real), inside)):
+        filled(real)  # the table itself, if it is of the usual size
+        yield
+    for order in itertools.islice(itertools.permutations(inside), _ORDERS):
+        filled(order)
+        yield
+    wide(shadow, inside, _table(real))
+    yield
+
+
+def _table(real: Any) -> int:
+    """Bytes of a set's table outside of the object itself."""
+    return int(real.__sizeof__() - type(real)().__sizeof__())
+
+
+def wide(made: set[Any], members: Iterable[Any], table: int) -> None:
+    """Fills a set with members in the places of a larger table.
+
+    Args:
+        made: the set.
+        members: what it is to hold.
+        table: bytes of the table.
+    """
+    members = tuple(members)
+    fillers = {object() for _ in range(table // _ENTRY // 2 - len(members) - 1)}
+    set.clear(made)
+    set.update(made, members)
+    set.update(made, fillers)  # first gives those that are there the places of the larger table
+    set.difference_update(made, fillers)
+
+
+def wide_set(cls: Any, members: tuple[Any, ...], table: int) -> Any:
+    """A set or frozenset made by :func:`wide`."""
+    made: set[Any] = set()
+    wide(made, members, table)
+    return made if cls is set else cls(made)
+
+
+def insertion(container: Any) -> tuple[tuple[Any, ...], int] | None:
+    """How a set of plain values is made again so that it shows them in the same order.
+
+    Returns:
+        The members in the order of insertion, and the bytes of the table for :func:`wide_set`, 0 for the usual one;
+        ``None`` if no way was found.
+    """
+    cls, order = type(container), list(container)
+    for tried in itertools.islice(itertools.permutations(order), _ORDERS):
+        if list(cls(tried)) == order:
+            return tried, 0
+    table = _table(container)
+    return (tuple(order), table) if list(wide_set(cls, tuple(order), table)) == order else None
+
+
+def by_address(heap: Heap, container: Any) -> bool:
+    """True if a set of the step's own shows objects in an order that their addresses outside decide."""
+    return len(container) > 1 and any(_hashes_address(heap, member) for member in container)
+
+
+def _hashes_address(heap: Heap, member: Any) -> bool:
+    cls = type(member)
+    if cls in (tuple, frozenset):
+        return any(_hashes_address(heap, item) for item in member)
+    if cls is types.MethodType:
+        return _hashes_address(heap, member.__self__)
+    record = heap.record_of(member)
+    if record is None or record.real is member:
+        return False
+    made_by: Any = cls.__hash__
+    return isinstance(member, torch.Tensor) or made_by is object.__hash__

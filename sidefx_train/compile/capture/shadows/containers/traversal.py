@@ -1,0 +1,55 @@
+"""What C code finds in a value that it reads: items of containers, and what views and iterators walk over."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import types
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.interpreter.generator_finalizers import COMPOSED
+from sidefx_train.compile.common.plain_values import is_set, slot_names
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_BASES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
+_DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
+_VIEWS: tuple[Any, ...] = tuple(view for empty in _DICTS for view in (empty.keys(), empty.values(), empty.items()))
+_SEQUENCES: tuple[Any, ...] = ([], (), collections.deque())
+
+_WALKERS = frozenset(
+    {type(view) for view in _VIEWS}
+    | {type(iter(empty)) for empty in (*_VIEWS, *_SEQUENCES, set())}
+    | {type(reversed(empty)) for empty in (*_VIEWS, *_SEQUENCES)}
+    | COMPOSED
+    | {types.MappingProxyType, functools.partial}
+)
+READ_BY_C = frozenset({types.SimpleNamespace})
+"""Classes of C whose instances are compared and printed by what stands in their ``__dict__``."""
+
+
+def held_by(value: Any) -> Iterable[Any]:
+    """What C code that reads ``value`` may look into, one level down."""
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    for base in _BASES:
+        if isinstance(value, base):
+            return list(base.__iter__(value))  # past what a subclass makes of it
+    cls = type(value)
+    if cls in _WALKERS:
+        return [held for held in gc.get_referents(value) if not callable(held)]
+    if cls in READ_BY_C:
+        return list(vars(value).values())
+    if cls is slice:
+        return (value.start, value.stop, value.step)
+    return value.args if isinstance(value, BaseException) else ()
+
+
+def attributes_of(value: Any) -> list[Any]:
+    """The attributes that an object of a class written in Python has, in its ``__dict__`` and its slots."""
+    space = object.__getattribute__(value, "__dict__") if is_set(value, "__dict__") else {}
+    slots = [name for name in slot_names(type(value)) if is_set(value, name)]
+    return [*space.values(), *(object.__getattribute__(value, name) for name in slots)]

@@ -1,0 +1,140 @@
+"""Values that exist only after the step has run, and calls that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import fx
+
+from sidefx_train.compile.capture.interpreter.frame_objects import Place
+from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.errors import Location, Unsupported
+
+if not TYPE_CHECKING:
+    pass
+
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Later:
+    """A Python value (usually text) that the epilogue computes: ``fn(*args, **kwargs)`` on the step's real values.
+
+    It may be stored, returned or passed to a deferred call; nothing can be computed from it during the capture: C code
+    that compares it, hashes it or looks into it stops the capture.
+    """
+
+    __slots__ = ("args", "fn", "kwargs")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs or {}
+
+
+def _stopping(name: str) -> Callable[..., NoReturn]:
+    def stop(self: Later, *args: Any) -> NoReturn:
+        raise Unsupported("SFX106", f"computes {name} of a value that is known only after the step")
+
+    return stop
+
+
+_LOOKING_IN = (
+    "eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "iter", "getitem", "contains", "add", "radd", "mul",
+    "rmul", "mod", "int", "float", "index", "str", "repr", "format",
+)  # fmt: skip
+for _name in _LOOKING_IN:
+    setattr(Later, f"__{_name}__", _stopping(_name))
+
+
+class CallResult(Later):
+    """What a deferred call will return."""
+
+    def __init__(self) -> None:
+        super().__init__(repr, ())
+
+
+class TraceKey:
+    """A dict key made in the trace, to be rebuilt like any value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@dataclass
+class TensorMoment:
+    """A tensor as it was at one point of the trace: a later in-place change must not show.
+
+    Attributes:
+        fake: the tensor.
+        node: what computed it.
+        writes: number of operations that had written to its memory.
+        after: the last operation before that point.
+    """
+
+    fake: Any
+    node: fx.Node
+    writes: int
+    after: fx.Node
+
+
+@dataclass
+class DeferredCall:
+    """A call with effects outside, replayed after the graph in the order of the step.
+
+    Attributes:
+        fn: the callable.
+        args: its arguments, containers copied as they were when the call was made.
+        kwargs: likewise.
+        location: the user's line.
+        place: makes the call for functions that look at who calls them.
+        result: stands for the returned value in the rest of the step: a :class:`CallResult`, or an object like it.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    location: Location | None
+    place: Place | None = None
+    result: Any = None
+
+    def describe(self) -> str:
+        name = attribute_of(self.fn, "__qualname__") or attribute_of(self.fn, "__name__", repr(self.fn))
+        return f"calls {name} after the graph"
+
+
+def message_of(error: BaseException) -> str:
+    """``str(error)``; empty where that is made of values which exist only after the step."""
+    try:
+        return str(error)
+    except Unsupported:
+        return ""
+
+
+class Shown:
+    """Stands for an object of which only the text is shown.
+
+    Args:
+        as_str: its ``str`` when it was shown.
+        as_repr: its ``repr``.
+    """
+
+    def __init__(self, as_str: str, as_repr: str) -> None:
+        self.as_str = as_str
+        self.as_repr = as_repr
+
+    def __str__(self) -> str:
+        return self.as_str
+
+    def __repr__(self) -> str:
+        return self.as_repr
+
+
+def join_text(parts: tuple[Any, ...]) -> str:
+    return "".join(parts)
+
+
+def percent(text: str, values: Any) -> str:
+    return text % values

@@ -1,0 +1,282 @@
+"""Stand-ins of containers, callables and objects, and what is guarded of them."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import functools
+import gc
+import re
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows import transient_objects as anew
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space, note_space
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
+from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
+from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
+from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.records import Attributes, InstanceRecord, Record
+from sidefx_train.compile.common.plain_values import (
+    bounds_of,
+    empty_like,
+    exact_value,
+    is_plain,
+    is_structure,
+    make_tuple,
+    slot_names,
+)
+from sidefx_train.compile.common.trace_rules import runs_pure_code
+from sidefx_train.compile.common.type_checks import bound, descriptor_of, shows_another
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_HEAP_TYPE = 1 << 9
+
+IMMUTABLE_C: tuple[type, ...] = (
+    int,  # and what derives from it
+    float,
+    complex,
+    str,
+    bytes,
+    re.Pattern,
+    re.Match,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    types.UnionType,
+    types.GenericAlias,
+    np.dtype,
+    np.ufunc,
+)
+"""C classes whose instances never change in what C code reads of them."""
+
+
+_NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
+"""Containers that can be looked into without running code or making anything."""
+
+
+def tuple_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """A tuple of stand-ins, or the tuple itself if it holds plain values that do not change."""
+    changes = source.label in heap.symbolic or any(type(item) is float for item in real)
+    if is_plain(real) and not changes:
+        heap.guard("equal", source, real)
+        return real
+    if is_structure(type(real)) and type(real).n_fields != type(real).n_sequence_fields:
+        heap.refuse("SFX104", f"{source.label} is a {type(real).__qualname__}, which has fields beside its items")
+    heap.guard("type", source, type(real))
+    cls = type(real)
+    if cls is not tuple:
+        if shows_another(cls):
+            check_hidden_space(heap, real)
+        overridden = (getattr(cls, name) for name in ("__getitem__", "__len__", "__getattribute__"))
+        source.hooked = any(type(method) is types.FunctionType for method in overridden)
+    items = [heap.shadow(item, heap.sources.item(source, index)) for index, item in enumerate(tuple.__iter__(real))]
+    heap.guard("length", source, len(items))
+    shadow = make_tuple(cls, items)
+    record = Record(heap, real, shadow, source)
+    heap.register(record)
+    if cls is not tuple and hasattr(cls, "__dict__") and cls.__dictoffset__:
+        record.instance = InstanceRecord(heap, real, shadow, source, source)
+        note_space(heap, record.instance)
+    return shadow
+
+
+def slice_shadow(heap: Heap, real: slice, source: Source) -> slice:
+    """A slice of stand-ins, or the slice itself, likewise."""
+    if source.label not in heap.symbolic and all(is_plain(bound) for bound in bounds_of(real)):
+        heap.guard("equal", source, real)
+        return heap.register(Record(heap, real, real, source))
+    heap.guard("type", source, slice)
+    names = ("start", "stop", "step")
+    bounds = [heap.shadow(getattr(real, name), heap.sources.slot(source, name), name) for name in names]
+    return heap.register(Record(heap, real, slice(*bounds), source))
+
+
+def container_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """An empty container of the same class, into which items are brought as the step reads them."""
+    cls = type(real)
+    heap.guard("type", source, cls)
+    source.hooked = cls not in _NO_DEFAULTS
+    if issubclass(cls, deque):
+        heap.guard("equal", heap.sources.slot(source, "maxlen"), real.maxlen)
+    if issubclass(cls, defaultdict):
+        heap.guard("is", heap.sources.slot(source, "default_factory"), real.default_factory)
+    try:
+        shadow = empty_like(real)
+    except TypeError:
+        heap.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
+    kind = DictRecord if isinstance(real, dict) else SetRecord if isinstance(real, set) else ListRecord
+    record: DictRecord | SetRecord | ListRecord = kind(heap, real, shadow, source, source)
+    heap.register(record)
+    if not record.plain:
+        record.fill()
+        if shows_another(cls):
+            check_hidden_space(heap, real)
+        elif hasattr(real, "__dict__"):
+            record.instance = InstanceRecord(heap, real, shadow, source, source)
+            note_space(heap, record.instance)
+    return shadow
+
+
+def builtin_method_shadow(heap: Heap, real: types.BuiltinMethodType, source: Source) -> Any:
+    """A bound method of an object of C, bound to the shadow of that.
+
+    Among arguments it is another object with every call, so there it is known by its owner and what it does to that.
+    """
+    descriptor = descriptor_of(real)
+    if not source.from_arguments:
+        heap.guard("is", source, real)
+        source = heap.sources.const(real, source.label)
+    else:
+        heap.guard("type", source, type(real))
+        if descriptor is None:
+            heap.guard("equal", heap.sources.slot(source, "__name__"), real.__name__)
+        else:
+            heap.guard("method", source, descriptor)
+    owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
+    if owner is real.__self__:
+        shadow = real
+    else:  # by its name one would get what a subclass has in its place
+        known = descriptor is not None and isinstance(owner, descriptor.__objclass__)
+        shadow = bound(descriptor, owner) if known else getattr(owner, real.__name__)
+    return heap.register(Record(heap, real, shadow, source, source))
+
+
+def method_shadow(heap: Heap, real: types.MethodType, source: Source) -> Any:
+    """A bound method, bound to the stand-in of its object."""
+    heap.guard("type", source, types.MethodType)
+    heap.guard("is", heap.sources.slot(source, "__func__"), real.__func__)
+    owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
+    return heap.register(Record(heap, real, types.MethodType(real.__func__, owner), source))
+
+
+def _pinned(heap: Heap, real: Any, source: Source) -> Source:
+    """Guards the identity of what stands for itself, or its class where it is made anew; the path to its parts."""
+    if anew.is_made_anew(heap, real, source):
+        heap.guard("type", source, type(real))
+        return source
+    heap.guard("is", source, real)
+    return heap.sources.const(real, source.label)
+
+
+def partial_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """A partial of stand-ins."""
+    base = _pinned(heap, real, source)
+    func = heap.shadow(real.func, heap.sources.slot(base, "func"))
+    spots, names = heap.sources.slot(base, "args"), heap.sources.slot(base, "keywords")
+    if base is source:
+        heap.guard("length", spots, len(real.args))
+        heap.guard("keys", names, tuple(real.keywords))
+    args = [heap.shadow(value, heap.sources.item(spots, i)) for i, value in enumerate(real.args)]
+    keywords = {k: heap.shadow(v, heap.sources.item(names, k), k) for k, v in real.keywords.items()}
+    return heap.register(Record(heap, real, functools.partial(func, *args, **keywords), base, base))
+
+
+def opaque_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """What stands for itself: the step only hands it on, calls it, or asks for its attributes."""
+    heap.guard("is", source, real)
+    base = heap.sources.const(real, source.label)
+    record = Record(heap, real, real, base, base)
+    record.unshadowed = isinstance(real, functools.partial)  # of a class of its own, which may say otherwise
+    if type(real) is types.FunctionType:
+        record.instance = InstanceRecord(heap, real, Attributes(), base, base)
+    return heap.register(record)
+
+
+def derived_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """A number or text of a class written in Python: it stands for itself, its attributes are as those of others."""
+    cls = type(real)
+    if shows_another(cls):
+        check_hidden_space(heap, real)
+    if slot_names(cls) and cls.__dictoffset__:
+        heap.refuse(
+            "SFX104", f"{source.label} is a {cls.__qualname__}, a {exact_value(real)!r} with slots and attributes"
+        )
+    base = heap.bind(real, source)
+    if type(cls.__getattribute__) is types.FunctionType:
+        source.hooked = base.hooked = True
+    if base is source:
+        heap.guard("value", source, exact_value(real))
+    return _with_attributes(heap, real, base)
+
+
+def _with_attributes(heap: Heap, real: Any, base: Source) -> Any:
+    """The record of an object that stands for itself, but for what is in its ``__dict__``."""
+    record = Record(heap, real, real, base, base)
+    record.instance = InstanceRecord(heap, real, Attributes(), base, base)
+    heap.register(record)
+    if record.instance.has_dict:
+        note_space(heap, record.instance)
+    return real
+
+
+def member_shadow(heap: Heap, real: enum.Enum, source: Source) -> enum.Enum:
+    """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
+    return _with_attributes(heap, real, heap.sources.const(real, source.label))
+
+
+def proxy_shadow(heap: Heap, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
+    """A view of a dict, which shows the shadow of that."""
+    heap.guard("is", source, real)
+    base = heap.sources.const(real, source.label)
+    (mapping,) = gc.get_referents(real)
+    if not isinstance(mapping, dict) or "__module__" in mapping:
+        heap.refuse("SFX104", f"{source.label} shows a mapping that is not a dict, or the namespace of a class")
+    shown = heap.shadow(mapping, heap.sources.const(mapping, f"the dict of {base.label}"))
+    heap.by_real[id(mapping)].fill()
+    shadow = types.MappingProxyType(shown)
+    return heap.register(Record(heap, real, shadow, base, base))
+
+
+def weak_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """A weak reference to the stand-in of what it refers to."""
+    base = _pinned(heap, real, source)
+    return heap.register(Record(heap, real, weak.shadow_of(heap, real, base), base, base))
+
+
+def instance_shadow(heap: Heap, real: Any, source: Source) -> Any:
+    """An instance of the same class whose attributes are brought in as the step reads them."""
+    cls = type(real)
+    if shows_another(cls):
+        check_hidden_space(heap, real)
+    try:
+        shadow = ABSENT if _is_of_c(cls) else cls() if cls is types.SimpleNamespace else object.__new__(cls)
+    except TypeError:
+        shadow = ABSENT
+    if shadow is ABSENT:
+        readable = isinstance(real, IMMUTABLE_C)  # by C code, past all guards
+        made_anew = anew.is_made_anew(heap, real, source)
+        if made_anew and anew.is_value(real):
+            heap.guard("equal", source, real)
+            heap.register(Record(heap, real, real, source, source))
+        elif made_anew and not readable and (cls in anew.HANDLES or not runs_pure_code(cls)):
+            heap.guard("type", source, cls)
+            heap.register(Record(heap, real, real, source, source))
+        else:
+            opaque_shadow(heap, real, source)
+        heap.by_real[id(real)].unshadowed = not readable
+        return real
+    base = heap.bind(real, source)
+    if type(cls.__getattribute__) is types.FunctionType:
+        source.hooked = base.hooked = True
+    record = InstanceRecord(heap, real, shadow, source if base is source else base, base)
+    heap.register(record)  # first: what the attributes hold may lead back to it
+    if record.has_dict:
+        note_space(heap, record)
+    return shadow
+
+
+def _is_of_c(cls: type) -> bool:
+    """True for a class of C that could be made empty, in a state that its methods do not expect (files, since 3.12)."""
+    made_by_c = _HEAP_TYPE | IMMUTABLE_CLASS
+    return any(base.__flags__ & made_by_c == made_by_c for base in cls.__mro__)

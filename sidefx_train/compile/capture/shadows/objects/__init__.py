@@ -1,0 +1,1 @@
+"""Shadows of tensors, NumPy arrays, weak references and exceptions."""

@@ -1,0 +1,127 @@
+"""NumPy arrays: inputs where they become tensors, guarded by their contents where NumPy code reads them.
+
+The shadow of an array is a copy that cannot be written. Shape, type and strides are guarded; contents only once
+something looks at them, so a batch of arrays that goes through ``torch.from_numpy`` is an input like any tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.shadows.records import Record
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import Writes
+
+_METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
+_MOST_COMPARED = 1 << 16
+"""Bytes of an array whose contents are guarded: comparing more takes as long as what a program does with them."""
+_WRITES = frozenset({"setitem", "delitem"})
+
+
+class ArrayRecord(Record):
+    """An array.
+
+    Attributes:
+        tensor: the fake tensor over its memory, once the step has asked for one.
+        read: its contents are guarded.
+        shown: a deferred call will show its contents.
+    """
+
+    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source) -> None:
+        super().__init__(heap, real, shadow, source)
+        self.tensor: torch.Tensor | None = None
+        self.read = False
+        self.shown = False
+
+    def fill(self) -> None:
+        if not self.read:
+            if self.real.nbytes > _MOST_COMPARED:
+                size = f"{self.real.nbytes / 2**20:.1f} MiB"
+                why = f"reads {self.source.label}, a NumPy array of {size}, which every call would compare"
+                self.heap.refuse("SFX104", why)
+            self.read = True
+            contents = self.heap.sources.call(self.heap.sources.slot(self.source, "tobytes"))
+            self.heap.guard("equal", contents, self.real.tobytes())
+
+    def look(self, name: str) -> None:
+        """The step reads the attribute ``name``."""
+        if name not in _METADATA and not callable(getattr(self.shadow, name)):
+            self.fill()
+
+    def operate(self, name: str) -> None:
+        """The step applies an operator to the array."""
+        if name in _WRITES or (name.startswith("i") and name[1:] in _IN_PLACE):
+            self.heap.refuse("SFX104", f"writes into {self.source.label}, a NumPy array")
+        self.fill()
+
+    def as_tensor(self) -> torch.Tensor:
+        """A fake tensor over the array's memory, as ``torch.from_numpy`` makes it."""
+        if self.tensor is not None:
+            return self.tensor.detach()
+        with compat.real_world():
+            real = torch.from_numpy(self.real)
+        self.tensor = self.heap.shadow(real, self.heap.sources.array(self.source))
+        return self.tensor
+
+    def check(self, writes: Writes) -> None:
+        """Refuses a step that both reads the array and writes to it through a tensor."""
+        if (self.read or self.shown) and self.tensor is not None and writes.to(self.tensor):
+            self.heap.refuse("SFX104", f"reads {self.source.label} and writes to it through a tensor")
+
+
+class MadeArrays:
+    """Arrays made in the step over whose memory it made tensors: constants of the graph, which share nothing with them.
+
+    That is exact as long as neither is written afterwards and the array does not leave the step.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], torch.Tensor]] = []
+
+    def stand_in(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What the constant is to be made of: a copy where it can have the array's strides."""
+        copy = array.copy(order="K")
+        return copy if copy.strides == array.strides else array
+
+    def note(self, array: np.ndarray[Any, Any], tensor: torch.Tensor) -> None:
+        """``tensor`` lies over an array's memory."""
+        self._made.append((array, array.copy(), tensor))
+
+    def check(self, heap: Heap, writes: Writes) -> None:
+        """Refuses what could show that the tensors share no memory with the arrays; to be called once, at the end."""
+        if any(array.tobytes() != contents.tobytes() for array, contents, _ in self._made):
+            heap.refuse("SFX104", "writes into a NumPy array made in the step behind a tensor over its memory")
+        if any(writes.to(tensor) for _, _, tensor in self._made):
+            heap.refuse("SFX104", "writes through a tensor to a NumPy array made in the step")
+        owners = [weakref.ref(_owner(array)) for array, _, _ in self._made]
+        self._made.clear()
+        if any(owner() is not None for owner in owners):
+            heap.refuse("SFX104", "a NumPy array made in the step leaves it, with a tensor over its memory")
+
+
+def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array whose memory it is."""
+    return array.base if isinstance(array.base, np.ndarray) else array
+
+
+_IN_PLACE = frozenset(
+    {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor"}
+)
+
+
+def array_shadow(heap: Heap, real: np.ndarray[Any, Any], source: Source) -> ArrayRecord:
+    """The record of an array, with its metadata guarded."""
+    heap.guard("type", source, np.ndarray)
+    for name in ("dtype", "shape", "strides"):
+        heap.guard("equal", heap.sources.slot(source, name), getattr(real, name))
+    shadow = np.lib.stride_tricks.as_strided(real.copy(order="K"), writeable=False)
+    shadow.setflags(write=False)
+    return ArrayRecord(heap, real, shadow, source)

@@ -1,0 +1,69 @@
+"""Exceptions from outside: those that a part of a step goes on handling, and what was handled around the step."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
+from sidefx_train.compile.capture.shadows.records import InstanceRecord
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+CHAIN = ("__cause__", "__context__")
+
+
+class ExceptionRecord(InstanceRecord):
+    """An exception that existed before the capture; attributes like those of any instance."""
+
+    begun: tuple[Any, ...] = ()
+
+    def state(self) -> tuple[Any, ...]:
+        """What raising it, or raising something else from it, changes."""
+        error = self.shadow
+        return error.args, error.__cause__, error.__context__, error.__suppress_context__, error.__traceback__
+
+    def raised_again(self) -> bool:
+        """True if the step has changed it otherwise than by attributes."""
+        return any(now is not then for now, then in zip(self.state(), self.begun, strict=True))
+
+
+def fields_of(cls: type) -> list[str]:
+    """What exceptions of C classes keep outside their ``args``, such as ``StopIteration.value``."""
+    if issubclass(cls, BaseExceptionGroup):
+        return []
+    kinds = [base for base in cls.__mro__ if is_static(base) and base is not BaseException]
+    return [k for base in kinds for k, v in vars(base).items() if type(v) is types.MemberDescriptorType]
+
+
+def exception_record(heap: Heap, real: BaseException, source: Source, base: Source) -> ExceptionRecord:
+    """The record of an exception, everything that tells how it was raised guarded; its traceback is the real one."""
+    cls = type(real)
+    sources = heap.sources
+    args = heap.shadow(real.args, sources.slot(base, "args"))
+    maker = next(kind for kind in cls.__mro__ if is_static(kind))
+    shadow = _group(heap, real, base) if issubclass(cls, BaseExceptionGroup) else maker.__new__(cls, *args)
+    shadow.args = args
+    record = ExceptionRecord(heap, real, shadow, source, base)
+    heap.by_real[id(real)] = heap.by_shadow[id(shadow)] = record  # contexts may lead back to it
+    for name in (*CHAIN, *fields_of(cls)):
+        value = getattr(real, name)
+        if value is None:
+            heap.guard("is", sources.slot(base, name), None)
+        else:
+            setattr(shadow, name, heap.shadow(value, sources.slot(base, name)))
+    heap.guard("equal", sources.slot(base, "__suppress_context__"), real.__suppress_context__)
+    shadow.__suppress_context__ = real.__suppress_context__
+    shadow.__traceback__ = real.__traceback__
+    record.begun = record.state()
+    return record
+
+
+def _group(heap: Heap, real: Any, base: Source) -> BaseException:
+    """A group of the stand-ins of what a group holds."""
+    sources = heap.sources
+    inside = heap.shadow(real.exceptions, sources.slot(base, "exceptions"))
+    heap.shadow(real.message, sources.slot(base, "message"))
+    return BaseExceptionGroup.__new__(type(real), real.message, inside)

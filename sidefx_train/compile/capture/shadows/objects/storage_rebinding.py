@@ -1,0 +1,283 @@
+"""Tensors that a step gives other memory: ``t.data = x``, ``t.set_(x)``, a ``resize_`` past the end of the memory.
+
+The stand-in takes over the other's memory, as eager's tensor does, and what is computed from it is computed from a view
+of the other. A tensor from outside keeps a stand-in for the memory that it had (``TensorRecord.home``): the real one is
+given its new memory in the epilogue, before anything else is changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.recording.eager_parity.resize import turn
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.graph.kernel_strides import without_outs
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+aten = torch.ops.aten
+
+
+class GivenMemory:
+    """What is known of such tensors.
+
+    Args:
+        heap: their stand-ins.
+
+    Attributes:
+        owners: tensors that were given memory, by the nodes of the values they were given.
+        count: how often one was.
+        warn: warns of what the program does where it is.
+    """
+
+    def __init__(self, heap: Heap) -> None:
+        self.heap = heap
+        self.owners: dict[fx.Node, torch.Tensor] = {}
+        self.count = 0
+        self.warn: Callable[[str], None] | None = None
+        self._grown: dict[int, torch.Tensor] = {}
+        self._replaced: list[TensorRecord] = []
+
+    def assign(self, tensor: torch.Tensor, value: Any) -> None:
+        """``tensor.data = value``."""
+        if not isinstance(value, torch.Tensor) or not self.heap.tracer.has_node(value):
+            tensor.data = value  # raises
+            self.heap.refuse("SFX108", "assigns Tensor.data something that the step has not computed")
+        self._give(tensor, value, "assigns Tensor.data")
+
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``set_`` and ``resize_`` as the dispatcher sees them; the tensor, or ``None`` for any other operation."""
+        if func.overloadpacket is not aten.set_:
+            return self._filled(func, args, kwargs) if any(a.is_out for a in func._schema.arguments) else None
+        if func is aten.set_.source_Tensor:
+            self._give(args[0], args[1], "calls set_")
+            return args[0]
+        if func is aten.set_.default:
+            given = args[0]
+            self._give(given, given.new_empty(0), "calls set_")
+            return given
+        if func is aten.set_.source_Storage_storage_offset:
+            place = args[1]._cdata
+            known = compat.tracked_tensors(self.heap.tracer.tracer).values()
+            whole = next((t for t in known if _storage(t) == place and t.dtype == args[0].dtype), None)
+            if whole is not None:
+                offset, size, stride = args[2:]
+                self._give(args[0], whole.as_strided(size, stride, offset), "calls set_")
+                return args[0]
+        self.heap.refuse("SFX108", "calls set_ with a storage")
+
+    def _filled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation with ``out=`` to tensors of other sizes than the result's, which are resized for it."""
+        given = {a.name: kwargs[a.name] for a in func._schema.arguments if a.is_out and a.name in kwargs}
+        if not all(map(_is_sized, given.values())):
+            return None
+        empty = {name for name, out in given.items() if self._is_empty(out)}
+        resized = empty | self._misfits(func, args, kwargs, given)
+        if not resized:
+            return None
+        places = {_storage(given[name]) for name in resized}
+        others = [*_tensors(args), *(out for name, out in given.items() if name not in resized)]
+        if any(_storage(read) in places for read in others) or len(places) < len(resized):
+            self.heap.refuse("SFX108", "reads what an operation with out= writes, and resizes")
+        made = {name: torch.empty(0, dtype=given[name].dtype, device=given[name].device) for name in resized}
+        func(*args, **{**kwargs, **made})
+        for name in (name for name in given if name in resized):
+            if name in empty:
+                self._fill(given[name], made[name])
+            else:
+                self._refill(given[name], made[name])
+        return tuple(given.values()) if len(given) > 1 else next(iter(given.values()))
+
+    def _fill(self, out: torch.Tensor, value: torch.Tensor) -> None:
+        """Gives an empty tensor the memory that a result is in."""
+        if value.shape != out.shape:
+            self._alone(out)
+            self._give(out, value, "calls an operation with out=")
+            self._grown[id(out)] = value
+
+    def _refill(self, out: torch.Tensor, value: torch.Tensor) -> None:
+        """Resizes a tensor with elements, of which torch warns, and writes a result to it."""
+        if self.warn is not None:
+            head, rest = _warned().split("[1]")
+            middle, tail = rest.split("[2]")
+            self.warn(f"{head}{list(out.shape)}{middle}{list(value.shape)}{tail}")
+        out.resize_(value.shape)
+        turn(out, tuple(value.shape), tuple(value.stride()))
+        out.copy_(value)
+
+    def _misfits(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, torch.Tensor]
+    ) -> set[str]:
+        """Names of tensors with elements that are to be written, of other sizes than what is to be written to them."""
+        held = {name: out for name, out in given.items() if out.numel() > 0}
+        if not held or self.warn is None:
+            return set()
+        if torch.Tag.dynamic_output_shape in func.tags:
+            self.heap.refuse("SFX108", f"{func} writes, to a tensor with elements, a result of a size not known before")
+        made = {name: torch.empty(0, dtype=out.dtype, device=out.device) for name, out in given.items()}
+        with compat.no_recording(), torch.no_grad():
+            func(*args, **{**kwargs, **made})
+        # Stand-ins of some kernels leave an empty output as it is.
+        sized = [name for name in held if _is_sized(made[name]) and made[name].numel() > 0]
+        found = {name for name in sized if made[name].shape != held[name].shape}
+        if found and any(out.requires_grad for out in given.values()):
+            self._refuse(f"{func} resizes a tensor that requires gradients", None)
+        if found and _types_of(func, args, kwargs) != tuple(out.dtype for out in given.values()):
+            self._refuse(f"{func} resizes a tensor of another type than the result's", None)
+        return found
+
+    def _is_empty(self, out: Any) -> bool:
+        known = isinstance(out, torch.Tensor) and isinstance(self.heap.record_of(out), TensorRecord)
+        return known and type(out.numel()) is int and out.numel() == 0
+
+    def grow(self, tensor: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+        """A ``resize_`` that needs more memory; what the tensor's memory held stays at its beginning."""
+        whole = self._alone(tensor)
+        memory = torch.empty(math.prod(size), dtype=tensor.dtype, device=tensor.device)
+        memory[: whole.numel()].copy_(whole)
+        self._give(tensor, memory.view(size), "calls resize_")
+        self._grown[id(tensor)] = memory
+        return tensor
+
+    def _alone(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All of a tensor's memory, of which nothing but the tensor knows."""
+        what = "resizes, past the end of its memory, a tensor"
+        if not tensor.is_contiguous() or tensor.storage_offset() or tensor._is_view():
+            self.heap.refuse("SFX108", f"{what} that is a view, or not contiguous")
+        if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize:
+            self.heap.refuse("SFX108", f"{what} that does not fill its memory")
+        place = _storage(tensor)
+        others = [other for other in compat.tracked_tensors(self.heap.tracer.tracer).values() if other is not tensor]
+        record = self.heap.record_of(tensor)
+        if isinstance(record, TensorRecord) and record.home is not None:
+            self.heap.refuse("SFX108", f"{what} that was given other memory before")
+        if any(_storage(other) == place for other in others):
+            self.heap.refuse("SFX108", f"{what} whose memory others are in")
+        return compat.alias_unseen(tensor).view(-1)
+
+    def _give(self, tensor: torch.Tensor, value: torch.Tensor, what: str) -> None:
+        tracer = self.heap.tracer
+        record = self.heap.record_of(tensor)
+        view = record.real if isinstance(record, TensorRecord) else tensor
+        if view._is_view():
+            self._refuse(f"{what} of a view", None)  # autograd makes its history anew in the layout it has when asked
+        if tensor.device != value.device or value.layout is not torch.strided:
+            self._refuse(f"{what}, with memory of another kind", record)
+        if any(each.is_conj() or each.is_neg() or each.is_inference() for each in (tensor, value)):
+            self._refuse(f"{what} of a conjugate, negative or inference tensor", record)
+        if tensor.grad_fn is not None and (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+            self._refuse(f"{what} of a tensor with a history, to another shape or type", record)
+        if record is None and self._is_counted_with_others(tensor):
+            self._refuse(f"{what} of a tensor whose version counter others have", record)
+        if isinstance(record, TensorRecord):
+            if record.edge is not None:
+                self._refuse(f"{what} of a tensor that was made outside with a history", record)
+            self._leave_home(record)
+        data = tracer.data_of(value)
+        tensor.data = data
+        compat.forget_contents(tensor)
+        node = tracer.node_of(data)
+        compat.track(tensor, fx.Proxy(node, tracer.tracer), tracer.tracer)
+        self.owners[node] = tensor
+        self._grown.pop(id(tensor), None)
+        self.count += 1
+
+    def _is_counted_with_others(self, tensor: torch.Tensor) -> bool:
+        known = compat.tracked_tensors(self.heap.tracer.tracer).values()
+        return any(other is not tensor and compat.one_counter(tensor, other) for other in known)
+
+    def _refuse(self, reason: str, record: Any) -> None:
+        stop = Unsupported("SFX108", reason, self.heap.locate())
+        stop.whole = record is None  # what was computed from it knows its old memory
+        raise stop
+
+    def _leave_home(self, record: TensorRecord) -> None:
+        if record.home is not None:
+            return
+        tracer = self.heap.tracer
+        self._replaced.append(record)
+        record.home = compat.fake_counted(record.shadow)
+        compat.track(record.home, fx.Proxy(tracer.node_of(record.shadow), tracer.tracer), tracer.tracer)
+
+    def finish(self) -> None:
+        """Takes note of where the tensors from outside are when the step has ended."""
+        for record in self.replaced():
+            if record.given is not None:
+                continue
+            if _place(record.shadow) == _place(record.home):
+                record.returned = True
+                continue
+            record.given = self.heap.tracer.data_of(record.shadow)
+            grown = self._grown.get(id(record.shadow))
+            record.grown = grown is not None and _storage(grown) == _storage(record.shadow)
+            if grown is not None and record.grown and (grown.numel() != record.shadow.numel() or not _is_whole(record)):
+                self.heap.refuse("SFX108", f"{record.source.label} was resized, and does not fill its memory any more")
+
+    def record_of(self, tensor: torch.Tensor) -> TensorRecord | None:
+        """The record of a stand-in, also of one for the memory that a tensor from outside had."""
+        record = self.heap.record_of(tensor)
+        if isinstance(record, TensorRecord):
+            return record
+        return next((each for each in self._replaced if each.home is tensor), None)
+
+    def replaced(self) -> tuple[TensorRecord, ...]:
+        """Tensors from outside that have been given other memory."""
+        return tuple(self._replaced)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -1
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors among arguments, also in lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _is_sized(out: Any) -> bool:
+    """True for a dense tensor whose sizes are numbers."""
+    dense = isinstance(out, torch.Tensor) and out.layout is torch.strided
+    return dense and all(type(n) is int for n in (*out.shape, *out.stride(), out.storage_offset()))
+
+
+def _types_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype, ...]:
+    """Types of an operation's results where they are made anew; torch warns twice where others are given."""
+    new = without_outs(func)
+    if new is None:
+        return ()
+    outs = {argument.name for argument in func._schema.arguments if argument.is_out}
+    with compat.no_recording(), torch.no_grad():
+        made = new(*args, **{name: arg for name, arg in kwargs.items() if name not in outs})
+    return tuple(value.dtype for value in _tensors(made))
+
+
+@functools.cache
+def _warned() -> str:
+    """What torch says where an ``out=`` with elements is resized, of sizes ``[1]`` and ``[2]``."""
+    with compat.real_world(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.neg(torch.zeros(2), out=torch.zeros(1))
+    return str(said[-1].message)
+
+
+def _is_whole(record: TensorRecord) -> bool:
+    dense = sum((size - 1) * stride for size, stride in zip(record.shadow.shape, record.shadow.stride(), strict=True))
+    return bool(record.shadow.storage_offset() == 0 and dense + 1 == record.shadow.numel())
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return _storage(tensor), tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype

@@ -1,0 +1,177 @@
+"""Stand-ins of tensors, and what is guarded of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import TensorFacts
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.storage_guards import storage_of
+from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
+from sidefx_train.compile.common.distributed_models import refuse_if_distributed
+from sidefx_train.compile.graph.artifacts import InputKind
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+MARK = "_sidefx_dynamic"
+"""Attribute of a tensor that holds its dynamic dimensions."""
+
+
+def tensor_shadow(heap: Heap, real: torch.Tensor, source: Source) -> Any:
+    """A stand-in of a tensor: a fake tensor, which is an input of the graph."""
+    if type(real) not in PLAIN_TENSORS:
+        refuse_if_distributed(real, source.label, heap.locate())
+        heap.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
+    if real._is_zerotensor():
+        heap.refuse("SFX109", f"{source.label} is a tensor of zeros without memory")
+    if real.is_quantized:
+        heap.refuse("SFX109", f"{source.label} is quantized ({real.dtype})")
+    if real.layout is not torch.strided:
+        heap.refuse("SFX109", f"{source.label} has layout {real.layout}")
+    try:
+        with compat.real_world():  # autograd may make its node anew
+            real.grad_fn  # noqa: B018
+    except RuntimeError as error:  # autograd forbids some views of several to be looked at
+        heap.refuse("SFX109", f"{source.label} has no stand-in: {error}")
+    if real._base is not None and storage_of(real._base) != storage_of(real):
+        heap.refuse("SFX109", f"{source.label} is a view that was given other memory (.data)")
+    for other in heap.memory.replaced():
+        if other.real is real._base or (storage_of(other.real) == storage_of(real) and other.grown):
+            reason = f"{source.label} is read in the memory of {other.source.label}, which was given other memory"
+            heap.refuse("SFX109", reason)
+    resized = not isinstance(real, torch.nn.Parameter) and any(label == source.label for label, _ in heap.dynamic)
+    static = (
+        real.grad_fn is None
+        and source.label not in heap.moving
+        and not resized
+        and not source.from_arguments
+        and (heap.below(source, heap.static_roots) or isinstance(real, torch.nn.Parameter))
+    )
+    place = heap.sources.const(real, source.label) if static else source
+    if static:
+        heap.guard("is", source, real)
+    dynamic = frozenset() if static else _dynamic(heap, real, source)
+    if real.requires_grad and not static and real.is_leaf:
+        heap.guard("is", heap.sources.slot(place, "grad_fn"), None)
+    kind: InputKind = "static" if static else "tensor"
+    twin = _twin(heap, real if real._base is None else real._base) if not dynamic else None
+    try:
+        fake = heap.tracer.add_tensor(real, kind, source.label, dynamic, twin)
+    except (RuntimeError, AssertionError) as error:  # a view of another type than its base, or of a leaf that
+        # began to require gradients after its first stand-in was made: torch can make no fake of it
+        heap.refuse("SFX109", f"{source.label} has no stand-in: {error}")
+    heap.guard("tensor", place, _facts(heap, real, fake, place))
+    record = TensorRecord(heap, real, fake, place, kind)
+    heap.register(record)
+    heap.in_memory.setdefault(storage_of(real), []).append(record)
+    if not real.is_leaf:
+        heap.guard("equal", heap.sources.slot(place, "retains_grad"), real.retains_grad)
+        if real.retains_grad:
+            fake.retain_grad()
+    if real.is_leaf or real.retains_grad:
+        record.grad = UNREAD
+    if real.is_leaf and real.requires_grad:
+        _carry_hooks(heap, real, fake, record.source)
+        _carry_accumulation_hooks(heap, real, fake, record)
+        record.hooks = compat.hook_numbers(fake)
+    if source.label in heap.based and real._base is not None:
+        heap.shadow(real._base, heap.sources.slot(place, "_base"))
+    return fake
+
+
+def _twin(heap: Heap, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A detached tensor and the stand-in of another whose version counter it shares, if there is one."""
+    if id(real) in heap.by_real or type(real) is not torch.Tensor or not real.is_leaf or real._is_view():
+        return None
+    for other in heap.in_memory.get(storage_of(real), ()):
+        if other.real._base is real:  # which has a stand-in, made with that of its view
+            return None
+        plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))
+        fixed = all(isinstance(size, int) for size in other.shadow.shape)
+        if plain and fixed and compat.one_counter(other.real, real):
+            return real, other.memory
+    return None
+
+
+def _dynamic(heap: Heap, real: torch.Tensor, source: Source) -> frozenset[int]:
+    """Dimensions whose size is symbolic; sizes 0 and 1 never are."""
+    dims = {dim for label, dim in heap.dynamic if label == source.label} | marked_dims(real)
+    if heap.all_dynamic and source.from_arguments:
+        dims |= set(range(real.dim()))
+    return frozenset(dim for dim in dims if dim < real.dim() and real.shape[dim] > 1)
+
+
+def _facts(heap: Heap, real: torch.Tensor, fake: torch.Tensor, source: Source) -> TensorFacts:
+    """What is guarded of a tensor; symbolic sizes and strides are guarded by conditions."""
+    facts = TensorFacts.of(real)
+    shape, stride = list(facts.shape), list(facts.stride)
+    for kind, values, symbols in (("shape", shape, fake.shape), ("stride", stride, fake.stride())):
+        for dim, symbol in enumerate(symbols):
+            if isinstance(symbol, torch.SymInt):
+                whole = heap.sources.slot(source, kind)
+                if kind == "stride":
+                    whole = heap.sources.call(whole)
+                heap.sizes.append((symbol, heap.sources.item(whole, dim)))
+                values[dim] = None
+    return replace(facts, shape=tuple(shape), stride=tuple(stride))
+
+
+def _carry_hooks(heap: Heap, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
+    """Carries the hooks that a leaf has at entry to its shadow."""
+    for name, register in (
+        ("_backward_hooks", fake.register_hook),
+        ("_post_accumulate_grad_hooks", fake.register_post_accumulate_grad_hook),
+    ):
+        hooks = heap.shadow(getattr(real, name), heap.sources.slot(source, name))
+        record = heap.dict_record(hooks) if hooks is not None else None
+        if record is not None:
+            record.fill()
+            for hook in hooks.values():
+                register(heap.reenter(hook))
+
+
+def _carry_accumulation_hooks(heap: Heap, real: torch.Tensor, fake: torch.Tensor, record: TensorRecord) -> None:
+    """Carries the hooks of the node that accumulates a leaf's gradient to that of its shadow."""
+    heap.leaves.append(record)
+    with compat.real_world():
+        before, behind = compat.node_hooks.of_leaf(real)
+    if before is None and behind is None:
+        return
+    record.accumulator_hooked = True
+    node = compat.accumulator_of(fake)
+    heap.accumulators.append(node)  # its tensor does not keep it
+    for dicts, register in ((before, node.register_prehook), (behind, node.register_hook)):
+        if dicts is not None:
+            label = f"the hooks of the node that accumulates {record.source.label}.grad"
+            shadow = heap.shadow(dicts, heap.sources.const(dicts, label))
+            hooks = heap.dict_record(shadow)
+            assert hooks is not None, "hooks are in a dict"
+            hooks.fill()
+            for hook in shadow.values():
+                register(heap.reenter(hook))
+
+
+def guard_accumulation_hooks(heap: Heap) -> None:
+    """Guards that the nodes which accumulate gradients have the hooks that they had."""
+    if heap.leaves:
+        held = [record.real for record in heap.leaves if record.kind == "static"]
+        asked = compat.AccumulationHooks(held, others=len(held) < len(heap.leaves))
+        with compat.real_world():
+            hooks = asked()
+        source = heap.sources.call(heap.sources.const(asked, "the hooks of nodes that accumulate gradients"))
+        heap.guard("equal", source, hooks)
+
+
+def marked_dims(tensor: torch.Tensor) -> set[int]:
+    """Dimensions given to :func:`sidefx_train.mark_dynamic`."""
+    return set(getattr(tensor, MARK, ()))

@@ -1,0 +1,510 @@
+"""The table of outside objects and their shadows.
+
+Every object that the traced program reaches from outside passes through :meth:`Heap.shadow` once. What it returns is
+safe to change: the object itself where it is immutable, a fake tensor for a tensor, and a real object of the same class
+with shadow contents for everything else.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import Guard, GuardKind
+from sidefx_train.compile.capture.guards.source import Source, SourceTable
+from sidefx_train.compile.capture.guards.storage_guards import HeldMemory
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.recording.tracer import GraphTracer
+from sidefx_train.compile.capture.shadows import transient_objects as anew
+from sidefx_train.compile.capture.shadows.containers import iterators
+from sidefx_train.compile.capture.shadows.containers.cells_and_globals import CellRecord, NamespaceRecord
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import SpaceRecord
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
+from sidefx_train.compile.capture.shadows.deferred_values import Later
+from sidefx_train.compile.capture.shadows.definition_tracking import Definitions
+from sidefx_train.compile.capture.shadows.factories import (
+    builtin_method_shadow,
+    container_shadow,
+    derived_shadow,
+    instance_shadow,
+    member_shadow,
+    method_shadow,
+    opaque_shadow,
+    partial_shadow,
+    proxy_shadow,
+    slice_shadow,
+    tuple_shadow,
+    weak_shadow,
+)
+from sidefx_train.compile.capture.shadows.finalizers import deletes, retire
+from sidefx_train.compile.capture.shadows.identity_tracking import Identities
+from sidefx_train.compile.capture.shadows.objects import outside_exceptions as raised
+from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, MadeArrays, array_shadow
+from sidefx_train.compile.capture.shadows.objects.storage_rebinding import GivenMemory
+from sidefx_train.compile.capture.shadows.objects.tensors import tensor_shadow
+from sidefx_train.compile.capture.shadows.records import OVERWRITTEN, UNREAD, InstanceRecord, Record, TensorRecord
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.distributed_models import refuse_if_distributed
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_plain
+from sidefx_train.errors import Location, Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import Writes
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+BY_IDENTITY: tuple[type, ...] = (
+    bool,
+    type(None),
+    type(Ellipsis),
+    type(NotImplemented),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.qscheme,
+    enum.Enum,
+    *(type(info) for info in (sys.version_info, sys.flags, sys.float_info, sys.int_info, sys.hash_info)),
+)
+BY_VALUE: tuple[type, ...] = (str, bytes, complex, torch.device, torch.Size, range, np.generic)
+PASSED_THROUGH: tuple[type, ...] = (
+    *DEFINITIONS,
+    types.CodeType,
+    types.BuiltinMethodType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.MethodWrapperType,
+    property,
+    staticmethod,
+    classmethod,
+    functools.partial,
+    *compat.OPERATORS,
+)
+
+
+class Heap:
+    """Shadows, records and guards of one capture.
+
+    Args:
+        tracer: where tensors and symbolic numbers become graph inputs.
+        locate: gives the user's line that is being interpreted.
+        written_names: names that the running code stores to; numbers read under such a name are symbolic.
+        symbolic: labels of number sources that have been seen to change.
+        moving: labels of sources whose object has been seen to be replaced.
+
+    Attributes:
+        dynamic: (label, dimension) of tensors whose size is symbolic.
+        all_dynamic: so is every size of the arguments.
+        sizes: symbolic sizes and strides of inputs, with where they are found.
+        in_part: the step is what comes after a break: floats among its arguments change every time.
+        walked: labels of iterators whose place has been seen to change.
+        passing: labels of texts among the arguments that are other ones with every call.
+        based: labels of views whose bases are read with them.
+        growing: labels of lists that have been seen to grow with every call.
+        iterators: where those are whose place is guarded.
+        watched: ids of outside objects that the step reached by weak references, with the label of one.
+        memories: which held tensors share memory, one object for the same tensors.
+        dropped: told when the program drops an iterator that cleans up.
+        identities: which objects the step told from others.
+        reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
+        own_key: makes a stand-in ready to be hashed and compared by the heap's own bookkeeping.
+        definitions: what was taken from modules and classes.
+        memory: which tensors were given other memory.
+        new_spaces: ``__dict__`` of instances made in the step that was looked at, with its instance.
+    """
+
+    def __init__(
+        self,
+        tracer: GraphTracer,
+        locate: Callable[[], Location | None],
+        written_names: Callable[[], Iterable[str]],
+        symbolic: frozenset[str] = frozenset(),
+        moving: frozenset[str] = frozenset(),
+    ) -> None:
+        self.tracer = tracer
+        self.sources = SourceTable()
+        self.locate = locate
+        self.written_names = written_names
+        self.symbolic = symbolic
+        self.moving = moving
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.by_real: dict[int, Record] = {}
+        self.by_shadow: dict[int, Record] = {}
+        self.in_memory: dict[int, list[TensorRecord]] = {}
+        self.leaves: list[TensorRecord] = []  # of tensors whose gradients may be accumulated
+        self.accumulators: list[Any] = []  # nodes of shadows that have hooks
+        self.cells: dict[int, CellRecord] = {}
+        self.namespaces: dict[int, NamespaceRecord] = {}
+        self.new_spaces: dict[int, tuple[dict[str, Any], Any]] = {}
+        self.numbers: list[tuple[Any, Source, int | float]] = []
+        self.number_sources: dict[int, Source] = {}
+        self.reenter: Callable[[Any], Any] = _not_callable_yet
+        self.dropped: Callable[[str], None] = _not_callable_yet
+        self.own_key: Callable[..., Any] = _not_callable_yet
+        self.in_part = False
+        self.walked: frozenset[str] = frozenset()
+        self.growing: frozenset[str] = frozenset()
+        self.passing: frozenset[str] = frozenset()
+        self.based: frozenset[str] = frozenset()
+        self.identities = Identities(self)
+        self.made_arrays = MadeArrays()
+        self._texts: dict[int, Later] = {}
+        self.iterators: list[Source] = []
+        self.watched: dict[int, str] = {}
+        self.memories: dict[Any, HeldMemory] = {}
+        self.dynamic: frozenset[tuple[str, int]] = frozenset()
+        self.all_dynamic = False
+        self.sizes: list[tuple[Any, Source]] = []
+        self._symbolic_roots: set[int] = set()
+        self.static_roots: set[int] = set()
+        self._trusted: dict[int, bool] = {}
+        self._numbers_by_source: dict[int, Any] = {}
+        self.definitions = Definitions(self)
+        self.memory = tracer.memory = GivenMemory(self)
+
+    # --- guards --------------------------------------------------------------------------------------------------
+
+    def guard(self, kind: GuardKind, source: Source, value: Any) -> None:
+        """Adds a condition on the state at entry, once."""
+        if source.kind == "const" and kind == "is":
+            return
+        key = (kind, id(source), value if type(value) is str else id(value))
+        if key not in self.guards:
+            self.guards[key] = Guard(kind, source, value, self.locate())
+
+    def refuse(self, code: str, reason: str) -> NoReturn:
+        """Stops the capture."""
+        raise Unsupported(code, reason, self.locate())
+
+    def trusts(self, namespace: dict[str, Any]) -> bool:
+        """True for installed packages and the standard library: their definitions are guarded by namespace."""
+        found = self._trusted.get(id(namespace))
+        if found is None:
+            found = self._trusted[id(namespace)] = is_library(str(namespace.get("__name__", "")))
+        return found
+
+    # --- shadows -------------------------------------------------------------------------------------------------
+
+    def shadow(self, real: Any, source: Source, name: str = "") -> Any:
+        """The stand-in of an outside object.
+
+        Args:
+            real: the object.
+            source: where it was found.
+            name: the attribute or key it was read under, if any.
+        """
+        cls = type(real)
+        if cls is int or cls is float:
+            return self._number(real, source, name)
+        if cls is str and source.label in self.passing:
+            return self._passed(real, source)
+        record = self.by_real.get(id(real))
+        if record is not None:
+            if type(record) is SpaceRecord:
+                record.fill()
+            if record.source is not source:
+                self._same(record, source)
+            return record.shadow
+        if issubclass(cls, BY_IDENTITY):
+            self.guard("is", source, real)
+            return member_shadow(self, real, source) if issubclass(cls, enum.Enum) else real
+        if is_derived(cls) and not issubclass(cls, np.generic):
+            return derived_shadow(self, real, source)
+        if cls is np.float64 and self.below(source, self._symbolic_roots):
+            return self._number(real, source, name)
+        if cls is np.ndarray and not real.dtype.hasobject:
+            return self.register(array_shadow(self, real, source))
+        if issubclass(cls, BY_VALUE) or cls is frozenset:
+            if cls is frozenset and not all(is_plain(item) or isinstance(item, DEFINITIONS) for item in real):
+                self.refuse("SFX104", f"{source.label} is a frozenset of objects that are not plain values")
+            self.guard("equal", source, real)
+            return real
+        if issubclass(cls, torch.Tensor):
+            return tensor_shadow(self, real, source)
+        if issubclass(cls, tuple):
+            return tuple_shadow(self, real, source)
+        if cls is slice:
+            return slice_shadow(self, real, source)
+        if cls in CONTAINERS or issubclass(cls, (dict, list, deque, set)):
+            return container_shadow(self, real, source)
+        if cls is types.MethodType:
+            return method_shadow(self, real, source)
+        if cls is types.CellType:
+            return self._cell(real, source)
+        passing = source.from_arguments or source.label in self.moving
+        if cls in iterators.OPAQUE and passing:
+            return self.register(iterators.outside_iterator(self, real, source))
+        if cls in iterators.TYPES and passing:
+            if source.label in self.walked:
+                return self.register(iterators.outside_iterator(self, real, source))
+            self.iterators.append(source)
+            made = iterators.shadow_iterator(self, real, source)
+            return self.register(iterators.IteratorRecord(self, real, made, source))
+        if cls in (types.BuiltinMethodType, types.MethodWrapperType) and _has_owner(real):
+            return builtin_method_shadow(self, real, source)
+        if type(real) is functools.partial:
+            return partial_shadow(self, real, source)
+        if issubclass(cls, weakref.ReferenceType):
+            return weak_shadow(self, real, source)
+        if issubclass(cls, BaseException):
+            return raised.exception_record(self, real, source, self.bind(real, source)).shadow
+        if cls is types.MappingProxyType:
+            return proxy_shadow(self, real, source)
+        if cls is types.FunctionType and anew.is_made_anew(self, real, source):
+            return anew.function(self, real, source).shadow
+        if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
+            return opaque_shadow(self, real, source)
+        if issubclass(cls, torch.nn.Module):
+            refuse_if_distributed(real, source.label, self.locate())
+        return instance_shadow(self, real, source)
+
+    def shadows(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The stand-ins of the step's positional arguments."""
+        return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
+
+    def _passed(self, real: str, source: Source) -> Later:
+        """A text that is only handed on: stored, formatted or shown, never decided on."""
+        found = self._texts.get(id(source))
+        if found is None:
+            self.guard("type", source, str)
+            found = self._texts[id(source)] = Later(str, ())
+            self.by_shadow[id(found)] = Record(self, real, found, source)
+        return found
+
+    def record_of(self, shadow: Any) -> Record | None:
+        """The record of a shadow, or ``None`` for an object made in the trace."""
+        record = self.by_shadow.get(id(shadow))
+        return record if record is not None and record.shadow is shadow else None
+
+    def real_key(self, key: Any) -> Any:
+        """The outside object that a dict key of the trace stands for, or :data:`ABSENT`."""
+        record = self.record_of(key)
+        if record is not None:
+            return record.real
+        if isinstance(key, weakref.ReferenceType):
+            return weak.real_ref(self, key)
+        if isinstance(key, tuple) and not is_plain(key):
+            parts = [self.real_key(part) for part in key]
+            return ABSENT if any(part is ABSENT for part in parts) else tuple(parts)
+        if isinstance(key, torch.Tensor):
+            return ABSENT
+        return key
+
+    def shadow_key(self, real_key: Any, base: Source, position: int) -> Any:
+        """The stand-in of a dict's key; keys are covered by the dict's ``keys`` guard."""
+        if is_plain(real_key) or isinstance(real_key, (*BY_IDENTITY, *BY_VALUE, *PASSED_THROUGH)):
+            return real_key
+        place = self.sources.const(real_key, f"key {position} of {base.label}")
+        return self.own_key(self.shadow(real_key, place), pin=False)
+
+    def cell(self, cell: types.CellType, label: str) -> CellRecord:
+        record = self.cells.get(id(cell))
+        if record is None:
+            record = self.cells[id(cell)] = CellRecord(self, cell, self.sources.const(cell, label))
+        return record
+
+    def _cell(self, real: types.CellType, source: Source) -> types.CellType:
+        """A cell reached as a value: by its own path, since a part of a step is given new ones at every call."""
+        known = self.cells.get(id(real))
+        if known is not None:
+            if known.source is not source:
+                self.guard("is" if known.source.kind == "const" else "same", source, _identity(known))
+            return real
+        self.guard("type", source, types.CellType)
+        self.cells[id(real)] = CellRecord(self, real, source)
+        return real
+
+    def namespace(self, space: dict[str, Any]) -> NamespaceRecord:
+        record = self.namespaces.get(id(space))
+        if record is None:
+            label = str(space.get("__name__", "globals"))
+            record = self.namespaces[id(space)] = NamespaceRecord(self, space, self.sources.const(space, label))
+        return record
+
+    def register(self, record: Record) -> Any:
+        """Enters an object that is met for the first time; its shadow."""
+        self.by_real[id(record.real)] = record
+        self.by_shadow[id(record.shadow)] = record
+        return record.shadow
+
+    def _same(self, record: Record, source: Source) -> None:
+        by_identity = record.kind == "static" if isinstance(record, TensorRecord) else record.base.kind == "const"
+        if by_identity:
+            self.guard("is", source, record.real)
+        else:
+            self.guard("same", source, record.source)
+
+    def bind(self, real: Any, source: Source) -> Source:
+        """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
+        if source.kind == "const":
+            return source
+        if source.kind == "call":  # a weak reference gives but one object, which must be free to die
+            self.guard("type", source, type(real))
+            return source
+        by_type = source.from_arguments and not issubclass(type(real), (torch.nn.Module, torch.optim.Optimizer))
+        if by_type or source.label in self.moving:
+            self.guard("type", source, type(real))
+            return source
+        self.guard("is", source, real)
+        base = self.sources.const(real, source.label)
+        self.guard("type", base, type(real))  # ``obj.__class__ = ...`` leaves the identity as it is
+        self._inherit(source, base)
+        return base
+
+    def _inherit(self, source: Source, base: Source) -> None:
+        if self.below(source, self._symbolic_roots):
+            self._symbolic_roots.add(id(base))
+        if self.below(source, self.static_roots):
+            self.static_roots.add(id(base))
+
+    def _number(self, real: int | float, source: Source, name: str) -> Any:
+        found = self._numbers_by_source.get(id(source))
+        if found is not None:
+            return found
+        symbolic = source.label in self.symbolic or (bool(name) and name in self.written_names())
+        if not symbolic and isinstance(real, float):
+            symbolic = self.below(source, self._symbolic_roots) or (self.in_part and source.from_arguments)
+        if not symbolic or not math.isfinite(real):  # algebra knows no NaN
+            self.guard("equal", source, real)
+            return real
+        self.guard("type", source, type(real))
+        return self._symbolic_number(real, source)
+
+    def _symbolic_number(self, real: int | float, source: Source) -> Any:
+        number = self.tracer.add_scalar(float(real) if isinstance(real, float) else real, source.label)
+        self.numbers.append((number, source, real))
+        self._numbers_by_source[id(source)] = number
+        return number
+
+    def length(self, real: int, source: Source) -> Any:
+        """A symbolic length."""
+        found = self._numbers_by_source.get(id(source))
+        return self._symbolic_number(real, source) if found is None else found
+
+    def version_of(self, tensor: torch.Tensor) -> Any:
+        """``tensor._version``: that of an outside tensor, or of a view of one, goes on from what it is at entry."""
+        records = [record for record in self.by_shadow.values() if isinstance(record, TensorRecord)]
+        counted = [record for record in records if compat.one_counter(record.shadow, tensor)]
+        if not counted:
+            return tensor._version
+        record = counted[0]
+        return self.length(record.real._version, self.sources.slot(record.source, "_version")) + (
+            tensor._version - record.entry_version
+        )
+
+    def item_of(self, record: TensorRecord) -> Any:
+        """The number that a 0-dim CPU tensor holds at entry: symbolic, or guarded if it is a bool or not finite."""
+        source = self.sources.call(self.sources.slot(record.source, "item"))
+        found = self._numbers_by_source.get(id(source))
+        if found is not None:
+            return found
+        with compat.real_world():
+            real = record.real.item()
+        if type(real) is bool:
+            self.guard("is", source, real)
+            return real
+        if not math.isfinite(real):  # algebra knows no NaN, and no infinity
+            self.guard("equal", source, real)
+            return real
+        return self._symbolic_number(real, source)
+
+    def read_grad(self, fake: Any) -> None:
+        """Brings the gradient of a leaf in, guarded, before anything looks at it or adds to it."""
+        record = self.record_of(fake)
+        if not isinstance(record, TensorRecord) or record.grad is not UNREAD:
+            return
+        grad = record.real.grad
+        shadow = self.shadow(grad, self.sources.grad(record.source))
+        if grad is not None:
+            fake.grad = shadow
+        record.grad = shadow
+
+    def overwrite_grad(self, fake: Any) -> None:
+        """Notes that a gradient is replaced: what it was does not matter if nothing has looked at it."""
+        record = self.record_of(fake)
+        if isinstance(record, TensorRecord) and record.grad is UNREAD:
+            record.grad = OVERWRITTEN
+
+    def retire(self) -> None:
+        """Ends the shadows' lives quietly: a ``__del__`` is for the real object to run.
+
+        What remains of the capture may live on for a while, which real objects must not because of it.
+        """
+        for record in self.by_real.values():
+            shadow = record.shadow
+            if isinstance(record, InstanceRecord) and shadow is not record.real and deletes(type(shadow)):
+                retire(shadow)
+            record.real = None
+        for table in (self.by_real, self.by_shadow, self.cells):
+            table.clear()
+
+    def forget(self) -> None:
+        """Lets go of the objects that guards and paths name."""
+        self.guards.clear()
+        self.sources = SourceTable()
+
+    # --- attributes with a special nature -------------------------------------------------------------------------
+
+    def instance_attr(self, record: InstanceRecord, name: str) -> Any:
+        """Entry of an instance's ``__dict__``; marks what lies below optimizer groups, parameters and buffers."""
+        value = record.get(name)
+        if value is not ABSENT and name in _MARKED_NAMES:
+            source = self.sources.attr(record.base, name)
+            for cls, attribute in registry.SYMBOLIC_FLOATS:
+                if attribute == name and isinstance(record.real, cls):
+                    self._symbolic_roots.add(id(source))
+            for cls, attribute in registry.STATIC_ATTRIBUTES:
+                if attribute == name and isinstance(record.real, cls):
+                    self.static_roots.add(id(source))
+        return value
+
+    def below(self, source: Source | None, roots: set[int]) -> bool:
+        while source is not None:
+            if id(source) in roots:
+                return True
+            source = source.parent
+        return False
+
+    def check_arrays(self, writes: Writes) -> None:
+        """Refuses what arrays cannot be used for in a step.
+
+        Raises:
+            Unsupported: an array is read and written, or shares its memory with a tensor and leaves the step.
+        """
+        self.made_arrays.check(self, writes)
+        for record in list(self.by_real.values()):
+            if isinstance(record, ArrayRecord):
+                record.check(writes)
+
+    def dict_record(self, shadow: Any) -> DictRecord | None:
+        record = self.record_of(shadow)
+        return record if isinstance(record, DictRecord) else None
+
+
+def _not_callable_yet(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("the heap has no interpreter to call back into")
+
+
+_MARKED_NAMES = {"param_groups", "state", "_parameters", "_buffers"}
+
+
+def _identity(record: CellRecord) -> Any:
+    return record.real if record.source.kind == "const" else record.source
+
+
+def _has_owner(method: types.BuiltinMethodType) -> bool:
+    return method.__self__ is not None and not isinstance(method.__self__, (types.ModuleType, type))

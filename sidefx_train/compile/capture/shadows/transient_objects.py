@@ -1,0 +1,84 @@
+"""Outside objects that are known by what they are made of, because a program makes them anew for every call.
+
+Functions, partials and weak references stand for themselves in a capture, so they are told by identity. What a step
+made before a break, or is given, is another object at every call: a closure over the step's own variables, the
+``lambda`` of an argument. Such a function is its code, its globals and what its cells hold.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import datetime
+import enum
+import re
+import types
+from typing import TYPE_CHECKING
+
+import torch
+
+from sidefx_train.compile.capture.shadows.records import Attributes, InstanceRecord, Record
+from sidefx_train.compile.common.plain_values import DEFINITIONS
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.guards.source import Source
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+
+def is_made_anew(heap: Heap, real: object, source: Source) -> bool:
+    """True if the object under a path is to be expected to be another at the next call."""
+    if source.kind == "const":
+        return False
+    if source.label in heap.moving:
+        return True
+    own = type(real) is not types.FunctionType or "<locals>" in real.__qualname__
+    return heap.in_part and source.from_arguments and own
+
+
+def replaced_alike(old: object, new: object) -> bool:
+    """True if one object took the place of another that is made the same way."""
+    if type(old) is types.FunctionType and type(new) is types.FunctionType:
+        return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
+    return type(old) is type(new) and not isinstance(old, _ITSELF)
+
+
+_ITSELF = (
+    *DEFINITIONS,
+    types.BuiltinMethodType,
+    types.CodeType,
+    enum.Enum,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.Generator,
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+)
+"""What a step is captured for: another of them is another step."""
+
+
+HANDLES = (contextvars.Token,)
+"""Classes of C whose instances are handed back to what gave them, which makes one for every call."""
+
+
+def is_value(real: object) -> bool:
+    """True for an object of C that is told by what it equals: two such objects that are equal are alike."""
+    if type(real) in (datetime.datetime, datetime.time):
+        return real.tzinfo is None and not real.fold  # type: ignore[attr-defined]
+    return type(real) in (datetime.date, datetime.timedelta, re.Pattern)
+
+
+def function(heap: Heap, real: types.FunctionType, source: Source) -> Record:
+    """The record of a function that stands for itself: whatever it refers to is reached by its path."""
+    sources = heap.sources
+    heap.guard("type", source, types.FunctionType)
+    for name in ("__code__", "__globals__"):
+        heap.guard("is", sources.slot(source, name), getattr(real, name))
+    record = Record(heap, real, real, source, source)
+    record.instance = InstanceRecord(heap, real, Attributes(), source, source)
+    heap.register(record)  # before its cells, which may hold it
+    for name in ("__defaults__", "__kwdefaults__"):
+        heap.shadow(getattr(real, name), sources.slot(source, name))
+    closure = sources.slot(source, "__closure__")
+    for index, cell in enumerate(real.__closure__ or ()):
+        heap.shadow(cell, sources.item(closure, index, f"{source.label}.{real.__code__.co_freevars[index]}"))
+    return record

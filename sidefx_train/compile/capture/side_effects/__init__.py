@@ -1,0 +1,1 @@
+"""What a step did to Python objects."""

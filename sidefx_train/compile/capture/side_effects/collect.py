@@ -1,0 +1,485 @@
+"""What the step did to Python: the difference between the shadows now and what was first read.
+
+Effects name their target by source and their values as values of the trace; the residual stage turns them into code.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from sidefx_train._torch_compat import hook_numbers, output_of
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
+from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, TraceKey
+from sidefx_train.compile.capture.shadows.finalizers import check_dropped
+from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.objects.outside_exceptions import ExceptionRecord
+from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, TensorRecord
+from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
+from sidefx_train.compile.capture.side_effects.compare import Comparison
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.plain_values import is_set, slot_names, stored_entries
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+EffectKind = Literal[
+    "set_attr",
+    "del_attr",
+    "set_slot",
+    "del_slot",
+    "set_item",
+    "del_item",
+    "clear",
+    "extend",
+    "replace",
+    "add",
+    "remove",
+    "set_cell",
+    "del_cell",
+    "set_class_attr",
+    "set_grad",
+    "set_requires_grad",
+    "detach",
+    "set_data",
+    "grow",
+    "advance",
+]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One change to make after the graph has succeeded.
+
+    Attributes:
+        kind: what to do.
+        target: the object that changes.
+        key: attribute name or dict key, where there is one.
+        value: value of the trace (shadow, fake tensor, symbolic number, plain value, container of such).
+        through: class whose method makes the change, for containers whose own class may override it.
+    """
+
+    kind: EffectKind
+    target: Source
+    key: Any = None
+    value: Any = None
+    through: type | None = None
+
+    @property
+    def switches(self) -> bool:
+        """A tensor begins or ceases to require gradients: it does so before views of it are made."""
+        return self.kind in ("detach", "set_requires_grad")
+
+    def describe(self) -> str:
+        label = self.target.label
+        if self.kind in ("set_attr", "set_slot", "set_class_attr"):
+            return f"sets {label}.{self.key}"
+        if self.kind in ("del_attr", "del_slot"):
+            return f"deletes {label}.{self.key}"
+        if self.kind == "set_item":
+            return f"sets {label}[{_text(self.key)}]"
+        if self.kind == "del_item":
+            return f"deletes {label}[{_text(self.key)}]"
+        if self.kind == "extend":
+            return f"appends {len(self.value)} to {label}"
+        if self.kind in ("replace", "clear"):
+            return f"rewrites {label}"
+        if self.kind == "add":
+            return f"adds {len(self.value)} to {label}"
+        if self.kind == "remove":
+            return f"removes {len(self.value)} from {label}"
+        if self.kind in ("set_cell", "del_cell"):
+            return f"sets variable {label}"
+        if self.kind == "advance":
+            return f"takes {'the rest' if self.value is None else self.value} from {label}"
+        if self.kind == "set_grad":
+            return f"sets {label}.grad"
+        if self.kind in ("set_data", "grow"):
+            return f"{'sets' if self.kind == 'set_data' else 'enlarges'} the memory of {label}"
+        return f"sets {label}.requires_grad"
+
+
+@dataclass
+class SideEffects:
+    """What a captured step has done to Python.
+
+    Two kinds: :func:`collect` gives those of a finished step, for the residual. :func:`observe` gives those up to a
+    point in the middle of one, which can be compared with others and be returned to.
+
+    Attributes:
+        changes: writes to outside objects.
+        calls: deferred calls, in order.
+        checkpoint: contents of everything the step may still change; ``None`` for a finished step.
+    """
+
+    changes: list[Effect] = field(default_factory=list)
+    calls: list[DeferredCall] = field(default_factory=list)
+    checkpoint: Checkpoint | None = None
+
+    def describe(self) -> list[str]:
+        return [change.describe() for change in self.changes] + [call.describe() for call in self.calls]
+
+    def clone(self) -> SideEffects:
+        """A copy with lists of its own. Neither shows what the step does after it was taken."""
+        point = None if self.checkpoint is None else self.checkpoint.clone()
+        return SideEffects(list(self.changes), list(self.calls), point)
+
+    def diff(self, other: SideEffects, same_tensor: Callable[[Any, Any], bool] | None = None) -> str:
+        """How ``other`` differs, one line for each difference; empty if the two leave the world alike.
+
+        Objects that both made are compared by their contents and by what refers to what, not by identity.
+
+        Args:
+            other: effects of the same capture, taken by :func:`observe`, for example after another branch.
+            same_tensor: says whether two fake tensors (or symbolic numbers) stand for the same value; identity if
+                ``None``.
+
+        Raises:
+            ValueError: one of the two was not taken by :func:`observe`.
+        """
+        return "\n".join(Comparison(self, other, same_tensor).lines())
+
+    def rollback(self) -> None:
+        """Takes back everything the step did after these effects were taken.
+
+        Shadows, objects made in the step, variables of running frames and suspended generators are as they were; what
+        was read in between stays guarded. Iterators of C classes that were advanced in between, and random numbers that
+        were drawn, are not taken back.
+
+        Raises:
+            ValueError: the effects were not taken by :func:`observe`.
+            Unsupported: a tensor was changed in place in between: the graph has recorded that.
+        """
+        self.point().rollback()
+
+    def made(self) -> list[Any]:
+        """Objects that the step made and something still refers to.
+
+        Raises:
+            ValueError: the effects were not taken by :func:`observe`.
+        """
+        return self.point().made()
+
+    def prune(self, live: Iterable[Any] = ()) -> int:
+        """Forgets objects made in the step that neither an effect nor ``live`` reaches.
+
+        Args:
+            live: values that are still needed: what the step returns, variables of frames that go on.
+
+        Returns:
+            How many objects were forgotten.
+
+        Raises:
+            ValueError: the effects were not taken by :func:`observe`.
+        """
+        return self.point().prune([*live, *self.values()])
+
+    def values(self) -> list[Any]:
+        """Values that the effects write, and arguments of the deferred calls."""
+        found: list[Any] = [change.key.value for change in self.changes if isinstance(change.key, TraceKey)]
+        found += [change.value for change in self.changes]
+        return [*found, *self.calls]
+
+    def point(self) -> Checkpoint:
+        """The checkpoint.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.checkpoint is None:
+            raise ValueError("these are the effects of a finished step; observe() takes ones that can be returned to")
+        return self.checkpoint
+
+
+def observe(world: TraceWorld, live: Iterable[Any] = ()) -> SideEffects:
+    """The effects so far, in the middle of a capture.
+
+    Args:
+        world: the world of the capture.
+        live: values of the trace to come back to as well, besides those of the frames being interpreted.
+    """
+    changes = _changes(world, finished=False)
+    return SideEffects(changes, list(world.deferred), Checkpoint(world, live))
+
+
+def collect(world: TraceWorld) -> SideEffects:
+    """The effects of a finished step.
+
+    Raises:
+        Unsupported: the step leaves something that cannot be written back.
+    """
+    changes = _changes(world, finished=True)
+    check_dropped(world.heap)
+    for change in changes:
+        if change.kind == "set_item" and type(change.key) is int and change.key in _numbered(world):
+            reason = f"leaves a hook registered in {change.target.label}; register it before the step"
+            world.heap.refuse("SFX111", reason)
+    return SideEffects(changes, list(world.deferred))
+
+
+def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
+    """Compares every shadow with its snapshot."""
+    changes: list[Effect] = []
+    walked: list[Effect] = []  # after what they walk over has its new contents
+    heap = world.heap
+    for record in list(heap.by_real.values()):
+        if isinstance(record, ExceptionRecord) and record.raised_again():
+            heap.refuse("SFX111", f"raises {record.source.label} again, which was raised outside, or from it")
+        if isinstance(record, InstanceRecord):
+            changes += _instance(record)
+        elif isinstance(record, DictRecord):
+            changes += _dict(world, record)
+        elif isinstance(record, ListRecord):
+            changes += _list(record)
+        elif isinstance(record, SetRecord):
+            changes += _set(record, finished)
+        elif isinstance(record, IteratorRecord):
+            if record.taken() != 0 and record.begun is not None:
+                walked.append(Effect("advance", record.source, None, record.taken()))
+        elif isinstance(record, TensorRecord):
+            changes += _tensor(world, record, finished)
+        if record.instance is not None:
+            changes += _instance(record.instance)
+    for cell in heap.cells.values():
+        if cell.value is not cell.initial or cell.emptied:
+            kind: EffectKind = "del_cell" if cell.value is ABSENT else "set_cell"
+            changes.append(Effect(kind, cell.source, None, cell.value))
+    for space in heap.namespaces.values():
+        for name, value in space.values.items():
+            if value is space.snapshot.get(name, ABSENT) and name in space.snapshot:
+                continue
+            if value is ABSENT and name not in space.real:  # set and deleted again
+                continue
+            changes.append(Effect("del_item" if value is ABSENT else "set_item", space.source, name, value))
+    for (cls, name), value in world.class_writes.items():
+        if (cls, name) in registry.COUNTERS:
+            continue
+        if world.class_snapshot.get((cls, name), ABSENT) is not value:
+            changes.append(Effect("set_class_attr", heap.sources.const(cls, cls.__qualname__), name, value))
+    return changes + walked
+
+
+def _numbered(world: TraceWorld) -> range:
+    """Numbers that the capture gave to objects of counting classes."""
+    starts = list(registry.COUNTERS.values())
+    return range(min(starts), max(starts) + (1 << 30)) if starts else range(0)
+
+
+def _instance(record: InstanceRecord) -> list[Effect]:
+    changes: list[Effect] = []
+    if record.has_dict and record.filled and not record.shared:
+        changes += _whole_dict(record)
+    elif record.has_dict and not record.shared:
+        now = object.__getattribute__(record.shadow, "__dict__")
+        for name in record.written:
+            if name in record.removed and name in record.space:
+                changes.append(Effect("del_attr", record.base, name))
+            if name in now and (
+                name not in record.snapshot or record.snapshot[name] is not now[name] or name in record.removed
+            ):
+                changes.append(Effect("set_attr", record.base, name, now[name]))
+        for name, value in now.items():  # written by C code, past the interpreter
+            if name not in record.written and record.snapshot.get(name, ABSENT) is not value:
+                changes.append(Effect("set_attr", record.base, name, value))
+    for name in slot_names(type(record.real)):
+        if not is_set(record.shadow, name):
+            if name in record.written and is_set(record.real, name):
+                changes.append(Effect("del_slot", record.base, name))
+            continue
+        value = object.__getattribute__(record.shadow, name)
+        if record.snapshot.get(name, ABSENT) is not value:
+            changes.append(Effect("set_slot", record.base, name, value))
+    return changes
+
+
+def _whole_dict(record: InstanceRecord) -> list[Effect]:
+    """Changes to an instance ``__dict__`` that was read whole, also by C code and past the interpreter."""
+    now = object.__getattribute__(record.shadow, "__dict__")
+    kept = [name for name in record.space if name in now]
+    order = list(now)
+    start = next((i for i, name in enumerate(kept) if order[i] != name), len(kept))
+    moved = set(order[start:])  # deleted and added again: they come after what was kept
+    changes = [Effect("del_attr", record.base, name) for name in record.space if name not in now or name in moved]
+    for name, value in now.items():
+        if name in moved or record.snapshot.get(name, ABSENT) is not value:
+            changes.append(Effect("set_attr", record.base, name, value))
+    return changes
+
+
+def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
+    now = stored_entries(record.shadow)
+    weak.check_keys(world.heap, record.base, now)
+    if record.filled and record.same_entries() and list(now) == list(record.snapshot):
+        return []
+    keys = {key: world.heap.real_key(key) for key in now}
+    if record.filled:
+        gone = [key for key in record.snapshot if key not in now]
+        kept = [key for key in record.snapshot if key in now]
+        if list(now)[: len(kept)] != kept:  # a key was deleted and added again: rebuild in eager's order
+            changes = [Effect("clear", record.base, through=record.through)]
+            return changes + [
+                Effect("set_item", record.base, _key(world, keys, key), value, record.through)
+                for key, value in now.items()
+            ]
+        changes = [Effect("del_item", record.base, world.heap.real_key(key), through=record.through) for key in gone]
+    else:
+        changes = []
+    for key, value in now.items():
+        if record.snapshot.get(key, ABSENT) is not value:
+            changes.append(Effect("set_item", record.base, _key(world, keys, key), value, record.through))
+    return changes
+
+
+def _key(world: TraceWorld, keys: dict[Any, Any], key: Any) -> Any:
+    record = world.heap.record_of(key)
+    made = isinstance(key, weakref.ReferenceType) if record is None else record.base.kind != "const"
+    return TraceKey(key) if made or keys[key] is ABSENT else keys[key]
+
+
+def _list(record: ListRecord) -> list[Effect]:
+    if not record.filled:
+        return [Effect("extend", record.base, None, record.appended, record.through)] if record.appended else []
+    base: Any = list if isinstance(record.shadow, list) else deque
+    now, before = list(base.__iter__(record.shadow)), record.snapshot
+    if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
+        return []
+    if len(now) > len(before) and all(a is b for a, b in zip(now, before, strict=False)):
+        return [Effect("extend", record.base, None, now[len(before) :], record.through)]
+    return [Effect("replace", record.base, None, now, record.through)]
+
+
+def _set(record: SetRecord, finished: bool) -> list[Effect]:
+    turns = record.changes() if finished else record.net()
+    return [Effect(kind, record.base, None, list(members), record.through) for kind, members in turns]
+
+
+def _history(record: TensorRecord) -> Any:
+    try:
+        return record.shadow.grad_fn
+    except RuntimeError as error:  # autograd forbids some views to be looked at once their base was changed
+        reason = f"{record.source.label} is a tensor of which autograd says: {str(error).splitlines()[0]}"
+        return record.heap.refuse("SFX107", reason)
+
+
+def updated(world: TraceWorld, record: TensorRecord) -> bool:
+    """True for a tensor, no view of another, to which the step gives a value that autograd knows.
+
+    Outside it becomes a result of the captured part, in its own memory. Autograd makes the history of its views anew.
+    """
+    now = _history(record)
+    if now is None or now is (record.edge.node if record.edge is not None else None):
+        return False
+    return now not in world.freed and record.home is None and not record.real._is_view()
+
+
+def _written_under(record: TensorRecord) -> bool:
+    """True for a view from outside whose memory was written, perhaps through another: autograd makes its node anew."""
+    if not record.real._is_view():
+        return False
+    memory = record.memory.untyped_storage()._cdata
+    others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord)]
+    return any(r.version != r.entry_version for r in others if r.memory.untyped_storage()._cdata == memory)
+
+
+def bases_wanted(world: TraceWorld) -> frozenset[str]:
+    """Labels of views from outside that get their history from a tensor to which the step gives a new value.
+
+    Such a tensor must be known before anything is written: the capture is made again with it.
+    """
+    heap = world.heap
+    views = [r for r in heap.by_real.values() if isinstance(r, TensorRecord) and _written_under(r)]
+    known = (r for r in views if _history(r) is not None or r.edge is not None)
+    return frozenset(record.source.label for record in known) - heap.based
+
+
+def _turned_view(record: TensorRecord) -> bool:
+    """True for a view with a history that goes on from its own, not from that of its base: it was turned (``t_``)."""
+    if record.edge is None or not record.real._is_view():
+        return False
+    seen, waiting = set[Any](), [_history(record)]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node is not record.edge.node and node not in seen:
+            seen.add(node)
+            if (record.edge.node, record.edge.output_nr) in node.next_functions:
+                return True
+            waiting += [before for before, _ in node.next_functions]
+    return False
+
+
+def follows_anew(world: TraceWorld, record: TensorRecord) -> bool:
+    """True for such a view that has another history than it had."""
+    if record.source.label not in world.heap.based or not follows(world, record):
+        return False
+    now = _history(record)
+    return now is not None and now is not (None if record.edge is None else record.edge.node)
+
+
+def follows(world: TraceWorld, record: TensorRecord) -> bool:
+    """True for a view from outside that has its history from its base, as the base has it when the step has ended."""
+    base = world.heap.by_real.get(id(record.real._base))
+    if not isinstance(base, TensorRecord) or base.home is not None or record.home is not None:
+        return False
+    if record.shadow._base is not base.shadow or record.entry_version != base.entry_version:
+        return False
+    return _history(base) is (None if base.edge is None else base.edge.node) or updated(world, base)
+
+
+def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Effect]:
+    changes: list[Effect] = []
+    fake: torch.Tensor = record.shadow
+    history = _history(record)
+    turned = (record.memory.shape, record.memory.stride()) != record.entry_layout
+    if finished and record.edge is None and record.requires_grad and fake.requires_grad and turned:
+        record.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
+    if finished and record.edge is not None:
+        if fake.requires_grad and history is None:
+            reason = f"{record.source.label}, made outside the step with a history, is detached, and made a leaf, in it"
+            record.heap.refuse("SFX107", reason)
+        if turned and not fake.requires_grad:
+            reason = f"{record.source.label}, made outside the step with a history, is detached and turned in it"
+            record.heap.refuse("SFX107", reason)
+        if turned and history is not None and str(output_of(history, fake.output_nr)[0]) != str(tuple(fake.shape)):
+            reason = f"{record.source.label}, made outside the step with a history, is turned with autograd off"
+            record.heap.refuse("SFX107", reason)
+        changed = (history is not None and history is not record.edge.node and not updated(world, record)) or (
+            _written_under(record)
+        )
+        if changed and _turned_view(record):
+            record.heap.refuse("SFX107", f"{record.source.label}, a view made outside the step, is turned in it")
+        if changed and not follows(world, record):
+            record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
+    joins = record.edge is None and history is not None
+    if finished and joins and not updated(world, record) and not follows(world, record):
+        record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
+    if record.given is not None:
+        kind: EffectKind = "grow" if record.grown else "set_data"
+        changes.append(Effect(kind, record.source, None, record.given))
+    if record.edge is not None and not fake.requires_grad:
+        changes.append(Effect("detach", record.source, None, None))
+    elif fake.requires_grad != record.requires_grad and not (finished and history is not None):
+        changes.append(Effect("set_requires_grad", record.source, None, fake.requires_grad))
+    watched = history is None or record.real.retains_grad
+    if watched and record.grad is not UNREAD and fake.grad is not record.grad:
+        changes.append(Effect("set_grad", record.source, None, fake.grad))
+    if finished and record.edge is None and record.hooks is None and any(hook_numbers(fake)):
+        record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
+    if finished and record.hooks is not None and record.hooks != hook_numbers(fake):
+        record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
+    return changes
+
+
+def _text(key: Any) -> str:
+    return repr(key) if isinstance(key, (str, int, float, bool, type(None))) else type(key).__name__

@@ -1,0 +1,142 @@
+"""Arguments of calls made after the graph, as they were when the step made the call."""
+
+from __future__ import annotations
+
+import math
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, CallResult, Later, Shown, TensorMoment
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.plain_values import PLAIN_TYPES, base_container, bounds_of, empty_like, make_tuple
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class Freezer:
+    """Copies containers with all that they hold; objects that other objects refer to twice are copied once.
+
+    Args:
+        world: the world of the capture.
+        shown: only the text of the value matters: objects with a ``__str__`` or ``__repr__`` of their own are
+            replaced by the text that they have now.
+    """
+
+    def __init__(self, world: CallingWorld, shown: bool) -> None:
+        self.world = world
+        self.shown = shown
+        self._copies: dict[int, Any] = {}
+        self._keep: list[Any] = []
+
+    def many(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(self.value, values))
+
+    def named(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.value(value) for name, value in values.items()}
+
+    def value(self, value: Any) -> Any:
+        """The value as it is now."""
+        cls = type(value)
+        if cls in PLAIN_TYPES or isinstance(value, (*NUMBERS, Later)):
+            return value
+        record = self.world.heap.record_of(value)
+        if isinstance(record, ArrayRecord):
+            record.shown = True
+        tracer = self.world.tracer
+        if isinstance(value, torch.Tensor) and tracer.has_node(value):
+            writes = len(self.world.writes.to(value))
+            return TensorMoment(value, tracer.node_of(value), writes, tracer.last_node())
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if self.shown and _has_own_text(cls):
+            return self._text(value)
+        if isinstance(value, tuple):
+            return self._remember(value, make_tuple(cls, map(self.value, value)))
+        if cls is slice:
+            return self._remember(value, slice(*map(self.value, bounds_of(value))))
+        base: Any = base_container(cls)
+        if base is None:
+            return value
+        self.world.touch(value, deep=False)
+        copy = self._remember(value, empty_like(value))
+        if isinstance(value, dict):
+            for key, item in base.items(value):
+                base.__setitem__(copy, key, self.value(item))
+        else:
+            adder = base.update if base is set else base.extend
+            adder(copy, [self.value(item) for item in base.__iter__(value)])
+        return copy
+
+    def _remember(self, value: Any, copy: Any) -> Any:
+        self._copies[id(value)] = copy
+        self._keep.append(value)
+        return copy
+
+    def _text(self, value: Any) -> Any:
+        interp = self.world.interp
+        as_str, as_repr = interp.call(str, (value,), {}), interp.call(repr, (value,), {})
+        return Later(Shown, (as_str, as_repr))
+
+
+def late_text(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Later:
+    """Text that is made when the values in it exist.
+
+    Raises:
+        Unsupported: making it raises, whatever the values are, which must not wait until then.
+    """
+    kwargs = kwargs or {}
+    made = Later(fn, tuple(map(world.freeze, args)), {name: world.freeze(value) for name, value in kwargs.items()})
+    try:
+        with compat.real_world():
+            for number in (1, math.nan):
+                _sample(made, number)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        world.heap.refuse("SFX106", f"makes text of a value that is known only after the step, which raises {told}")
+    return made
+
+
+def _sample(value: Any, number: float) -> Any:
+    """Something of the kind that a frozen value will be, a float ``number``: its formatting succeeds or fails alike."""
+    if isinstance(value, NUMBERS):
+        if not compat.is_unbacked(value):
+            return _KINDS[type(value)](compat.hint_of(value))
+        return number if isinstance(value, torch.SymFloat) else _KINDS[type(value)](1)
+    if isinstance(value, TensorMoment):
+        filled = number if value.fake.dtype.is_floating_point else 1
+        return torch.full((1,) * value.fake.dim(), filled, dtype=value.fake.dtype)
+    if isinstance(value, CallResult):
+        return ""
+    if isinstance(value, Later):
+        named = {name: _sample(item, number) for name, item in value.kwargs.items()}
+        return value.fn(*(_sample(item, number) for item in value.args), **named)
+    if isinstance(value, tuple):
+        return make_tuple(type(value), (_sample(item, number) for item in tuple.__iter__(value)))
+    if isinstance(value, list):
+        return [_sample(item, number) for item in list.__iter__(value)]
+    if type(value) is slice:
+        return slice(*(_sample(bound, number) for bound in bounds_of(value)))
+    if isinstance(value, dict):
+        return {name: _sample(item, number) for name, item in dict.items(value)}
+    return value
+
+
+_KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def _has_own_text(cls: type) -> bool:
+    """True for the user's classes whose text is made by Python code.
+
+    Modules and objects of libraries show what they are, which a step leaves alone, and print themselves afterwards.
+    """
+    if is_library(cls.__module__) or issubclass(cls, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type)):
+        return False
+    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__str__", "__repr__"))

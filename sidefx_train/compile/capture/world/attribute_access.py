@@ -1,0 +1,343 @@
+"""Attributes in the capturing world: of classes, of instances, and of values of C."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.object_model import attributes
+from sidefx_train.compile.capture.interpreter.world import ABSENT, LOCAL, hidden_attr
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space, space_of, thread_space
+from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
+from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later
+from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
+from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
+from sidefx_train.compile.capture.world.call_handling import CallingWorld
+from sidefx_train.compile.capture.world.native_calls import (
+    builtin_methods as natives,
+)
+from sidefx_train.compile.capture.world.native_calls import (
+    caller_frames as stack,
+)
+from sidefx_train.compile.capture.world.native_calls import (
+    class_creation as classes,
+)
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common import trace_rules as policy
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.plain_values import is_definition, is_derived, is_plain
+from sidefx_train.compile.common.type_checks import instance_dict, shows_another
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_OF_ALL_NUMBERS = frozenset({"__class__", "__doc__", "imag", "denominator"})
+"""Attributes that are the same for all numbers of a kind."""
+_OTHER_SPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
+"""What has a ``__dict__`` that is not simply that of an instance."""
+
+_SHOWN_TYPES: dict[type, type] = {
+    weak.ShadowRef: weakref.ref,
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    torch.SymBool: bool,
+    Later: str,
+}
+
+
+class AttributeWorld(CallingWorld):
+    """The part of ``TraceWorld`` (``trace_world.py``) that reads, sets and deletes attributes."""
+
+    class_writes: dict[tuple[type, str], Any]
+    class_snapshot: dict[tuple[type, str], Any]
+    new_functions: dict[int, types.FunctionType]
+    tagged: dict[int, tuple[torch.Tensor, dict[str, None]]]
+    own_spaces: dict[int, dict[str, Any]]
+    _class_spaces: dict[type, Any]
+    _attribute_hooks: dict[str, list[tuple[type, registry.AttributeHook]]]
+
+    def type_of(self, obj: Any) -> type:
+        cls = type(obj)
+        if cls is compat.FakeTensor:
+            record = self.heap.record_of(obj)
+            if record is not None:
+                return type(record.real)
+            return torch.nn.Parameter if isinstance(obj, torch.nn.Parameter) else torch.Tensor
+        return obj.cls if issubclass(cls, OutsideIterator) else _SHOWN_TYPES.get(cls, cls)
+
+    def class_attr(self, cls: type, name: str) -> Any:
+        if id(cls) not in self.new_classes:
+            self.heap.definitions.looked_at(cls)
+        for base in type.__getattribute__(cls, "__mro__"):
+            value = self.class_entry(base, name)
+            if value is not ABSENT:
+                if self.reads.listening:
+                    self.reads.class_attribute(base, name, value)
+                return value
+        return ABSENT
+
+    def class_entry(self, cls: type, name: str) -> Any:
+        if id(cls) in self.new_classes:
+            return type.__getattribute__(cls, "__dict__").get(name, ABSENT)
+        if (cls, name) in self.class_writes:
+            return self.class_writes[cls, name]
+        if (cls, name) in registry.COUNTERS:
+            return registry.COUNTERS[cls, name]
+        space = type.__getattribute__(cls, "__dict__")
+        value = space.get(name, ABSENT)
+        definition = is_definition(value) or (hasattr(type(value), "__get__") and is_library(type(value).__module__))
+        plain = definition and (is_library(cls.__module__) or isinstance(value, _C_DESCRIPTORS))
+        if value is ABSENT or plain or cls.__flags__ & IMMUTABLE_CLASS:
+            if not cls.__flags__ & IMMUTABLE_CLASS:
+                self.heap.definitions.took(cls, name, value)
+            return value
+        proxy = self._class_spaces.setdefault(cls, space)
+        source = self.heap.sources.item(self.heap.sources.const(proxy, cls.__qualname__), name)
+        if definition:
+            self.heap.guard("is", source, value)
+            return value
+        value = self.class_snapshot[cls, name] = self.heap.shadow(value, source, name)
+        return value
+
+    def instance_attr(self, obj: Any, name: str) -> Any:
+        value = self._instance_attr(obj, name)
+        if self.moved_later and id(obj) in self.moved_later and value is not ABSENT:
+            by = self.moved_later[id(obj)]
+            self.heap.refuse("SFX103", f"reads {name} of an object that {by}, called before, changes after the graph")
+        if self.reads.listening:
+            self.reads.attribute(obj, name, value)
+        return value
+
+    def _instance_attr(self, obj: Any, name: str) -> Any:
+        if issubclass(type(obj), type):
+            return self.class_entry(obj, name)
+        if issubclass(type(obj), types.ModuleType):
+            space = vars(obj)
+            value = space.get(name, ABSENT)
+            if id(obj) in self.new_modules:
+                return value
+            record = self.heap.namespaces.get(id(space))
+            if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
+                self.heap.definitions.took(space, name, value)
+                return value
+            self.heap.guard("type", self.heap.sources.const(obj, str(space.get("__name__"))), type(obj))
+            return self.heap.namespace(space).get(name)
+        if type(obj) is types.FunctionType and not is_library(obj.__module__ or ""):
+            self._function(obj)
+        owner = self.heap.record_of(obj)
+        if issubclass(type(obj), LOCAL):
+            space = thread_space(self.heap, obj)
+            if name == "__dict__":
+                return space.shadow
+            return dict.__getitem__(space.shadow, name) if space.bring(name) else ABSENT
+        if isinstance(owner, InstanceRecord):
+            return self.heap.instance_attr(owner, name)
+        if owner is not None and owner.instance is not None:
+            return self.heap.instance_attr(owner.instance, name)
+        if isinstance(owner, TensorRecord):
+            return owner.own_attributes().get(name)
+        try:
+            space = instance_dict(obj)
+        except AttributeError:
+            if shows_another(type(obj)):
+                check_hidden_space(self.heap, obj)
+                return ABSENT
+            return hidden_attr(obj, name)
+        if owner is not None and name in space:
+            return self.heap.shadow(space[name], self.heap.sources.attr(owner.base, name), name)
+        return space.get(name, ABSENT)
+
+    def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
+        if issubclass(type(obj), type):
+            classes.set_class_attribute(self, obj, name, value)
+            return
+        if issubclass(type(obj), types.ModuleType):
+            if id(obj) in self.new_modules:
+                vars(obj)[name] = value
+            else:
+                self.heap.namespace(vars(obj)).set(name, value)
+            return
+        field = self.class_attr(type(obj), name)
+        if type(obj) is types.FunctionType:
+            if type(field) in _C_DESCRIPTORS:
+                classes.set_function_field(self, obj, name, value)
+                return
+            self._function(obj)
+        record = self.heap.record_of(obj)
+        if issubclass(type(obj), LOCAL):
+            space = thread_space(self.heap, obj)
+            natives.dict_operator(self, space, "setitem", (space.shadow, name, value))
+            return
+        if isinstance(record, TensorRecord):
+            record = record.own_attributes()
+        elif record is not None and record.instance is not None:
+            record = record.instance
+        if isinstance(record, InstanceRecord):
+            if type(field) is types.MemberDescriptorType:
+                record.set_slot(name, value)
+            elif type(field) is types.GetSetDescriptorType:
+                self.heap.refuse("SFX111", f"sets {name} of {record.source.label}")
+            elif record.has_dict:
+                record.set(name, value)
+            else:
+                object.__setattr__(obj, name, value)  # raises: there is nowhere to keep it
+        elif record is not None:
+            self.heap.refuse("SFX104", f"sets {name!r} of {record.source.label}, which cannot be shadowed")
+        else:
+            if name == "__dict__":  # all that it shares from now on
+                self.touch(value, deep=False)
+            if type(obj) is compat.FakeTensor and type(field) not in _C_DESCRIPTORS:
+                self.tagged.setdefault(id(obj), (obj, {}))[1][name] = None
+            object.__setattr__(obj, name, value)
+
+    def _function(self, fn: types.FunctionType) -> None:
+        """Has the attributes of an outside function shadowed."""
+        if id(fn) not in self.new_functions and self.heap.record_of(fn) is None:
+            self.heap.shadow(fn, self.heap.sources.const(fn, fn.__qualname__))
+
+    def del_instance_attr(self, obj: Any, name: str) -> None:
+        if type(obj) is types.FunctionType:
+            self._function(obj)
+        record = self.heap.record_of(obj)
+        if issubclass(type(obj), LOCAL):
+            space = thread_space(self.heap, obj)
+            if not space.bring(name):
+                raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
+            natives.dict_operator(self, space, "delitem", (space.shadow, name))
+            return
+        if isinstance(record, TensorRecord):
+            record = record.own_attributes()
+        elif record is not None and record.instance is not None:
+            record = record.instance
+        if isinstance(record, InstanceRecord) and isinstance(
+            self.class_attr(type(obj), name), types.MemberDescriptorType
+        ):
+            record.delete_slot(name)
+        elif isinstance(record, InstanceRecord) and record.has_dict:
+            if not record.delete(name):
+                raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
+        elif id(obj) in self.new_modules and name in vars(obj):
+            del vars(obj)[name]
+        elif (record is not None and not isinstance(obj, type)) or isinstance(obj, types.ModuleType):
+            self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {policy.describe(obj)}")
+        elif isinstance(obj, type):
+            classes.delete_class_attribute(self, obj, name)
+        else:
+            object.__delattr__(obj, name)
+
+    def native_getattr(self, obj: Any, name: str) -> Any:
+        record = self.heap.record_of(obj)
+        if name == "__dict__" and type(obj) is compat.FakeTensor:  # it is the stand-in's
+            self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
+        if name == "__dict__" and issubclass(type(obj), LOCAL):
+            return thread_space(self.heap, obj).shadow
+        if name == "__dict__" and not isinstance(obj, _OTHER_SPACES):
+            return space_of(self.heap, obj)
+        owner = record.instance if record is not None and is_derived(type(obj)) else record
+        if isinstance(owner, InstanceRecord):
+            if name == "__class__":
+                return type(obj)
+            if isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
+                return owner.get_slot(name)
+        if name == "__dict__" and issubclass(type(obj), types.ModuleType):
+            return self.globals_dict(vars(obj))
+        if name == "__dict__" and isinstance(obj, type) and id(obj) not in self.new_classes:
+            view = type.__getattribute__(obj, "__dict__")
+            self.class_views[id(view)] = (view, obj)
+            return view
+        if issubclass(type(obj), torch.Tensor) and name in policy.VALUE_METHODS:
+            self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
+        if name == "__class__":
+            return self.type_of(obj)
+        if name == "__callback__" and isinstance(obj, weakref.ReferenceType):
+            self.heap.refuse("SFX111", "reads the callback of a weak reference")
+        if isinstance(record, ArrayRecord):
+            record.look(name)
+        value = self.guarded(getattr, (obj, name), {}) if issubclass(type(obj), torch.Tensor) else getattr(obj, name)
+        if isinstance(obj, types.FunctionType) and name in ("__defaults__", "__kwdefaults__"):
+            values = value.values() if isinstance(value, dict) else value or ()
+            held = self.heap.sources.const(obj, obj.__qualname__) if record is None else record.base
+            body_guarded = held.kind == "const" and all(is_plain(item) for item in values)
+            if id(obj) in self.new_functions or body_guarded:
+                return value
+            shadow = self.heap.shadow(value, self.heap.sources.slot(held, name))
+            self.touch(shadow, deep=False)
+            return shadow
+        if record is not None and record.shadow is record.real and not is_definition(value):
+            if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
+                return value
+            if isinstance(record.real, torch.Generator):
+                self.heap.refuse("SFX110", f"uses the random generator {record.source.label}")
+            return self.heap.shadow(value, self.heap.sources.slot(record.base, name), name)
+        return value
+
+    def override_getattr(self, obj: Any, name: str) -> Any:
+        if issubclass(type(obj), Later):
+            self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
+        if type(obj) in NUMBERS:
+            if name in ("real", "numerator") and type(obj) is not torch.SymBool:
+                return obj
+            kind = _SHOWN_TYPES[type(obj)]
+            if name in _OF_ALL_NUMBERS or not hasattr(kind, name):
+                return getattr(kind(), name)
+            return getattr(self.guarded(natives.concrete, (obj,), {}), name)
+        if issubclass(type(obj), OutsideIterator):
+            obj.refuse()
+        if type(obj) in weakref.ProxyTypes:
+            return attributes.load(self.interp, weak.through(self, obj), name)
+        if type(obj) is types.FrameType and name == "f_back":
+            return stack.caller_of(self, obj)
+        if type(obj) is compat.FakeTensor:
+            if name == "data":
+                return self.tracer.data_of(obj)
+            if name == "grad":
+                self.heap.read_grad(obj)
+            return self.heap.version_of(obj) if name == "_version" and not obj.is_inference() else ABSENT
+        if type(obj) in compat.OPERATORS:
+            return getattr(obj, name)
+        if issubclass(type(obj), torch.nn.Module):
+            for base, hook in self._attribute_hooks.get(name, ()):
+                if isinstance(obj, base):
+                    value = hook(self, obj, name)
+                    if value is not ABSENT:
+                        return value
+            return natives.module_getattr(self, obj, name)
+        return ABSENT
+
+    def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
+        if type(obj) is compat.FakeTensor:
+            if name == "data":
+                self.heap.memory.assign(obj, value)
+                return True
+            if name in ("grad", "requires_grad"):
+                if name == "grad":
+                    self.heap.overwrite_grad(obj)
+                setattr(obj, name, natives.concrete(value) if type(value) is torch.SymBool else value)
+                return True
+            return False
+        if type(obj) in weakref.ProxyTypes:
+            attributes.store(self.interp, weak.through(self, obj), name, value)
+            return True
+        if issubclass(type(obj), torch.nn.Module):
+            return natives.module_setattr(self, obj, name, value)
+        return False
+
+    def override_delattr(self, obj: Any, name: str) -> bool:
+        if type(obj) in weakref.ProxyTypes:
+            attributes.delete(self.interp, weak.through(self, obj), name)
+            return True
+        if issubclass(type(obj), torch.nn.Module):
+            return natives.module_delattr(self, obj, name)
+        return False
+
+    def globals_dict(self, space: dict[str, Any]) -> dict[str, Any]:
+        if id(space) not in self.own_spaces:
+            self.module_spaces[id(space)] = space
+        return space

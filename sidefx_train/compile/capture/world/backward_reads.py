@@ -1,0 +1,115 @@
+"""What Python that runs in a backward reads: when the engine comes there outside, it may be something else."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.plain_values import DEFINITIONS, base_container
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class Reads:
+    """Reads of variables, attributes and containers that a program could change, as long as somebody listens.
+
+    Recomputing a checkpointed region is not listened to: the region is to do what it did.
+
+    Attributes:
+        listening: somebody does.
+    """
+
+    def __init__(self, world: TraceWorld) -> None:
+        self.world = world
+        self.listening = False
+        self._found: list[tuple[Any, str]] = []
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Notes what is read meanwhile."""
+        self.listening = True
+        try:
+            yield
+        finally:
+            self.listening = False
+
+    def attribute(self, obj: Any, name: str, value: Any) -> None:
+        """``obj.name`` is looked up in the object itself, which may not have it."""
+        if issubclass(type(obj), type):
+            self.class_attribute(obj, name, value)
+        elif issubclass(type(obj), types.ModuleType):
+            self.variable(obj, name, value)
+        elif name not in _STRUCTURE and not _is_of_class(type(obj), name):
+            self._note(obj, f".{name}", value)
+
+    def variable(self, holder: Any, name: str, value: Any) -> None:
+        """A cell, or a variable of a module or its namespace."""
+        space = vars(holder) if isinstance(holder, types.ModuleType) else holder
+        trusted = type(space) is dict and self.world.heap.trusts(space)
+        if not trusted and not isinstance(value, (torch.Tensor, torch.nn.Module)):
+            self._note(space, name, value)
+
+    def class_attribute(self, cls: type, name: str, value: Any) -> None:
+        """An attribute of a class that is no method or property."""
+        if value is not ABSENT and not is_library(cls.__module__) and not hasattr(type(value), "__get__"):
+            self._note(cls, f".{name}", value)
+
+    def containers(self, values: Iterable[Any]) -> None:
+        """C code reads what of it is a container."""
+        for value in values:
+            if base_container(type(value)) is not None:
+                record = self.world.heap.record_of(value)
+                if record is None or record.source.key not in _STRUCTURE:
+                    self._note(value, "", None)
+
+    def changeable(self, leaving: Container[int]) -> str:
+        """What of it the program may change before a backward outside: one of them, in words, or ``""``.
+
+        Args:
+            leaving: ``id`` of the objects made in the step that leave it.
+        """
+        heap = self.world.heap
+        for holder, name in self._found:
+            if isinstance(holder, types.CellType):
+                if id(holder) in heap.cells:
+                    return name
+            elif issubclass(type(holder), type):
+                return f"{holder.__qualname__}{name}"
+            elif id(holder) in heap.namespaces:
+                return f"{holder.get('__name__')}.{name}"
+            elif (record := heap.record_of(holder)) is not None:
+                return f"{record.source.label}{name}"
+            if id(holder) in leaving:
+                return f"{name or 'the contents'} of a {type(holder).__qualname__} made in the step".lstrip(".")
+        return ""
+
+    def _note(self, holder: Any, name: str, value: Any) -> None:
+        if not isinstance(value, DEFINITIONS) and not self._recomputes():
+            self._found.append((holder, name))
+
+    def _recomputes(self) -> bool:
+        frame = self.world.interp.current_frame
+        while frame is not None:
+            if frame.code.co_filename == _CHECKPOINT:
+                return True
+            frame = frame.back
+        return False
+
+
+def _is_of_class(cls: type, name: str) -> bool:
+    return any(name in vars(base) for base in cls.__mro__)
+
+
+_STRUCTURE = frozenset({"_parameters", "_buffers", "_modules", "__class__", "__dict__"})
+_CHECKPOINT = os.path.join(os.path.dirname(torch.__file__), "utils", "checkpoint.py")

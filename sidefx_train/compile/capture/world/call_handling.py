@@ -1,0 +1,754 @@
+"""How the capturing world treats calls: what C code may see, what is deferred, what is refused."""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import functools
+import operator
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
+from sidefx_train.compile.capture.interpreter.frame_objects import Place
+from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
+from sidefx_train.compile.capture.interpreter.object_model import formatting
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.recording import float_comparisons as algebra
+from sidefx_train.compile.capture.recording import runtime_asserts as granting
+from sidefx_train.compile.capture.recording.constant_folding import constant_value
+from sidefx_train.compile.capture.recording.finiteness_tests import if_finite
+from sidefx_train.compile.capture.recording.float_comparisons import decided_by_algebra
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import SpaceRecord
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
+from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, UNSEEN, SetRecord, by_address
+from sidefx_train.compile.capture.shadows.containers.traversal import READ_BY_C, attributes_of, held_by
+from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall, Later, message_of
+from sidefx_train.compile.capture.shadows.finalizers import deletes
+from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
+from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
+from sidefx_train.compile.capture.world.argument_snapshot import Freezer, late_text
+from sidefx_train.compile.capture.world.backward_reads import Reads
+from sidefx_train.compile.capture.world.native_call_facts import (
+    BARE,
+    BUFFERS,
+    DEEP_METHODS,
+    DISABLERS,
+    HASHABLE,
+    HASHED,
+    HASHING,
+    KEYED_METHODS,
+    MAKES_SUBCLASS,
+    NO_OWNER,
+    PASSES_ITEMS,
+    READS_NOTHING,
+    READS_TYPE,
+    READS_VALUE,
+    REGISTERS_HOOK,
+    STAND_IN,
+    STORING_METHODS,
+    TAKING_METHODS,
+    TELLS_APART,
+    TORCH_DIR,
+    asks_missing,
+    compares_in_python,
+    first_line,
+    inside,
+    is_fromkeys,
+    joins,
+    known_late,
+    told_by_a_fake,
+    wants_values,
+)
+from sidefx_train.compile.capture.world.native_calls import (
+    builtin_methods as natives,
+)
+from sidefx_train.compile.capture.world.native_calls import (
+    contextvars_and_locks as opaque,
+)
+from sidefx_train.compile.capture.world.native_calls import (
+    deferred_warnings as notices,
+)
+from sidefx_train.compile.capture.world.native_calls import (
+    lru_cache as caches,
+)
+from sidefx_train.compile.capture.world.native_calls.class_creation import make_class, makes_class
+from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tensors, takes_lengths
+from sidefx_train.compile.capture.world.native_calls.deferred_strings import later_in
+from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry, only_looks
+from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
+from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import Writes, number_in
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common import trace_rules as policy
+from sidefx_train.compile.common.library_modules import is_library, is_standard
+from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
+from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.compile.graph.fx_utils import one_generator
+from sidefx_train.errors import Location, Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter.frame import Frame
+    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+_ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
+_WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
+STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
+"""Classes of what C code makes, and what otherwise comes from outside and stands for itself."""
+_MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
+
+
+class CallingWorld:
+    """The part of :class:`~sidefx_train.compile.capture.world.trace_world.TraceWorld` that calls and defers.
+
+    C code runs on shadows. Before it does, what it is about to read is brought in (:meth:`touch`); what it could change
+    outside is refused by code SFX103 or SFX104; what only shows or records something is deferred.
+    """
+
+    heap: Heap
+    tracer: GraphTracer
+    interp: Interpreter
+    context: opaque.ContextVariables
+    locks: opaque.Locks
+    reads: Reads
+    new_cells: dict[int, types.CellType]
+    new_classes: dict[int, type]
+    new_descriptors: dict[int, Any]
+    new_functions: dict[int, types.FunctionType]
+    new_modules: dict[int, types.ModuleType]
+    own_spaces: dict[int, dict[str, Any]]
+    caches: caches.Caches
+    writes: Writes
+    module_spaces: dict[int, dict[str, Any]]
+    class_views: dict[int, tuple[Any, type]]
+    branching: bool
+    doubts: bool
+    granted: dict[Location, None]
+    hooked: set[Any]
+    deferred: list[DeferredCall]
+    moved_later: dict[int, str]
+    reentry: Reentry
+    led_back: list[Callable[..., Any]]
+    defined_at: Location | None
+    queries: Queries
+    inlined: frozenset[types.CodeType]
+    warns: frozenset[types.CodeType]
+    last_error: tuple[Exception, Any, Location | None] | None
+    _methods: dict[str, list[tuple[type, registry.Interceptor]]]
+
+    def run_in(self, space: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def wrapped_text(self, method: str, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _check_hidden(self, name: str, found: str) -> None:
+        raise NotImplementedError
+
+    def locate(self) -> Location | None:
+        """The user's line that is being interpreted, or where the step is defined."""
+        return self.interp.location() if self.interp.current_frame is not None else self.defined_at
+
+    def truth(self, value: Any) -> Any:
+        record = self.heap.record_of(value)
+        if isinstance(record, DictRecord):
+            length = record.length()
+            if length is not None:
+                return length > 0
+        if isinstance(record, ListRecord) and record.shadow is value:
+            length = record.length()
+            if length is not None:
+                return bool(record.appended) or bool(length > 0)
+        if isinstance(value, Later):
+            self.heap.refuse("SFX106", "branches on a value that is known only after the step")
+        if type(value) is compat.FakeTensor:
+            known = constant_value(self.tracer, value)
+            if known is not None:
+                return bool(known)
+            number = number_in(self, value)
+            if number is not None:
+                value = number  # a comparison: algebra may decide it, past NaN and infinity
+        decided = decided_by_algebra(self.tracer, value)
+        if decided is not None:
+            return self._by_algebra(value, *decided)
+        finite = if_finite(granting.asked_of(self.tracer, value))
+        if finite is not None and self.grant(value, finite):
+            return finite
+        if id(value) in self.module_spaces:
+            return True  # there is at least its name
+        self.touch(value, asked="contains")
+        try:
+            return self.guarded(bool, (value,), {})
+        except Unsupported as stop:
+            if stop.code != "SFX101":
+                raise
+            reason = "branches on a tensor's value, which exists only when the graph runs"
+            raise Unsupported("SFX101", reason, stop.location) from stop
+
+    def _by_algebra(self, condition: torch.SymBool, holds: bool, floats: list[Any]) -> bool:
+        """What algebra says of floats, where these are such that arithmetic says the same."""
+        if not algebra.known_before(floats):
+            if self.grant(condition, holds):
+                return holds
+            raise Unsupported("SFX101", "compares a number, which exists only when the graph runs", self.locate())
+        if not algebra.of_one_number(self.tracer, condition) or not algebra.rely_on_finite(floats):
+            natives.concrete_within(floats)  # they must be what they are now: so is what comes of them
+            return algebra.worked_out(self.tracer, condition)
+        return holds
+
+    def grant(self, condition: Any, holds: bool) -> bool:
+        """Takes the truth of what only the graph knows for granted, and has it checked; false where that cannot be."""
+        may = not (self.branching or self.doubts)
+        return may and self._noted(granting.grant(self.tracer, condition, holds))
+
+    def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
+        """Likewise that a number is not infinite, or not NaN."""
+        may = not (self.branching or self.doubts)
+        return may and self._noted(granting.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
+
+    def _noted(self, granted: bool) -> bool:
+        location = self.locate()
+        if granted and location is not None:
+            self.granted.setdefault(location)
+        return granted
+
+    def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
+        """C code is about to read a container: bring its contents in, nested ones too if ``deep``.
+
+        Args:
+            value: the container, or anything else.
+            deep: nested ones too.
+            asked: name of the function or method: the order of a set makes no difference to some.
+        """
+        given, todo, seen = value, [value], set()
+        while todo:
+            value = todo.pop()
+            if id(value) in self.module_spaces and not self.heap.trusts(value):
+                self.heap.refuse("SFX111", f"reads the whole namespace of {value.get('__name__')}")
+            if id(value) in self.class_views:
+                cls = self.class_views[id(value)][1]
+                self.heap.refuse("SFX111", f"reads the whole namespace of the class {cls.__qualname__}")
+            record = self.heap.by_shadow.get(id(value))
+            if record is not None and record.shadow is value:
+                if isinstance(record, (ListRecord, DictRecord, SetRecord)):
+                    if not record.filled:
+                        record.fill()
+                    if isinstance(record, SetRecord):
+                        record.look()
+                        if record.unordered and asked not in UNSEEN:
+                            why = f"reads {record.source.label}, a set, in the order of its history"
+                            self.heap.refuse("SFX111", why)
+                elif isinstance(record, ArrayRecord) or (
+                    isinstance(record, InstanceRecord) and compares_in_python(type(value))
+                ):
+                    record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
+                    if isinstance(record, InstanceRecord):
+                        self._compares_by(type(value))
+                elif isinstance(record, SpaceRecord) or type(value) in READ_BY_C:
+                    record.fill()
+                elif not isinstance(value, (tuple, types.MappingProxyType, functools.partial, BaseException)):
+                    continue
+            elif type(value) in (set, frozenset) and asked not in HANDED_ON and by_address(self.heap, value):
+                self.heap.refuse("SFX111", "reads a set of objects in the order of their addresses")
+            if not deep:
+                return
+            if id(value) not in seen:
+                seen.add(id(value))
+                todo += [item for item in held_by(value) if type(item) not in PLAIN_TYPES]
+                if value is not given and compares_in_python(
+                    type(value)
+                ):  # the methods of the object itself are led back
+                    todo += [item for item in attributes_of(value) if type(item) not in PLAIN_TYPES]
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cls = type(fn)
+        if cls in compat.OPERATORS:  # their Python only finds the kernel
+            handler = registry.INTERCEPTORS.get(cls)
+            answer = ABSENT if handler is None else handler(self, (fn, *args), kwargs)
+            return self.native_call(fn, args, kwargs) if answer is ABSENT else answer
+        if isinstance(fn, type) or (cls in HASHABLE and isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
+            handler = registry.INTERCEPTORS.get(fn)
+            if handler is not None:
+                answer = handler(self, args, kwargs)
+                if answer is not ABSENT:
+                    return answer
+        if cls is types.BuiltinMethodType and type(fn.__self__) is compat.FakeTensor:
+            handler = registry.INTERCEPTORS.get(getattr(torch.Tensor, fn.__name__, None))
+            if handler is not None:
+                answer = handler(self, (fn.__self__, *args), kwargs)
+                if answer is not ABSENT:
+                    return answer
+        if cls is types.FunctionType:
+            handlers = self._methods.get(fn.__name__)
+            if handlers and args:
+                for base, handler in handlers:
+                    if issubclass(type(args[0]), base):
+                        answer = handler(self, args, kwargs)
+                        if answer is not ABSENT:
+                            return answer
+            if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
+                return None
+            if fn.__dict__ and compat.assumes_constant(fn):
+                answer = caches.settled(fn, args, kwargs)
+                if answer is not ABSENT:
+                    return answer
+            file = fn.__code__.co_filename
+            if file.endswith(DISABLERS) and file.startswith(TORCH_DIR):
+                inner = getattr(fn, "_torchdynamo_orig_callable", None) or attribute_of(fn, "__wrapped__")
+                if inner is not None:
+                    return self.interp.call(inner, args, kwargs)
+        if cls in weakref.ProxyTypes:
+            return self.interp.call(weak.through(self, fn), args, kwargs)
+        if fn is int or fn is float or fn is bool:
+            return natives.convert_number(self, fn, args)
+        if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
+            return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
+        if isinstance(attribute_of(fn, "__self__"), str) and (found := later_in([*args, *kwargs.values()])):
+            self._check_hidden(fn.__name__, found)
+            return late_text(self, fn, args, kwargs)
+        if cls in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
+            owner = fn.__self__ if cls is types.MethodWrapperType else args[0] if args else None
+            if fn.__objclass__ is not object and not isinstance(owner, (str, torch.Tensor, *natives.NUMBERS)):
+                found = self.wrapped_text(fn.__name__, owner)
+                if found is not ABSENT:
+                    return found
+        if fn is print and self._writes_inside(kwargs.get("file")):
+            self._print_now(args, **kwargs)
+            return None
+        if fn is warnings.warn:
+            return notices.warn(self, args, kwargs)
+        if policy.is_deferred(fn, args):
+            self.defer(fn, args, kwargs)
+            return None
+        frame = self.interp.current_frame
+        if fn is id and len(args) == 1 and not kwargs:
+            return self._address(args[0], frame)
+        if fn is sys.getrecursionlimit and not args and not kwargs:  # a capture sets one of its own
+            source = self.heap.sources.call(self.heap.sources.const(fn, "sys.getrecursionlimit"))
+            self.heap.guard("equal", source, self.interp.max_depth)
+            return self.interp.max_depth
+        if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
+            return fn()  # a library tells threads apart: a step runs in one
+        if isinstance(fn, weakref.ReferenceType):
+            return ABSENT if args or kwargs else weak.called(self, fn)
+        if fn is weakref.ref:
+            return weak.make(self, args)
+        if fn is weakref.ref.__new__:
+            self.heap.refuse("SFX104", f"makes a {policy.describe(args[0])}")
+        if isinstance(attribute_of(fn, "__self__"), contextvars.ContextVar):
+            return self.context.call(fn.__name__, fn.__self__, args)
+        if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
+            return self.context.call(fn.__name__, args[0], args[1:])
+        if isinstance(attribute_of(fn, "__self__"), opaque.LOCKS):
+            return self.locks.call(fn.__name__, fn.__self__, args, kwargs)
+        if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), opaque.LOCKS):
+            return self.locks.call(fn.__name__, args[0], args[1:], kwargs)
+        if cls is functools._lru_cache_wrapper:
+            return caches.call(self, fn, args, kwargs)
+        if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
+            return natives.container_method(self, fn, args, kwargs)
+        return ABSENT
+
+    def _writes_inside(self, file: Any) -> bool:
+        """True if ``print`` goes to an object whose contents the step may read: one of Python, or made in the step."""
+        if file is None:
+            space = self.heap.namespaces.get(id(vars(sys)))
+            if space is None or "stdout" not in space.values:
+                return False
+            file = space.values["stdout"]
+            return file is not None and file is not space.snapshot.get("stdout")
+        record = self.heap.record_of(file)
+        return record is None or record.shadow is not record.real
+
+    def _print_now(
+        self, args: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
+    ) -> None:
+        file = self.interp.getattr(sys, "stdout") if file is None else file
+        write = self.interp.getattr(file, "write")
+        for index, value in enumerate(args):
+            if index:
+                self.interp.call(write, (" " if sep is None else sep,), {})
+            self.interp.call(write, (formatting.to_str(self.interp, value),), {})
+        self.interp.call(write, ("\n" if end is None else end,), {})
+        if flush:
+            self.interp.call(self.interp.getattr(file, "flush"), (), {})
+
+    def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if attribute_of(fn, "__name__", "") in REGISTERS_HOOK:
+            if self.branching:
+                self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
+            owner = attribute_of(fn, "__self__", args[0] if args else None)
+            self._watch_from_outside(fn.__name__, owner)
+            self.hooked.add(owner if not isinstance(owner, torch.Tensor) else owner.grad_fn)
+        if isinstance(fn, type) or attribute_of(fn, "__name__", "") in MAKES_SUBCLASS:
+            for made in (fn, *args):
+                if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
+                    self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
+        torch_call = policy.is_torch_callable(fn)
+        if torch_call:  # which takes symbols for numbers, but none for a flag
+            args, kwargs = natives.concrete_within((args, kwargs), (torch.SymBool,))
+        if type(attribute_of(fn, "__self__")) is torch.Generator:
+            self._check_generator(fn)
+        if not torch_call:
+            owner = attribute_of(fn, "__self__")
+            if self.reads.listening:
+                self.reads.containers((owner, *args))
+            if makes_class(fn, args):
+                return make_class(self, fn, args, kwargs)
+            if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):
+                self.heap.refuse("SFX111", f"changes an attribute of {policy.describe(args[0])} by C code")
+            if fn is functools._lru_cache_wrapper:
+                return caches.make(self, args, kwargs)
+            if type(owner) is functools._lru_cache_wrapper:
+                caches.check_method(self, owner, fn.__name__)
+            if type(owner) not in CONTAINERS or fn.__name__ not in STORING_METHODS:
+                self._refuse_unshadowed(fn, args)
+            record = self.heap.record_of(owner)
+            keys = 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
+            if fn is operator.contains and isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
+                self.own_key(args[1])
+            if isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
+                for value in args:
+                    self.touch(value, deep=False, asked=fn.__name__)
+                    for key in held_by(value) or (value,):
+                        self.heap.identities.note_hashed(key)
+                args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
+            elif isinstance(owner, dict):
+                args = (*map(natives.concrete, args[:keys]), *args[keys:])
+            if isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
+                natives.not_walked(self, owner)
+            if type(owner) in CONTAINERS or record is not None:
+                self.touch(owner, deep=fn.__name__ in DEEP_METHODS, asked=fn.__name__)
+                if record is not None and isinstance(owner, (dict, set)):
+                    for value in args[:keys]:
+                        self.own_key(value)
+                hashes = isinstance(owner, (dict, set)) and not all(type(value) in PLAIN_TYPES for value in args[:1])
+                if fn.__name__ in STORING_METHODS and not hashes:
+                    return self.guarded(fn, args, kwargs)
+            self._fill_owner(fn, args)
+            if isinstance(owner, BUFFERS) and record is None:
+                return self.guarded(fn, args, kwargs)
+            if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in BARE) and callable(fn):
+                self._refuse_call(fn)
+        elif attribute_of(fn, "__name__", "") in READS_VALUE:
+            owner = attribute_of(fn, "__self__")
+            owner = owner if isinstance(owner, torch.Tensor) else args[0] if args else None
+            known = constant_value(self.tracer, owner) if isinstance(owner, torch.Tensor) else None
+            if known is not None:
+                return getattr(known, fn.__name__)()
+            number = number_in(self, owner)
+            if number is not None and fn.__name__ in ("item", "tolist"):
+                return number
+            if fn.__name__ == "tolist":
+                self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
+        elif attribute_of(fn, "__name__", "") in policy.VALUE_METHODS:
+            self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
+        kind = fn if isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
+        if isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
+            self.heap.refuse("SFX104", f"makes a {policy.describe(kind)}, whose __del__ runs when it dies")
+        if id(fn) in BARE:
+            return self.guarded(fn, args, kwargs)
+        if not any(fn is known for known in READS_TYPE):
+            name = attribute_of(fn, "__name__", "")
+            if fn is operator.contains and type(args[0]) in HASHED:
+                self.heap.identities.note_hashed(args[1])
+                self.touch(args[0], deep=False, asked=name)
+                self.touch(args[1], asked=name)
+            else:
+                if name in TELLS_APART:
+                    self._tell_apart([attribute_of(fn, "__self__"), *args])
+                deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
+                for value in (*args, *kwargs.values()):
+                    self.touch(value, deep, asked=name)
+        if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
+            substitute = natives.number_function(self, fn, args, kwargs)
+            if substitute is not ABSENT:
+                return substitute
+            for value in args:
+                if isinstance(value, Later):
+                    self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
+        if not torch_call and (fn is repr or fn is str or not keeps_callables(fn) or asks_missing(fn, args)):
+            objects = self.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
+            if objects:
+                with self.reentry.around(objects):
+                    return self.guarded(fn, args, kwargs)
+        into = kwargs.get("out") if torch_call else None
+        before = into._version if isinstance(into, torch.Tensor) else 0
+        if takes_lengths(fn):
+            args, kwargs = as_tensors(self.guarded, args, kwargs)
+        made = self.guarded(fn, args, kwargs) if torch_call else self._run(fn, args, kwargs)
+        if isinstance(into, torch.Tensor) and into._version == before:
+            # Some of torch's composite operators forget to write where tensors are not plain ones.
+            return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
+        if isinstance(made, STANDING):
+            self._note_made(fn, args, made)
+        if type(fn) in _ASKS:
+            made = self.queries.note(fn, args, kwargs, made)
+            for ask in compat.settings_of(fn):
+                self.queries.note(ask, (), {}, ask())
+        if not torch_call and type(fn) in HASHABLE:
+            self.heap.definitions.asked(fn, args, made, self.new_classes.keys())
+        return made
+
+    def _note_made(self, fn: Any, args: tuple[Any, ...], made: Any) -> None:
+        """Notes what C code has just made of a class in :data:`STANDING`."""
+        if not isinstance(fn, type) and attribute_of(fn, "__name__") not in _MAKES_DESCRIPTOR:
+            return
+        if type(made) is types.CellType:
+            self.new_cells[id(made)] = made
+        elif isinstance(made, types.ModuleType):
+            self.new_modules[id(made)] = made
+            self.own_spaces[id(vars(made))] = vars(made)
+        elif type(made) is types.FunctionType:
+            self.new_functions[id(made)] = made
+            self.run_in(made.__globals__)
+        else:
+            self.new_descriptors[id(made)] = made
+
+    def _tell_apart(self, values: list[Any]) -> None:
+        """C code is about to compare objects, those of most classes by what they are."""
+        found, todo, seen = [], values, set()
+        while todo:
+            value = todo.pop()
+            if type(value) in PLAIN_TYPES or id(value) in seen:
+                continue
+            seen.add(id(value))
+            todo += held_by(value)
+            if type(value) is types.MethodType:
+                todo.append(value.__self__)
+            elif isinstance(value, weakref.ReferenceType):
+                todo.append(value())
+            if isinstance(self.heap.record_of(value), InstanceRecord):
+                found.append(value)
+        if len(found) > 1:
+            for value in found:
+                self.heap.identities.note_told(value)
+
+    def _address(self, value: Any, frame: Frame | None) -> int:
+        """``id(value)``: that of the object outside, which is guarded where the number may be kept.
+
+        The standard library (``copy``, say) only tells objects apart, and a library keeps no address of an argument.
+        """
+        record = self.heap.record_of(value)
+        if record is None:
+            self.heap.identities.note_hashed(value)
+            return id(value)
+        name = str(frame.globals.get("__name__", "")) if frame is not None else ""
+        if is_standard(name) or (is_library(name) and record.base.from_arguments):
+            self.heap.identities.note_hashed(value)
+        else:
+            self.heap.guard("is", record.base, record.real)
+        return id(record.real)
+
+    def _watch_from_outside(self, name: str, owner: Any) -> None:
+        """``retain_grad`` and hooks on an autograd graph from outside: a backward after this graph runs them."""
+        records = [r for r in self.heap.by_real.values() if isinstance(r, TensorRecord) and r.edge is not None]
+        if name == "retain_grad" and any(record.shadow is owner for record in records):
+            self.defer(torch.Tensor.retain_grad, (owner,), {})
+        elif any(record.edge.node is owner for record in records):
+            self.heap.refuse("SFX111", "registers a hook in an autograd graph that was made before")
+
+    def as_key(self, key: Any) -> Any:
+        if type(key) not in PLAIN_TYPES:
+            self.heap.identities.note_hashed(key)
+        return natives.concrete(key)
+
+    def own_key(self, key: Any, pin: bool = True) -> Any:
+        """A key for an outside dict or set, which the heap hashes and compares on its own account.
+
+        Args:
+            key: the key.
+            pin: the step sees whether it is there, so that another object would be another step.
+        """
+        key = natives.concrete(key)
+        cls = type(key)
+        if cls in PLAIN_TYPES:
+            return key
+        if cls is tuple:
+            return tuple(self.own_key(item, pin) for item in key)
+        self.heap.identities.note_hashed(key)
+        if pin:
+            self.heap.identities.pin_key(key)
+        if isinstance(key, weakref.ReferenceType):
+            self.own_key(key(), pin)  # its hash and equality are those of what it refers to
+        if not compares_in_python(cls) or issubclass(cls, torch.Tensor):
+            return key
+        self._compares_by(cls)
+        if not only_looks(cls):
+            reason = f"uses a {cls.__qualname__} as a key outside, whose __hash__ or __eq__ does more than look at it"
+            self.heap.refuse("SFX111", reason)
+        self.touch(key, asked="hash")
+        natives.settle(key)
+        return key
+
+    def _compares_by(self, cls: type) -> None:
+        """C code is about to run the methods by which instances of a class are told apart."""
+        for name in ("__hash__", "__eq__"):
+            method = self.interp.world.class_attr(cls, name)
+            if isinstance(method, types.FunctionType):
+                self.heap.definitions.runs(method)
+
+    def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
+        """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
+        owner = attribute_of(fn, "__self__")
+        if owner is None and isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
+            owner = args[0]
+        record = self.heap.record_of(owner)
+        if record is None or fn.__name__ in READS_NOTHING:
+            return
+        if isinstance(record, InstanceRecord):
+            record.fill()
+        elif isinstance(owner, tuple) and record.instance is not None:
+            record.instance.fill()
+        elif is_derived(type(owner)) and hasattr(object, fn.__name__):  # ``__reduce_ex__``: of the object itself
+            own = next((base for base in type(owner).__mro__ if fn.__name__ in vars(base)), object)
+            if own is object and record.instance is not None:
+                if record.instance.space or vars(record.instance.shadow) or slot_names(type(owner)):
+                    what = f"{record.source.label}, a {type(owner).__qualname__} with attributes"
+                    self.heap.refuse("SFX104", f"{policy.describe(fn)} gets {what}")
+                record.instance.fill()
+
+    def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
+        """C code must not get hold of an outside object that has no shadow and could be changed."""
+        for value in (attribute_of(fn, "__self__"), *args):
+            record = self.heap.by_shadow.get(id(value))
+            if record is not None and record.shadow is value and record.unshadowed:
+                kind = type(value).__qualname__
+                self.heap.refuse("SFX104", f"{policy.describe(fn)} gets {record.source.label}, a {kind}")
+
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs C code, which sees the values of numbers that change where it takes Python's own only."""
+        if wants_values(fn):
+            return self.guarded(fn, *natives.concrete_within((args, kwargs)))
+        try:
+            return self.guarded(fn, args, kwargs)
+        except TypeError as error:
+            trace = error.__traceback__
+            deeper = trace is not None and trace.tb_next is not None and trace.tb_next.tb_next is not None
+            given = list(inside((args, kwargs)))
+            if deeper or any(map(callable, given)) or not any(isinstance(value, natives.NUMBERS) for value in given):
+                raise
+        self.last_error = None
+        return self.guarded(fn, *natives.concrete_within((args, kwargs)))
+
+    def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs C code; torch's complaints about values it cannot know stop the capture."""
+        try:
+            if type(fn) is types.FunctionType:
+                return notices.call_watched(self, fn, args, kwargs)
+            return fn(*args, **kwargs)
+        except compat.data_dependent_errors() as error:
+            reason = f"{policy.describe(fn)} asks for a value that exists only when the graph runs"
+            raise Unsupported("SFX101", reason, self.locate()) from error
+        except compat.unsupported_fake_errors() as error:
+            raise Unsupported("SFX102", first_line(error), self.locate()) from error
+        except Exception as error:
+            if isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
+                reason = "hashes a number that may change from call to call"
+                raise Unsupported("SFX111", reason, self.locate()) from error
+            told = isinstance(error, TypeError) and STAND_IN in message_of(error)  # made by a callback
+            if told or any(known_late(value, error) for value in inside((args, kwargs))):
+                reason = f"{policy.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
+                raise Unsupported("SFX106", reason, self.locate()) from error
+            if told_by_a_fake(error) and self._is_handled():
+                reason = f"{policy.describe(fn)} raises what eager says in other words: {first_line(error)}"
+                raise Unsupported("SFX102", reason, self.locate()) from error
+            self.last_error = (error, fn, self.locate())
+            raise
+
+    def _is_handled(self) -> bool:
+        """True if the program may catch what is raised now."""
+        frame = self.interp.current_frame
+        while frame is not None:
+            if frame.instructions[frame.pc - 1].handler is not None:
+                return True
+            frame = frame.back
+        return False
+
+    def refusal(self, error: BaseException) -> Unsupported | None:
+        if isinstance(error, compat.data_dependent_errors()):
+            return Unsupported("SFX101", "asks for a value that exists only when the graph runs", None)
+        return None
+
+    def unheard(self, error: BaseException) -> bool:
+        return False  # it is reported: an effect
+
+    def _check_generator(self, fn: Any) -> None:
+        """Refuses methods of a generator of the step that has drawn by then, in the graph, and what seeds it anew."""
+        if fn.__name__ == "seed":
+            self.heap.refuse("SFX110", "calls torch.Generator.seed")
+        held = [value for value in vars(self.tracer.tracer.root).values() if isinstance(value, torch.Generator)]
+        if any(one_generator(fn.__self__, each) for each in held):
+            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, of a generator that the graph draws from")
+
+    def _refuse_call(self, fn: Any) -> None:
+        owner = attribute_of(fn, "__self__")
+        if isinstance(owner, torch.Generator):
+            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}")
+        self.heap.refuse("SFX103", f"calls {policy.describe(fn)}, which may have effects outside the step")
+
+    def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
+        # By a weak reference: autograd graphs hold such functions, and the world holds tensors with these graphs,
+        # a cycle that Python's collector cannot see whole.
+        number, world = len(self.led_back), weakref.ref(self)
+        self.led_back.append(reenter)
+
+        def led_back(*args: Any, **kwargs: Any) -> Any:
+            alive = world()
+            assert alive is not None, f"{fn!r} is called by a capture that is over"
+            call = alive.led_back[number]
+            swapped, watching = alive.reentry.swapped, sys.getprofile()
+            if watching is not None:
+                sys.setprofile(None)
+            try:
+                answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
+            finally:
+                if watching is not None:
+                    sys.setprofile(watching)
+            return natives.concrete(answer) if type(answer) is torch.SymBool else answer  # C code may compare it
+
+        NATIVE_CODE.add(id(led_back.__code__))
+        vars(led_back)["leads_to"] = fn
+        return led_back
+
+    def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Replays a call after the graph, with its arguments as they are now."""
+        shown = policy.shows_text(fn)
+        freezer = Freezer(self, shown)
+        caller = self.interp.current_frame
+        place = Place(caller) if caller is not None and policy.looks_at_callers(fn) else None
+        call = DeferredCall(fn, freezer.many(args), freezer.named(kwargs), self.locate(), place)
+        self.deferred.append(call)
+        if args and policy.moves_object(fn):
+            self.moved_later[id(args[0])] = policy.describe(fn)
+
+    def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
+        """Replays ``fn(*args)``, which changes its first argument, after the graph; who reads that first breaks it."""
+        self.defer(fn, args, {})
+        self.moved_later[id(args[0])] = what
+
+    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
+        """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
+        self.defer(fn, args, kwargs)
+        result = self.deferred[-1].result = CallResult()
+        return result
+
+    def freeze(self, value: Any) -> Any:
+        """A value that text is made of, as it is at this moment."""
+        return Freezer(self, shown=True).value(value)

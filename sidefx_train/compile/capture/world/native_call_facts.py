@@ -1,0 +1,134 @@
+"""What is known of C functions: what they read, store, hash and hand on, and where their errors come from."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.shadows.deferred_values import Later, message_of
+from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
+from sidefx_train.compile.capture.world.native_calls import builtin_methods as natives
+from sidefx_train.compile.common.type_checks import attribute_of
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+BARE = frozenset({id(object.__new__), id(object.__init__)})
+
+
+def told_by_a_fake(error: Exception) -> bool:
+    """True if an error comes from torch's Python rules for fake tensors, not from the checks that eager makes."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file = "" if trace is None else trace.tb_frame.f_code.co_filename
+    return file.startswith(tuple(os.path.join(TORCH_DIR, part) for part in _RULES))
+
+
+_RULES = ("_refs", "_prims", "_decomp", "_meta_registrations", "_subclasses")
+"""Where in torch these rules are."""
+
+
+def compares_in_python(cls: type) -> bool:
+    """True if hashing or comparing an instance runs Python code that reads its attributes."""
+    if cls.__flags__ & IMMUTABLE_CLASS:
+        return False
+    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__hash__", "__eq__", "__lt__"))
+
+
+def wants_values(fn: Any) -> bool:
+    """True for C code that takes a number of another class for an object."""
+    module = attribute_of(fn, "__module__") or getattr(attribute_of(fn, "__objclass__"), "__module__", None)
+    return type(fn).__module__ == "_json" or (isinstance(module, str) and module.split(".")[0] == "numpy")
+
+
+def joins(fn: Any) -> bool:
+    """True for ``str.join`` of a text."""
+    return type(fn) is types.BuiltinMethodType and fn.__name__ == "join" and type(fn.__self__) is str
+
+
+def asks_missing(fn: Any, args: tuple[Any, ...]) -> bool:
+    """True for ``dict.__getitem__`` of a dict whose class says in Python what it gives for a missing key."""
+    owner = attribute_of(fn, "__self__", args[0] if args else None)
+    missing = getattr(type(owner), "__missing__", None) if issubclass(type(owner), dict) else None
+    return attribute_of(fn, "__name__", "") == "__getitem__" and isinstance(missing, types.FunctionType)
+
+
+def is_fromkeys(fn: Any) -> bool:
+    return type(fn) is types.BuiltinFunctionType and fn.__name__ == "fromkeys"
+
+
+def inside(value: Any) -> Iterator[Any]:
+    """What is in nested arguments."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from inside(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from inside(item)
+    else:
+        yield value
+
+
+def known_late(value: Any, error: Exception) -> bool:
+    """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
+    if isinstance(value, Later):
+        return True
+    if isinstance(value, natives.NUMBERS):
+        return compat.is_unbacked(value)
+    return isinstance(error, TypeError) and type(value) is compat.FakeTensor and value.dim() == 0
+
+
+def first_line(error: BaseException) -> str:
+    """An error's first line that says something."""
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+STAND_IN = f"{Later.__name__} found"
+HASHING = (hash, set, frozenset)
+BUFFERS = (io.StringIO, io.BytesIO)
+STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
+TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
+READS_TYPE = (builtins.isinstance, issubclass, type, id, callable)
+"""C functions that look at the class or the identity of what they are given."""
+
+
+HASHED = (set, frozenset, dict)
+"""What finds a value by its hash: its keys have been brought in when they were put there."""
+
+
+PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
+"""C functions that hand on the items of a container without looking at them."""
+
+
+DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
+TELLS_APART = frozenset(
+    {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
+)
+"""Names of functions and methods that ask whether two objects are one, or equal."""
+
+
+KEYED_METHODS = frozenset({"__setitem__", "setdefault", "get", "pop"})
+"""Methods of dicts whose first argument is a key, and the other a value."""
+
+
+READS_NOTHING = frozenset(
+    {"__init__", "__new__", "__setattr__", "__delattr__", "__getattribute__", "__init_subclass__", "__class__"}
+)
+
+
+READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
+REGISTERS_HOOK = frozenset({"register_hook", "register_prehook", "register_post_accumulate_grad_hook", "retain_grad"})
+MAKES_SUBCLASS = frozenset({"_make_subclass", "_make_wrapper_subclass", "as_subclass"})
+HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+NO_OWNER = (type(None), types.ModuleType, type)
+DISABLERS = ("_compile.py", "eval_frame.py")
+TORCH_DIR = torch.__path__[0]

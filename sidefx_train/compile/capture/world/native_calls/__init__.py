@@ -1,0 +1,1 @@
+"""C functions that the capture runs its own way."""

@@ -1,0 +1,400 @@
+"""C-level behaviour that has to know of shadows: container methods, nn.Module attributes, symbolic numbers."""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import math
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
+from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
+from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses as derived
+from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import function_raises, no_integer
+from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import number_in
+from sidefx_train.compile.common.plain_values import is_plain, slot_names
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.attribute_access import AttributeWorld
+    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_OPERATOR_NAMES = (
+    "getitem setitem delitem contains add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor "
+    "iadd isub imul itruediv ifloordiv imod ipow imatmul ilshift irshift iand ior ixor "
+    "lt le eq ne gt ge neg pos invert is_ is_not"
+)
+OPERATORS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _OPERATOR_NAMES.split()}
+ARITHMETIC = frozenset(id(fn) for name, fn in OPERATORS.items() if name not in ("getitem", "setitem", "delitem"))
+
+# --- nn.Module ---------------------------------------------------------------------------------------------------
+
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+_PLAIN_HOOKS = {name: vars(torch.nn.Module)[name] for name in ("__getattr__", "__setattr__", "__delattr__")}
+
+
+def _plain_lookup(world: AttributeWorld, cls: type, name: str) -> bool:
+    """True if the class leaves ``name`` (an attribute hook) as ``nn.Module`` defines it."""
+    return world.class_attr(cls, name) is _PLAIN_HOOKS[name]
+
+
+def module_getattr(world: AttributeWorld, obj: Any, name: str) -> Any:
+    """Parameters, buffers and submodules, which ``nn.Module`` keeps in dicts of its own."""
+    cls = type(obj)
+    if name == "__dict__" or world.class_attr(cls, name) is not ABSENT:
+        return ABSENT
+    value = world.instance_attr(obj, name)
+    if value is not ABSENT:
+        return value
+    if not _plain_lookup(world, cls, "__getattr__"):
+        return ABSENT
+    for member in _MEMBERS:
+        entries = world.instance_attr(obj, member)
+        if entries is ABSENT:
+            continue
+        record = world.heap.dict_record(entries)
+        if record is not None and not record.filled:
+            if name not in entries and name not in record.snapshot and not dict.__contains__(record.real, name):
+                continue  # where it is instead is guarded; a name cannot be in two of the dicts
+            if record.bring(name):
+                return dict.__getitem__(entries, name)
+        elif name in entries:
+            return dict.__getitem__(entries, name)
+    return ABSENT
+
+
+def module_setattr(world: AttributeWorld, obj: Any, name: str, value: Any) -> bool:
+    """The default ``nn.Module.__setattr__`` for everything but new parameters and submodules."""
+    if not _plain_lookup(world, type(obj), "__setattr__") or world.class_attr(type(obj), name) is not ABSENT:
+        return False
+    if isinstance(value, (torch.nn.Parameter, torch.nn.Module)):
+        return False
+    for member in _MEMBERS:
+        entries = world.instance_attr(obj, member)
+        if entries is ABSENT:
+            return False
+        record = world.heap.dict_record(entries)
+        if record.bring(name) if record is not None else name in entries:
+            if member == "_buffers" and (value is None or isinstance(value, torch.Tensor)):
+                dict.__setitem__(entries, name, value)
+                return True
+            return False
+    world.set_instance_attr(obj, name, value)
+    return True
+
+
+def module_delattr(world: AttributeWorld, obj: Any, name: str) -> bool:
+    """Deletion of a plain attribute; members go through ``nn.Module.__delattr__``."""
+    if not _plain_lookup(world, type(obj), "__delattr__") or world.instance_attr(obj, name) is ABSENT:
+        return False
+    world.del_instance_attr(obj, name)
+    return True
+
+
+# --- containers --------------------------------------------------------------------------------------------------
+
+
+def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tuple[Any, ...]) -> Any:
+    """Subscript and containment of a shadow dict: only the entry in question is read."""
+    shadow = record.shadow
+    if name == "contains":
+        key = world.own_key(args[1])
+        return record.bring(key) if _hashable(key) else ABSENT
+    if name in ("getitem", "setitem", "delitem"):
+        key = world.own_key(args[1], pin=name != "setitem" or record.filled)
+        world.touch(key, deep=False)
+        if not _hashable(key):
+            return ABSENT
+        if name == "setitem":
+            shadow[key] = args[2]
+            return None
+        if name == "delitem":
+            not_walked(world, shadow)
+            record.fill()
+            world.guarded(dict.__delitem__ if type(shadow) is not OrderedDict else operator.delitem, (shadow, key), {})
+            return None
+        if record.bring(key):
+            return dict.__getitem__(shadow, key)
+        if isinstance(shadow, defaultdict) and shadow.default_factory is not None:
+            value = world.interp.call(shadow.default_factory, (), {})
+            shadow[key] = value
+            return value
+        if type(shadow) in (dict, defaultdict) or not hasattr(type(shadow), "__missing__"):
+            return world.guarded(dict.__getitem__, (shadow, key), {})  # raises with CPython's own words
+        return ABSENT
+    for value in args:
+        world.touch(value, deep=name not in ("iter", "next"), asked=name)
+    return ABSENT
+
+
+_DICT_ITERATORS: tuple[type, ...] = (type(iter({})), type(iter({}.values())), type(iter({}.items())))
+
+
+def not_walked(world: CallingWorld, shadow: Any) -> None:
+    """Refuses to take a key out of a dict from outside that a loop walks through.
+
+    What Python does then depends on the gaps that earlier deletions have left in it, of which there is no knowing.
+    """
+    frame = world.interp.current_frame
+    while frame is not None:
+        for value in frame.stack:
+            if type(value) in _DICT_ITERATORS and any(held is shadow for held in gc.get_referents(value)):
+                stop = Unsupported("SFX111", "takes a key out of a dict that it walks through", world.locate())
+                stop.whole = True  # no iterator made anew is where this one is
+                raise stop
+        frame = frame.back
+
+
+def namespace_operator(world: TraceWorld, name: str, args: tuple[Any, ...]) -> Any:
+    """Subscript and containment of a module's namespace, which the program got as a dict."""
+    space, key = args[0], args[1]
+    if name == "setitem":
+        world.store_global(space, key, args[2])
+        return None
+    if name == "delitem":
+        if not world.delete_global(space, key):
+            raise KeyError(key)
+        return None
+    value = world.heap.namespace(space).get(key)
+    if name == "contains":
+        return value is not ABSENT
+    if value is ABSENT:
+        raise KeyError(key)
+    return value
+
+
+def class_view_operator(world: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """Subscript, ``get`` and containment of a class's namespace."""
+    view, key, *default = args
+    value = world.class_entry(world.class_views[id(view)][1], key)
+    if name == "get":
+        return (*default, None)[0] if value is ABSENT else value
+    if name == "contains":
+        return value is not ABSENT
+    if value is ABSENT:
+        raise KeyError(key)
+    return value
+
+
+def concrete(value: Any) -> Any:
+    """A symbolic number's value, guarded: it is about to be hashed or used by C code."""
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    if isinstance(value, torch.SymBool):
+        return bool(value)
+    if type(value) is tuple and not is_plain(value):
+        return tuple(concrete(item) for item in value)
+    return value
+
+
+def one_object(left: Any, right: Any) -> Any:
+    """``left is right`` where one is a symbolic number, which Python may have as one object with an equal one."""
+    kinds = (type(left), type(right))
+    if left is right or not all(kind in _PYTHON_NUMBERS for kind in kinds) or not any(k in NUMBERS for k in kinds):
+        return ABSENT
+    return concrete(left) is concrete(right)
+
+
+_PYTHON_NUMBERS = frozenset({int, float, bool, *NUMBERS})
+
+
+def concrete_within(value: Any, kinds: tuple[type, ...] = NUMBERS) -> Any:
+    """A value with :func:`concrete` numbers, also in plain containers, of which new ones are made where needed.
+
+    Args:
+        value: any value.
+        kinds: which symbolic numbers.
+    """
+    if type(value) in (list, tuple):
+        items = [concrete_within(item, kinds) for item in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if type(value) is dict:
+        entries = {key: concrete_within(item, kinds) for key, item in value.items()}
+        return value if all(map(operator.is_, entries.values(), value.values())) else entries
+    return concrete(value) if type(value) in kinds else value
+
+
+def settle(obj: Any) -> None:
+    """Gives the symbolic numbers among an object's attributes their values: C code is about to hash the object."""
+    try:
+        space = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        space = {}
+    for name, value in list(space.items()):
+        space[name] = concrete(value)
+    for name in slot_names(type(obj)):
+        try:
+            value = object.__getattribute__(obj, name)
+        except AttributeError:
+            continue
+        if concrete(value) is not value:
+            object.__setattr__(obj, name, concrete(value))
+
+
+def concrete_items(value: Any) -> Any:
+    """The items of a list as they are hashed."""
+    return [concrete(item) for item in value] if type(value) is list else value
+
+
+def _hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Methods of outside containers that need not read the whole: append, get, setdefault, add, len."""
+    name = fn.__name__
+    if name == "len" and fn is len and len(args) == 1:
+        record = world.heap.record_of(args[0])
+        if isinstance(record, DictRecord) and record.plain:
+            length = record.length()
+            return ABSENT if length is None else length
+        if isinstance(record, ListRecord):
+            length = record.length()
+            return ABSENT if length is None else length
+        return len(args[0]) if isinstance(record, ArrayRecord) else ABSENT
+    owner = fn.__self__
+    if id(owner) in world.class_views and name == "get" and args and not kwargs:
+        return class_view_operator(world, name, (owner, *args))
+    if id(owner) in world.module_spaces and not kwargs:
+        if name == "get" and args:
+            value = world.heap.namespace(owner).get(args[0])
+            return (args[1] if len(args) > 1 else None) if value is ABSENT else value
+        if not world.heap.trusts(owner):
+            world.heap.refuse("SFX111", f"calls {name} of the namespace of {owner.get('__name__')}")
+    record = world.heap.record_of(owner) if owner is not None else None
+    if record is None or kwargs or not record.plain:
+        return ABSENT
+    if isinstance(record, ListRecord):
+        if name == "append" and len(args) == 1:
+            fn(args[0])
+            return None
+        if name == "extend" and len(args) == 1:
+            fn(world.interp.iterate(args[0]))
+            return None
+        return ABSENT
+    if isinstance(record, SetRecord):
+        record.look()
+        if name == "add" and not record.filled:
+            fn(world.own_key(args[0], pin=False))
+            return None
+        return ABSENT
+    if isinstance(record, DictRecord) and args:
+        args = (world.own_key(args[0], pin=name != "__setitem__"), *args[1:])
+    if isinstance(record, DictRecord) and args and _hashable(args[0]):
+        if name == "get":
+            return dict.__getitem__(owner, args[0]) if record.bring(args[0]) else (args[1] if len(args) > 1 else None)
+        if name == "setdefault":
+            if not record.bring(args[0]):
+                owner[args[0]] = args[1] if len(args) > 1 else None
+            return dict.__getitem__(owner, args[0])
+        if name == "__contains__":
+            return record.bring(args[0])
+        if name == "__getitem__":
+            return dict_operator(world, record, "getitem", (owner, *args))
+        if name == "__setitem__":
+            return dict_operator(world, record, "setitem", (owner, *args))
+    return ABSENT
+
+
+_MOST_COMPARED = 64
+"""How many numbers a symbolic one is compared with before it is taken for a constant."""
+
+# --- symbolic numbers --------------------------------------------------------------------------------------------
+
+
+_TO_INTEGER = (math.floor, math.ceil, math.trunc)
+
+
+def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
+    if kwargs or not any(isinstance(value, NUMBERS) for value in args):
+        return ABSENT
+    found = derived.slot_operator(world, fn, args)
+    if found is not ABSENT:
+        return found
+    to_integer = fn in _TO_INTEGER or (fn is round and (len(args) == 1 or args[1] is None))
+    if to_integer and args and no_integer(world, args[0]):
+        return world.guarded(fn, tuple(map(concrete, args)), {})
+    if fn in (bisect.bisect_left, bisect.bisect_right):
+        return _bisect(world, fn is bisect.bisect_right, *args)
+    if not all(isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):
+        return ABSENT
+    if function_raises(world, fn, args):
+        return world.guarded(fn, tuple(map(concrete, args)), {})
+    symbolic = compat.SYMBOLIC_MATH.get(fn)
+    if symbolic is not None:
+        values = [symbolic(torch.sym_float(value)) for value in args]
+        return values[0] / values[1] if fn is math.log and len(values) == 2 else values[0]
+    if fn is math.pow:
+        return torch.sym_float(args[0]) ** torch.sym_float(args[1])
+    return ABSENT
+
+
+def _bisect(world: CallingWorld, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:
+    """Where ``value`` belongs among ``items``: its comparisons are conditions, its value is not."""
+    high = len(items) if high is None else high
+    while low < high:
+        middle = (low + high) // 2
+        if world.truth(value < items[middle] if right else value <= items[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def among(world: CallingWorld, container: Any, value: Any) -> Any:
+    """``value in container`` of a symbolic integer and a few plain numbers: conditions say which of them it is not.
+
+    Returns:
+        :data:`ABSENT` for anything else, which takes the number for a constant.
+    """
+    base = next((kind for kind in (dict, set, frozenset) if isinstance(container, kind)), None)
+    if base is None or type(container).__contains__ is not base.__contains__ or compat.is_unbacked(value):
+        return ABSENT
+    world.touch(container, deep=False, asked="contains")
+    items = list(base.__iter__(container))
+    if len(items) > _MOST_COMPARED or not all(type(item) in (int, float) for item in items):
+        return ABSENT
+    return any(world.truth(value == item) for item in items)
+
+
+def convert_number(world: CallingWorld, kind: type, args: tuple[Any, ...]) -> Any:
+    """``int(x)``, ``float(x)`` and ``bool(x)`` of tensors and symbolic numbers."""
+    if len(args) != 1:
+        return ABSENT
+    value = args[0]
+    if isinstance(value, torch.Tensor):
+        if kind is bool:
+            return world.truth(value)
+        number = number_in(world, value)
+        if number is None:
+            if value.dtype is torch.bool:
+                value = value.to(torch.int64)  # a symbolic bool has no symbolic int
+            number = world.guarded(value.item, (), {})
+        value = number
+    if not isinstance(value, NUMBERS):
+        return ABSENT if value is args[0] else kind(value)
+    if kind is bool:
+        return world.truth(value)
+    if kind is int and no_integer(world, value):
+        return world.guarded(int, (concrete(value),), {})
+    return world.guarded(torch.sym_float if kind is float else torch.sym_int, (value,), {})

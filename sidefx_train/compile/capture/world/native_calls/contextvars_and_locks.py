@@ -1,0 +1,241 @@
+"""Outside objects of C classes that many libraries touch in passing: context variables and locks."""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import functools
+import sys
+from contextvars import Token
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows import transient_objects as anew
+from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall
+from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.common.plain_values import PLAIN_TYPES
+from sidefx_train.errors import Location, Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+LOCKS: tuple[type, ...] = (_thread.LockType, _thread.RLock)
+
+
+class ContextVariables:
+    """Context variables in a context of the capture's own; what the step leaves set is set by a replay.
+
+    A token that the step keeps is a real one both times: the replay sets and resets as the step did.
+    """
+
+    def __init__(self, world: TraceWorld) -> None:
+        self.world = world
+        self._context = contextvars.Context()
+        self._getters: dict[contextvars.ContextVar[Any], functools.partial[Any]] = {}
+        self._unset: dict[contextvars.ContextVar[Any], Token] = {}
+        """Tokens that give a variable its state at entry back, where that was none."""
+        self._changes: list[_Change] = []
+
+    def call(self, name: str, variable: contextvars.ContextVar[Any], args: tuple[Any, ...]) -> Any:
+        """``variable.get/set/reset`` on the capture's own values."""
+        if variable not in self._getters:
+            self._enter(variable)
+        known = self.world.heap.record_of(args[0]) if name == "reset" and len(args) == 1 else None
+        if known is not None:
+            return self._reset_outside(variable, known)
+        result = self._context.run(getattr(variable, name), *args)
+        if name != "get":
+            token, value = (result, args[0]) if name == "set" else (args[0], None)
+            self._changes.append(_Change(name, variable, token, value, self.world.locate()))
+            _forget_value(self._changes)
+        return result
+
+    def held(self) -> list[Any]:
+        """Objects of the trace that variables hold, and tokens."""
+        return [*self._context.values(), *self._changes]
+
+    def count(self) -> int:
+        """How many changes there were."""
+        return len(self._changes)
+
+    def take_back(self, count: int) -> None:
+        """Undoes all changes but the first ``count``.
+
+        Raises:
+            Unsupported: a token from before them was used up.
+        """
+        later = self._changes[count:]
+        own = {id(change.token) for change in later if change.name == "set"}
+        if any(change.name == "reset" and id(change.token) not in own for change in later):
+            self._refuse("takes back a context variable's reset")
+        used = {id(change.token) for change in later if change.name == "reset"}
+        for change in reversed(later):
+            if change.name == "set" and id(change.token) not in used:
+                self._context.run(change.variable.reset, change.token)
+        del self._changes[count:]
+
+    def settle(self) -> None:
+        """Has what the step leaves set, or keeps the token of, done again by a replay, in its order."""
+        heap, deferred = self.world.heap, self.world.deferred
+        for change in self._lasting():
+            if heap.record_of(change.variable) is None:
+                self._refuse(f"leaves the context variable {change.variable.name}, made in the step, set")
+            token, value = change.token, change.value
+            method, result = getattr(change.variable, change.name), CallResult()
+            if change.name == "reset":
+                deferred.append(DeferredCall(method, (token,), {}, change.location, None, result))
+                continue
+            known = type(value) in PLAIN_TYPES or heap.record_of(value) is not None
+            first = value if known else None  # what was made in the step may hold the token
+            deferred.append(DeferredCall(method, (first,), {}, change.location, None, token))
+            if not known:
+                deferred.append(DeferredCall(method, (value,), {}, change.location, None, result))
+
+    def _enter(self, variable: contextvars.ContextVar[Any]) -> None:
+        """Gives a variable the value that it has outside the step, guarded."""
+        heap = self.world.heap
+        getter = self._getters[variable] = functools.partial(_get, variable)
+        value = getter()
+        if heap.record_of(variable) is None:  # made in the step
+            return
+        source = heap.sources.call(heap.sources.const(getter, variable.name))
+        if value is ABSENT:
+            heap.guard("is", source, ABSENT)
+        else:
+            self._unset[variable] = self._context.run(variable.set, heap.shadow(value, source))
+
+    def _reset_outside(self, variable: contextvars.ContextVar[Any], record: Record) -> None:
+        """``variable.reset`` of a token that an earlier part of the step was given."""
+        heap, token = self.world.heap, record.real
+        if type(token) is not Token or not anew.is_made_anew(heap, token, record.source):
+            self._refuse("resets a context variable by a token from before the step")
+        if any(change.token is token for change in self._changes):
+            raise RuntimeError(f"{repr(token).replace('<Token', '<Token used', 1)} has already been used once")
+        try:
+            contextvars.copy_context().run(variable.reset, token)
+        except ValueError:
+            if token.var is not variable:
+                raise
+        heap.guard("is", heap.sources.slot(record.source, "var"), variable)
+        old = token.old_value
+        if old is not Token.MISSING:
+            self._context.run(variable.set, heap.shadow(old, heap.sources.slot(record.source, "old_value")))
+        else:
+            heap.guard("is", heap.sources.slot(record.source, "old_value"), old)
+        if old is Token.MISSING and variable in self._context:
+            unset = self._unset.pop(variable, None)
+            if unset is None:
+                self._refuse("takes the value of a context variable twice")
+            self._context.run(variable.reset, unset)
+        self._changes.append(_Change("reset", variable, token, None, self.world.locate()))
+
+    def _lasting(self) -> list[_Change]:
+        """The changes that show after the step: not those that a reset took back and whose token is gone."""
+        lasting: list[_Change] = []
+        for change in self._changes:
+            lasting.append(change)
+            if _forget_value(lasting) and _is_gone(change):
+                del lasting[-2:]
+        return lasting
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise Unsupported("SFX111", reason, self.world.locate())
+
+
+@dataclass(slots=True)
+class _Change:
+    """A ``set`` of a value that gave a token, or a ``reset`` by one."""
+
+    name: str
+    variable: contextvars.ContextVar[Any]
+    token: Any
+    value: Any
+    location: Location | None
+
+
+def _forget_value(changes: list[_Change]) -> bool:
+    """True if the last change takes back the one before, whose value nothing can see then: it goes."""
+    if len(changes) < 2:
+        return False
+    last, before = changes[-1], changes[-2]
+    undone = last.name == "reset" and before.name == "set" and last.token is before.token
+    if undone:
+        before.value = None
+    return undone
+
+
+def _is_gone(change: _Change) -> bool:
+    """True if nothing but a ``reset`` and the ``set`` before it refers to the token; not even a name here may."""
+    return sys.getrefcount(change.token) == 3  # the third is that of the call
+
+
+def _get(variable: contextvars.ContextVar[Any]) -> Any:
+    return variable.get(ABSENT)
+
+
+class Locks:
+    """Locks that the step takes and releases: on the one thread of the step, so they are only counted.
+
+    What a part of a step leaves taken, or released, is taken or released after its graph.
+    """
+
+    def __init__(self, world: TraceWorld) -> None:
+        self.world = world
+        self._counts: dict[int, tuple[Any, int, int]] = {}
+        """Lock, how often it was taken at entry, and now."""
+
+    def call(self, name: str, lock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A method of a lock."""
+        taken = self._taken(lock)
+        if name in ("acquire", "acquire_lock", "__enter__"):
+            blocking = args[0] if args else kwargs.get("blocking", True)
+            if taken and type(lock) is _thread.LockType:
+                if blocking:
+                    self._refuse("waits for a lock that is taken")
+                return False
+            self._count(lock, taken + 1)
+            return True
+        if name in ("release", "release_lock", "__exit__"):
+            if not taken:
+                plain = type(lock) is _thread.LockType
+                raise RuntimeError("release unlocked lock" if plain else "cannot release un-acquired lock")
+            self._count(lock, taken - 1)
+            return None
+        if name in ("locked", "locked_lock", "_is_owned"):
+            return taken > 0
+        return self._refuse(f"calls {name} of a lock")
+
+    def settle(self) -> None:
+        """Has what the step leaves otherwise than it found it taken or released by a replay."""
+        for lock, before, now in self._counts.values():
+            method = type(lock).acquire if now > before else type(lock).release
+            for _ in range(abs(now - before)):
+                self.world.defer(method, (lock,), {})
+
+    def _taken(self, lock: Any) -> int:
+        known = self._counts.get(id(lock))
+        if known is not None:
+            return known[2]
+        heap, record = self.world.heap, self.world.heap.record_of(lock)
+        taken = 0
+        if record is not None:
+            asks = "locked" if type(lock) is _thread.LockType else "_is_owned"
+            answer = getattr(lock, asks)()
+            heap.guard("equal", heap.sources.call(heap.sources.slot(record.base, asks)), answer)
+            if answer and type(lock) is not _thread.LockType and (taken := _times(lock)) > 1:
+                self._refuse("goes on with a lock that was taken several times")
+            taken = int(answer)
+        self._counts[id(lock)] = (lock, taken, taken)
+        return taken
+
+    def _count(self, lock: Any, taken: int) -> None:
+        self._counts[id(lock)] = (lock, self._counts[id(lock)][1], taken)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise Unsupported("SFX103", reason, self.world.locate())
+
+
+def _times(lock: Any) -> int:
+    """How often the current thread has taken an ``RLock``."""
+    return int(lock._recursion_count())

@@ -1,0 +1,86 @@
+"""Text that is made of values which exist only when the graph has run: where C code would come upon them."""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from sidefx_train.compile.capture.interpreter.object_model.attributes import is_c_level
+from sidefx_train.compile.capture.shadows.containers.traversal import held_by
+from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+Found = Literal["", "shown", "hidden"]
+_LATE = (Later, torch.Tensor, *NUMBERS)
+_CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque, slice)
+_METHODS = {"repr": ("__repr__",), "ascii": ("__repr__",), "str": ("__str__", "__repr__")}
+
+
+def later_in(value: Any, name: str = "") -> Found:
+    """Whether text of a value shows what is only known after the step.
+
+    Args:
+        value: what text is made of.
+        name: ``str``, ``repr``, ``ascii`` or ``format``, where the interpreter calls the Python method of the value's
+            class for it, if there is one; what that shows comes by here in its turn.
+
+    Returns:
+        ``"shown"`` if it does, ``"hidden"`` where such a value is in an object of C that cannot be copied as it is now.
+    """
+    todo: list[tuple[Any, bool]] = [(value, False)]
+    seen: set[int] = set()
+    found: Found = ""
+    if isinstance(value, _LATE):
+        return "shown"
+    if name and has_python_text(type(value), name):
+        return found
+    while todo:
+        item, hidden = todo.pop()
+        if isinstance(item, _LATE):
+            if hidden:
+                return "hidden"
+            found = "shown"
+        elif id(item) not in seen:
+            seen.add(id(item))
+            hidden = hidden or not isinstance(item, _CONTAINERS)
+            todo += [(part, hidden) for part in held_by(item)]
+            if isinstance(item, dict):
+                todo += [(key, hidden) for key in dict.keys(item)]
+    return found
+
+
+def has_python_text(cls: type, name: str) -> bool:
+    """True if a Python method of the class makes the text, by Python's own rules of which method it is."""
+    methods = ("__format__", "__str__", "__repr__") if name == "format" else _METHODS[name]
+    for method in methods:
+        found = next((vars(base)[method] for base in cls.__mro__ if method in vars(base)), None)
+        if found is not vars(object).get(method):
+            return not is_c_level(found)
+    return False
+
+
+def as_shown(value: Any, method: str) -> Any:
+    """A container whose own method has been left for that of its base: what C code shows of it.
+
+    Args:
+        value: an instance of a subclass of ``list``, ``tuple`` or ``dict``.
+        method: the slot wrapper's name.
+
+    Returns:
+        The items in a container of the base class; ``None`` for what shows more than its items.
+    """
+    cls = type(value)
+    for base in (tuple, list, dict):
+        if issubclass(cls, base):
+            shows = next((owner for owner in cls.__mro__ if type(vars(owner).get(method)) is _WRAPPER), object)
+            if shows is base:
+                return dict(dict.items(value)) if base is dict else base(base.__iter__(value))
+    return None
+
+
+_WRAPPER = types.WrapperDescriptorType

@@ -1,0 +1,147 @@
+"""``warnings.warn`` in a step.
+
+Which filter matches, and whether a place has warned before, is decided when the warning is made after the graph, for
+the user's file and line. Whether it is an error is decided at once, and guarded, since what follows is not run then.
+Under filters that the step itself has set (``warnings.catch_warnings``) all is decided at once.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.interpreter.builtins.warn import Notice, arguments, place
+from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_SPACE = vars(warnings)
+
+
+def warn(world: CallingWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``warnings.warn(*args, **kwargs)``.
+
+    Raises:
+        Warning: under a filter of the step that makes it an error.
+    """
+    message, category, level, source, skipped = arguments(*args, **kwargs)
+    notice = place(world.interp, level, skipped)
+    record = world.heap.namespaces.get(id(_SPACE))
+    written = {} if record is None else record.values
+    filters = written.get("filters", ABSENT)
+    if filters is ABSENT or (record is not None and record.snapshot.get("filters") is filters):
+        if not any(name in written for name in ("showwarning", "_showwarnmsg_impl")):
+            _raise_if_error(world, notice, message, category)
+            world.defer(notice, (message, category, source), {})
+            return
+        filters = warnings.filters
+    world.touch(filters)
+    action = _action(filters, str(message), category, notice)
+    if action == "error":
+        raise message if isinstance(message, Warning) else category(message)
+    if action == "ignore":
+        return
+    if action != "always":
+        world.heap.refuse("SFX111", f"warns under a filter of its own with the action {action!r}")
+    error = message if isinstance(message, Warning) else category(message)
+    note = world.interp.call(warnings.WarningMessage, (error, category, notice.file, notice.line), {"source": source})
+    world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})
+
+
+def call_watched(world: CallingWorld, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a Python function natively, unless it warns: then it has to be interpreted, for the warning to be replayed.
+
+    Raises:
+        Unsupported: it called ``warnings.warn``; ``world.warns`` has its code then.
+    """
+    if sys.getprofile() is not None or id(fn.__code__) in NATIVE_CODE:
+        return fn(*args, **kwargs)
+    codes: set[types.CodeType] = set()
+
+    def look(frame: types.FrameType | None, event: str, called: Any) -> None:
+        if event == "c_call" and called is warnings.warn:
+            while frame is not None and frame.f_code is not _HERE:
+                codes.add(frame.f_code)
+                frame = frame.f_back
+            if codes - world.inlined:
+                world.warns |= codes
+                world.heap.refuse("SFX111", f"{fn.__qualname__} warns, which has to be interpreted")  # before it does
+
+    sys.setprofile(look)
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        sys.setprofile(None)
+
+
+_HERE = call_watched.__code__
+
+
+def _raise_if_error(world: CallingWorld, notice: Notice, message: Any, category: type) -> None:
+    """Raises a warning that the filters outside make an error; guards whether they do."""
+    text = str(message) if isinstance(message, Warning) else message
+    known = text if type(text) is str else None
+    verdict = Verdict(known, category, notice.module, notice.line)
+    sources = world.heap.sources
+    source = sources.slot(sources.const(verdict, f"the filter of the warning at line {notice.line}"), "is_error")
+    answer = verdict.is_error()
+    world.heap.guard("equal", sources.call(source), answer)
+    if answer is None:
+        world.heap.refuse("SFX106", "warns in words that are known only after the step, which a filter looks at")
+    if answer:
+        error = message if isinstance(message, Warning) else category(message)
+        world.last_error = (error, warnings.warn, world.locate())
+        raise error
+
+
+class Verdict:
+    """Whether the filters make an error of one warning.
+
+    Args:
+        text: its message, ``None`` where that is known only after the step.
+        category: its class.
+        module: name of the module that it is about.
+        line: likewise.
+    """
+
+    def __init__(self, text: str | None, category: type, module: str, line: int) -> None:
+        self.text = text
+        self.category = category
+        self.module = module
+        self.line = line
+
+    def is_error(self) -> bool | None:
+        """The answer now, ``None`` where it depends on the message and that is not known."""
+        filters = warnings.filters
+        if not any(each[0] == "error" for each in filters):
+            return str(warnings.defaultaction) == "error"  # type: ignore[attr-defined]
+        for action, message, kind, where, number in filters:
+            if not issubclass(self.category, kind) or number not in (0, self.line):
+                continue
+            if where is not None and not re.compile(where).match(self.module):
+                continue
+            if message is not None and self.text is None:
+                return None
+            if message is None or re.compile(message, re.I).match(str(self.text)):
+                return action == "error"
+        return str(warnings.defaultaction) == "error"  # type: ignore[attr-defined]
+
+
+def _action(filters: Any, text: str, category: type, notice: Notice) -> str:
+    for action, message, kind, where, number in filters:
+        if (
+            (message is None or re.compile(message, re.I).match(text))
+            and issubclass(category, kind)
+            and (where is None or re.compile(where).match(notice.module))
+            and number in (0, notice.line)
+        ):
+            return str(action)
+    return str(warnings.defaultaction)  # type: ignore[attr-defined]

@@ -1,0 +1,251 @@
+"""Objects of the user's classes in the hands of C code: what their special methods do must be interpreted too.
+
+C code that hashes, compares, prints, indexes or iterates over an object runs its class's Python methods directly, past
+the interpreter. For the time of such a call, shadows and objects made in the step get a class of the same layout whose
+special methods come back to the interpreter (:class:`Reentry`).
+
+Keys of outside dicts and sets are hashed by the heap's own bookkeeping as well, on shadows and on the real objects, as
+often as it likes. That is right only where ``__hash__`` and ``__eq__`` merely look at their operands
+(:func:`only_looks`); others are refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import enum
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
+from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.plain_values import PLAIN_TYPES
+from sidefx_train.compile.common.type_checks import attribute_of
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_KEPT = frozenset(
+    {
+        "__init__", "__new__", "__del__", "__init_subclass__", "__class_getitem__", "__set_name__", "__getattr__",
+        "__getattribute__", "__setattr__", "__delattr__", "__subclasshook__", "__reduce__", "__reduce_ex__",
+        "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__post_init__", "__prepare__", "__dir__",
+        "__sizeof__",
+    }
+)  # fmt: skip
+"""Special methods that C code reaches through attributes, if at all."""
+_NATIVE_KINDS = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    type,
+)
+_TELLS_CLASS = frozenset({"__reduce_ex__", "__reduce__", "__getstate__"})
+"""Methods of ``object`` that give an instance's class away, for copying and pickling."""
+_LEFT_ALONE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, enum.Enum, type, BaseException)
+_COPYING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def _reduces_itself(cls: type) -> bool:
+    """True if a class says in Python how it is copied."""
+    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in _COPYING)
+
+
+_set_class: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
+
+
+class Reentry:
+    """Classes with re-entering special methods, made as they are needed during one capture.
+
+    Attributes:
+        swapped: objects that have such a class now, with their own class and that one.
+    """
+
+    def __init__(self, world: CallingWorld) -> None:
+        self.world = world
+        self.swapped: list[tuple[Any, type, type]] = []
+        self._classes: dict[type, type | None] = {}
+
+    def objects(self, fn: Any, values: Iterable[Any]) -> list[Any]:
+        """The objects among ``values``, and in plain containers among them, whose methods a call of ``fn`` may run."""
+        if type(fn) is types.FunctionType or not (isinstance(fn, _NATIVE_KINDS) or is_static(type(fn))):
+            return []
+        values = list(values)
+        if attribute_of(fn, "__name__", "") in _TELLS_CLASS and not any(
+            _reduces_itself(type(value)) for value in values
+        ):
+            return []  # it would tell the class that stands in
+        found: dict[int, Any] = {}
+        for value in values:
+            if type(value) not in PLAIN_TYPES:
+                self._collect(value, found, 0)
+        return list(found.values())
+
+    @contextlib.contextmanager
+    def around(self, objects: list[Any]) -> Iterator[None]:
+        """Special methods of ``objects`` re-enter the interpreter meanwhile."""
+        outer = self.swapped
+        self.swapped = list(outer)
+        added: list[tuple[Any, type, type]] = []
+        try:
+            for value in objects:
+                cls = type(value)
+                stand_in = self._classes[cls]
+                assert stand_in is not None, f"{cls.__qualname__} was collected without a class to stand in"
+                try:
+                    _set_class(value, stand_in)
+                except TypeError:  # another layout in memory
+                    continue
+                added.append((value, cls, stand_in))
+            self.swapped += added
+            yield
+        finally:
+            self.swapped = outer
+            for value, cls, stand_in in added:
+                if type(value) is stand_in:
+                    _set_class(value, cls)
+
+    def outside(self, run: Callable[[], Any]) -> Any:
+        """``run()``, interpreted code called by C code: it sees all objects with their own classes."""
+        swapped = self.swapped
+        self.swapped = []
+        for value, cls, _ in swapped:
+            _set_class(value, cls)
+        try:
+            return run()
+        finally:
+            self.swapped = swapped
+            for value, cls, stand_in in swapped:
+                if type(value) is cls:
+                    _set_class(value, stand_in)
+
+    def _collect(self, value: Any, found: dict[int, Any], depth: int) -> None:
+        cls = type(value)
+        if cls in (list, tuple, set, frozenset):
+            if depth < 4:
+                for item in value:
+                    self._collect(item, found, depth + 1)
+        elif cls is dict:
+            if depth < 4:
+                for key, item in value.items():
+                    self._collect(key, found, depth + 1)
+                    self._collect(item, found, depth + 1)
+        elif not is_static(cls) and id(value) not in found and self._class_for(cls) is not None:
+            record = self.world.heap.by_shadow.get(id(value))
+            if record is None or (record.shadow is value and record.real is not value):
+                found[id(value)] = value
+
+    def _class_for(self, cls: type) -> type | None:
+        if cls not in self._classes:
+            self._classes[cls] = self._make(cls)
+        return self._classes[cls]
+
+    def _make(self, cls: type) -> type | None:
+        if issubclass(cls, _LEFT_ALONE) or is_library(cls.__module__):
+            return None
+        space: dict[str, Any] = {}
+        special = False
+        for base in reversed(type.__getattribute__(cls, "__mro__")):
+            if is_static(base):
+                continue
+            for name, value in vars(base).items():
+                if not (name.startswith("__") and name.endswith("__")) or name in _KEPT:
+                    continue
+                if type(value) is types.FunctionType:
+                    space[name] = self._shim(value)
+                    special = True
+                elif value is None and name not in ("__doc__", "__module__"):
+                    space[name] = None
+        if not special:
+            return None
+        base = next(base for base in type.__getattribute__(cls, "__mro__") if is_static(base))
+        space["__getattribute__"] = self._attribute()
+        space["__module__"], space["__qualname__"] = cls.__module__, cls.__qualname__
+        if not _adds(cls, "__dict__"):
+            space["__slots__"] = ()
+        try:
+            return type(cls.__name__, (base,), space)
+        except TypeError:
+            return None
+
+    def _shim(self, fn: types.FunctionType) -> Callable[..., Any]:
+        def shim(self_: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return self.outside(lambda: self.world.interp.call(fn, (self_, *args), kwargs))
+
+        NATIVE_CODE.add(id(shim.__code__))
+        return shim
+
+    def _attribute(self) -> Callable[..., Any]:
+        def attribute(self_: Any, name: str) -> Any:
+            return self.outside(lambda: self.world.interp.getattr(self_, name))
+
+        NATIVE_CODE.add(id(attribute.__code__))
+        return attribute
+
+
+def _adds(cls: type, name: str) -> bool:
+    return any(name in vars(base) for base in type.__getattribute__(cls, "__mro__") if not is_static(base))
+
+
+# --- keys of outside containers ------------------------------------------------------------------------------------
+
+_WRITES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR", "DELETE_", "IMPORT_", "MAKE_CELL", "YIELD_")
+_LOOKING = frozenset(
+    {"hash", "isinstance", "len", "tuple", "id", "type", "super", "sorted", "frozenset", "str", "int", "repr", "min",
+     "max", "sum", "abs", "all", "any", "zip", "bool", "float", "map", "NotImplemented", "getattr", "hasattr"}
+)  # fmt: skip
+_LOOKS: dict[types.CodeType, bool] = {}
+
+
+def only_looks(cls: type) -> bool:
+    """True if hashing and comparing an instance by C code changes nothing and reads nothing but the operands."""
+    return all(
+        _quiet(method, cls)
+        for method in (getattr(cls, "__hash__", None), getattr(cls, "__eq__", None))
+        if isinstance(method, types.FunctionType)
+    )
+
+
+def _quiet(fn: types.FunctionType, cls: type) -> bool:
+    known = _LOOKS.get(fn.__code__)
+    if known is None:
+        _LOOKS[fn.__code__] = True  # while a method calls itself
+        known = _LOOKS[fn.__code__] = _examine(fn, cls)
+    return known
+
+
+def _examine(fn: types.FunctionType, cls: type) -> bool:
+    code = fn.__code__
+    for instr in dis.get_instructions(code):
+        if instr.opname.startswith(_WRITES):
+            return False
+        if instr.opname == "LOAD_GLOBAL":
+            value = fn.__globals__.get(instr.argval, getattr(builtins, instr.argval, None))
+            if instr.argval not in _LOOKING and not isinstance(value, type):
+                return False
+        elif instr.opname == "LOAD_DEREF" and instr.argval != "__class__":
+            return False
+        elif instr.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            value = getattr(cls, instr.argval, None)
+            if isinstance(value, property):
+                value = value.fget
+            if isinstance(value, types.FunctionType):
+                if not _quiet(value, cls):
+                    return False
+            elif instr.argval in _CHANGING:
+                return False
+    return not any(isinstance(const, types.CodeType) for const in code.co_consts)
+
+
+_CHANGING = frozenset(
+    name for kind in (list, dict, set, bytearray) for name in vars(kind) if not name.startswith("__")
+) - frozenset({"get", "items", "keys", "values", "copy", "count", "index", "union", "intersection", "difference"})

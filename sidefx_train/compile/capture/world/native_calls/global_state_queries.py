@@ -1,0 +1,144 @@
+"""Questions that a step asks of global state: C functions without arguments whose answer the capture goes on with.
+
+Such an answer is a read of the outside world. It is guarded by asking again before every replay, unless
+:data:`CONSTANT` says that it never changes in a process, or that other guards cover it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import re
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import Guard
+from sidefx_train.compile.capture.guards.query_guards import Asked, NotImportable, same_answer
+from sidefx_train.compile.common import trace_rules as policy
+from sidefx_train.compile.common.plain_values import is_plain
+from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.errors import Location
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+CONSTANT = re.compile(
+    r"_?(is_)?(has_|have_).*|is_built|is_available|is_acl_available|_is_.*_available|version|current_accelerator"
+    r"|_?is_(compiling|dynamo_compiling|exporting|scripting|tracing|non_strict_tracing)"
+    r"|_(jit|dispatch|functorch|cuda|xpu|mps|mtia|accelerator|log_api|c10d|rpc|dist)_.*"
+    r"|_get_(accelerator|privateuse1_backend_name|cpp_backtrace|all_dtypes|dispatch_mode|max_operator_version)"
+    r"|_get_(foreach|fused)_kernels_supported_devices|_get_graph_exec_group|_current_graph_task_id"
+)
+"""Names of functions that answer the same in a process, or say of a capture what the interpreter says."""
+COVERED = re.compile(
+    r"is_(grad|inference_mode)_enabled|is_autocast_.*|get_autocast_.*|_?is_any_autocast_enabled|_?get_default_device"
+    r"|get_default_dtype|get_num_threads|are_deterministic_algorithms_enabled|_get_deterministic_algorithms.*"
+    r"|is_deterministic_algorithms_warn_only_enabled|_is_torch_function.*|_len_torch_(function|dispatch)_stack"
+    r"|_get_torch_function_state|_get_tracing_state|get_deterministic_debug_mode|_get_current_function_mode_stack"
+)
+"""Names of functions whose answer every entry has guards for (``compat.GlobalState``)."""
+_DOES = frozenset(
+    {
+        "push", "pop", "set", "enter", "exit", "clear", "increment", "decrement", "enable", "disable", "init", "add",
+        "initialize", "remove", "reset", "start", "stop", "release", "begin", "end", "register", "free", "empty",
+        "sync", "synchronize", "wait", "seed", "manual", "activate", "deactivate", "restore", "save", "record", "emit",
+        "flush", "run", "finalize", "create", "make", "new", "warn", "throw", "raise", "load", "open", "close",
+    }
+)  # fmt: skip
+"""Words in names of functions that do something: they are not called again to see."""
+_QUESTION = re.compile(r"_?(get|is|are|can|num|len|peek|current)(_|[A-Z]).*")
+_STATE = re.compile(r".*_(enabled|allowed|precision|type)")
+_ANSWERS = (torch.dtype, torch.device, torch.layout, torch.memory_format, datetime.date, datetime.datetime)
+
+
+class Queries:
+    """The questions of one capture."""
+
+    def __init__(self, heap: Heap) -> None:
+        self._heap = heap
+        self._asked: dict[Any, tuple[Callable[[], Any], str, Location | None]] = {}
+        self._failed: dict[str, tuple[NotImportable, Location | None]] = {}
+        self._guards: list[Guard] | None = None
+        self.at_entry = compat.answers_changed_by_captures()
+
+    def note(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
+        """Notes that a function was called, if that is a question.
+
+        Returns:
+            The answer; that of eager, where a capture changes it.
+        """
+        if kwargs or not _is_question(fn, args) or not _is_answer(answer):
+            return answer
+        if fn in self.at_entry:
+            answer = self.at_entry[fn]
+        key = (fn, args)
+        if key not in self._asked:
+            if not args and not same_answer(fn(), answer) and fn not in self.at_entry:
+                self._heap.refuse("SFX103", f"calls {policy.describe(fn)}, which answers otherwise at every call")
+            ask = functools.partial(fn, *args) if args else fn
+            shown = ", ".join(map(repr, args))
+            self._asked[key] = (ask, f"{policy.describe(fn)}({shown})", self._heap.locate())
+            self._guards = None
+        return answer
+
+    def failed_import(self, name: str) -> None:
+        """Notes that there is no module of a name."""
+        self._failed.setdefault(name, (NotImportable(name), self._heap.locate()))
+        self._guards = None
+
+    def guards(self) -> list[Guard]:
+        """One for each question, on the state that there is now, at the end of a capture: that at entry."""
+        if self._guards is None:
+            with compat.real_world():
+                self._guards = [self._guard(*each) for each in self._asked.values()]
+            sources = self._heap.sources
+            for name, (missing, location) in self._failed.items():
+                source = sources.slot(sources.const(missing, f"the missing module {name}"), "holds")
+                self._guards.append(Guard("is", sources.call(source), True, location))
+        return self._guards
+
+    def _guard(self, ask: Callable[[], Any], label: str, location: Location | None) -> Guard:
+        sources = self._heap.sources
+        answer = self.at_entry[ask] if ask in self.at_entry else ask()
+        if is_plain(answer):
+            return Guard("equal", sources.call(sources.const(ask, label.removesuffix("()"))), answer, location)
+        source = sources.slot(sources.const(Asked(ask, answer), label), "holds")
+        return Guard("is", sources.call(source), True, location)
+
+
+def _is_question(fn: Any, args: tuple[Any, ...]) -> bool:
+    name = attribute_of(fn, "__name__", "")
+    if type(fn) is types.BuiltinFunctionType:
+        owner = fn.__self__
+        of_class = isinstance(owner, type) and not args
+        if owner is not None and not of_class and not isinstance(owner, (types.ModuleType, compat.BINDING)):
+            return False
+        torch_call = policy.is_torch_callable(fn)
+    elif type(fn) is types.FunctionType and not args:  # of torch, called natively
+        torch_call = True
+    else:
+        return False
+    if CONSTANT.fullmatch(name) or COVERED.fullmatch(name) or str(fn.__module__).startswith("torch._C._functorch"):
+        return False
+    does = not _DOES.isdisjoint(name.lower().split("_"))
+    if not torch_call:
+        return not args and not does
+    if not all(type(arg) in (str, int, bool, torch.dtype, torch.device) for arg in args):
+        return False
+    asks = not args and str(fn.__module__).startswith("torch.backends")
+    return bool(_QUESTION.fullmatch(name)) or (not does and (asks or bool(_STATE.fullmatch(name))))
+
+
+def _is_answer(answer: Any) -> bool:
+    if type(answer) is dict:
+        return all(map(_is_answer, (*answer, *answer.values())))
+    if type(answer) in (list, tuple):
+        return all(map(_is_answer, answer))
+    return type(answer) in _ANSWERS or is_plain(answer)

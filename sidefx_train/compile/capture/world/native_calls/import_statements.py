@@ -1,0 +1,41 @@
+"""Imports in a step, by statement and by function: a module's own code runs in the real world."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+@registry.intercept(builtins.__import__)
+def _import(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A module's own code makes real tensors, whatever imports it; the interpreter notes what is found."""
+    with compat.real_world():
+        return builtins.__import__(*args, **kwargs)
+
+
+@registry.intercept(importlib.import_module)
+def _import_module(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = dict(zip(("name", "package"), args, strict=False)) | kwargs
+    name, package = given.get("name"), given.get("package")
+    if type(name) is not str or (package is not None and type(package) is not str):
+        return ABSENT
+    if name.startswith("."):
+        name = importlib.util.resolve_name(name, package)
+    try:
+        with compat.real_world():
+            importlib.import_module(name)
+    except ImportError as error:
+        world.not_imported(error, name)
+        raise
+    world.imported(name, {}, 0)
+    return sys.modules[name]

@@ -1,0 +1,136 @@
+"""``functools.lru_cache`` in a step.
+
+A cache made in the step is C code around a function that re-enters the interpreter. A cache from outside cannot be
+looked into: its function is interpreted at the first call with the same arguments in a step. That gives the cached
+value, as long as the function does nothing else and its value follows from the arguments, which is checked; others are
+called natively, between two parts of the step. What ``torch.compiler.assume_constant_result`` declares to be constant
+is asked for during the capture.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.python_check import cell_is_set
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows.definition_tracking import chains_of
+from sidefx_train.compile.capture.side_effects import collect as effects
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.plain_values import is_definition, is_plain
+from sidefx_train.compile.common.type_checks import attribute_of
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.guards.guard import Guard
+    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class Caches:
+    """The caches that one capture has met."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.made: dict[int, Any] = {}
+        self.found: dict[Any, Any] = {}
+
+
+def make(world: CallingWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``functools._lru_cache_wrapper(...)``."""
+    wrapper = world.guarded(functools._lru_cache_wrapper, args, kwargs)
+    world.caches.made[id(wrapper)] = wrapper
+    return wrapper
+
+
+def call(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a cached function."""
+    if id(fn) in world.caches.made:
+        args = tuple(world.as_key(value) for value in args)
+        with world.reentry.around(world.reentry.objects(fn, args)):
+            return world.guarded(fn, args, kwargs)
+    key = (id(fn), args, tuple(kwargs.items())) if is_plain(args) and is_plain(tuple(kwargs.values())) else None
+    if key is not None and key in world.caches.found:
+        return world.caches.found[key]
+    if key is not None and compat.assumes_constant(fn.__wrapped__):
+        value = settled(fn, args, kwargs)
+        if value is not ABSENT:
+            world.caches.found[key] = value
+            return value
+    if is_library(fn.__module__):
+        value = world.interp.call(fn.__wrapped__, args, kwargs)
+    else:
+        if not _follows(fn.__wrapped__):
+            reason = f"calls {fn.__qualname__}, a cached function whose value depends on more than its arguments"
+            world.heap.refuse("SFX111", reason)
+        before, known = _traces(world), set(world.heap.guards)
+        value = world.interp.call(fn.__wrapped__, args, kwargs)
+        read = [guard for key, guard in world.heap.guards.items() if key not in known]
+        if _traces(world) != before or not all(map(_finds_definition, read)):
+            world.heap.refuse("SFX111", f"calls {fn.__qualname__}, a cached function that does more than give a value")
+        if not is_plain(value) and not isinstance(value, torch.Tensor):
+            reason = f"calls {fn.__qualname__}, a cached function that gives the same {type(value).__qualname__} again"
+            world.heap.refuse("SFX111", reason)
+    if key is not None:
+        world.caches.found[key] = value
+    return value
+
+
+def settled(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function gives at any time in this process; :data:`ABSENT` if an argument or the value is an object."""
+    if not is_plain(args) or not is_plain(tuple(kwargs.values())):
+        return ABSENT
+    with compat.real_world():
+        value = fn(*args, **kwargs)
+    return value if is_plain(value) else ABSENT
+
+
+def _follows(fn: Any) -> bool:
+    """True if what a function gives follows from its arguments: all else that it names are definitions."""
+    todo, seen = [fn], set()
+    while todo:
+        fn = todo.pop()
+        fn = fn.__wrapped__ if type(fn) is functools._lru_cache_wrapper else fn
+        if type(fn) is not types.FunctionType or fn.__code__ in seen:
+            continue
+        seen.add(fn.__code__)
+        cells = [cell.cell_contents for cell in fn.__closure__ or () if cell_is_set(cell)]
+        names = {chain[0] for chain in chains_of(fn.__code__)}
+        for value in (*cells, *(fn.__globals__[name] for name in names if name in fn.__globals__)):
+            if not _is_fixed(value):
+                return False
+            if not is_library(str(attribute_of(value, "__module__", ""))):
+                todo.append(value)
+    return True
+
+
+def _is_fixed(value: Any) -> bool:
+    return is_definition(value) or type(value) is functools._lru_cache_wrapper
+
+
+def _finds_definition(guard: Guard) -> bool:
+    """True for a guard that a function is where it was, or that a name is not there."""
+    return guard.kind in ("absent", "no_item") or (guard.kind == "is" and _is_fixed(guard.value))
+
+
+def check_method(world: CallingWorld, fn: Any, name: str) -> None:
+    """Refuses ``cache_info`` and ``cache_clear`` of a cache from outside."""
+    if id(fn) not in world.caches.made and name in ("cache_info", "cache_clear"):
+        world.heap.refuse("SFX103", f"calls {name} of {fn.__qualname__}, whose cache is outside")
+
+
+def _traces(world: Any) -> list[Any]:
+    changes = effects.collect(world).changes
+    counted = (len(world.deferred), world.heap.memory.count)
+    return [*counted, *((c.kind, id(c.target), _identity(c.key), _identity(c.value)) for c in changes)]
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, effects.TraceKey):
+        value = value.value
+    return [id(item) for item in value] if type(value) is list else id(value)

@@ -1,0 +1,1 @@
+"""Numbers that change from call to call: their truth, errors and subclasses."""

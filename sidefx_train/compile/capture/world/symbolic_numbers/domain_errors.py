@@ -1,0 +1,108 @@
+"""Where arithmetic with numbers that change raises an error.
+
+A replay computes what is used of such numbers, and nothing else: that a division is by zero is not noticed where its
+result goes nowhere, and is noticed late where it does. So each operation that may raise asks first, which makes the
+answer a condition of the entry; where it does raise, it is done with the numbers' values. Asked of a number that exists
+only when the graph runs, the capture stops there, to go on behind the operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_DIVISIONS = frozenset({"truediv", "floordiv", "mod", "itruediv", "ifloordiv", "imod"})
+_SHIFTS = frozenset({"lshift", "rshift", "ilshift", "irshift"})
+_POWERS = frozenset({"pow", "ipow"})
+_MAY_RAISE = _DIVISIONS | _SHIFTS | _POWERS
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+_NUMBERS = frozenset({int, float, bool, *_SYMBOLIC})
+_LARGEST_EXPONENT = 709.0
+"""``math.exp`` of it is a float; that of 710 is not."""
+
+_DOMAINS: dict[Any, tuple[Callable[[Any], Any], ...]] = {
+    math.sqrt: (lambda x: x >= 0,),
+    math.log: (lambda x: x > 0,),
+    math.log2: (lambda x: x > 0,),
+    math.log10: (lambda x: x > 0,),
+    math.log1p: (lambda x: x > -1,),
+    math.acos: (lambda x: x >= -1, lambda x: x <= 1),
+    math.asin: (lambda x: x >= -1, lambda x: x <= 1),
+    math.exp: (lambda x: x <= _LARGEST_EXPONENT,),
+    math.expm1: (lambda x: x <= _LARGEST_EXPONENT,),
+    math.cosh: (lambda x: x >= -_LARGEST_EXPONENT, lambda x: x <= _LARGEST_EXPONENT),
+    math.sinh: (lambda x: x >= -_LARGEST_EXPONENT, lambda x: x <= _LARGEST_EXPONENT),
+}
+
+
+def operator_raises(world: CallingWorld, name: str, args: tuple[Any, ...]) -> bool:
+    """True if an operation of Python numbers, one of them symbolic, raises an error; asked as conditions on them."""
+    if name not in _MAY_RAISE or len(args) != 2 or not _changes(args):
+        return False
+    left, right = args
+    if name in _DIVISIONS:
+        return _asked(world, right == 0)
+    if name in _SHIFTS:
+        return _asked(world, right < 0)
+    return _asked(world, right < 0) and _asked(world, left == 0)
+
+
+def needs_values(world: CallingWorld, name: str, args: tuple[Any, ...]) -> bool:
+    """True for an operation of floats whose symbolic form is another: torch divides before it takes the floor."""
+    if len(args) != 2 or not _changes(args) or not any(isinstance(value, (float, torch.SymFloat)) for value in args):
+        return False
+    if name in _POWERS:  # of a negative float it has none
+        return not _asked(world, args[0] >= 0)
+    return name in ("floordiv", "ifloordiv")
+
+
+def function_raises(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> bool:
+    """Likewise for a function of ``math``."""
+    if not _changes(args):
+        return False
+    if fn is math.pow:
+        return not _asked(world, args[0] > 0, unknown=True)
+    if not all(_asked(world, holds(value), unknown=True) for value in args for holds in _DOMAINS.get(fn, ())):
+        return True
+    return fn is math.log and len(args) == 2 and _asked(world, args[1] == 1)
+
+
+def no_integer(world: CallingWorld, value: Any) -> bool:
+    """True if a symbolic float has no integer, or none of 64 bits."""
+    if type(value) is not torch.SymFloat:
+        return False
+    return not (_asked(world, value < 2.0**62, unknown=True) and _asked(world, value > -(2.0**62), unknown=True))
+
+
+def _changes(args: tuple[Any, ...]) -> bool:
+    """True for numbers of which one is symbolic."""
+    return all(type(value) in _NUMBERS for value in args) and any(isinstance(value, _SYMBOLIC) for value in args)
+
+
+def _asked(world: CallingWorld, condition: Any, unknown: bool = False) -> bool:
+    """A condition's truth, which the entry relies on.
+
+    Args:
+        world: the world of the capture.
+        condition: of numbers, some symbolic.
+        unknown: the answer for a library's arithmetic with what exists only when the graph runs: it does not raise.
+    """
+    if not isinstance(condition, torch.SymBool):
+        return bool(condition)
+    if not compat.is_unbacked(condition):
+        return bool(world.truth(condition))
+    frame = world.interp.current_frame
+    if frame is not None and world.heap.trusts(frame.globals):
+        return unknown
+    world.heap.refuse("SFX101", "does arithmetic that may raise, with a value that exists only when the graph runs")

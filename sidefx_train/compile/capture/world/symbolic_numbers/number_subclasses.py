@@ -1,0 +1,75 @@
+"""Symbolic numbers beside numbers of other classes, whose own methods say what an operator does.
+
+Those are classes derived from ``int`` and ``float`` (members of enumerations are, mostly without methods of their own)
+and numpy's scalars. Here too are ``int.__add__`` and the like, called as they are, which take a symbolic number for
+none.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.object_model import operators
+from sidefx_train.compile.capture.interpreter.object_model.attributes import special
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
+from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import operator_raises
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_BASES = (int, float)
+
+
+def decides(world: CallingWorld, name: str, operands: tuple[Any, ...]) -> bool:
+    """True if the class of a number beside a symbolic one defines an operator itself, in the program."""
+    if not any(type(value) in NUMBERS for value in operands) or needs_value(operands):
+        return False
+    derived = [value for value in operands if type(value) not in operators.SIMPLE and issubclass(type(value), _BASES)]
+    methods = operators.methods_of(name)
+    return any(special(world.interp, value, method) is not ABSENT for value in derived for method in methods)
+
+
+def needs_value(operands: tuple[Any, ...]) -> bool:
+    """True for a symbolic number beside what makes something of its own of both: a numpy scalar, a flag."""
+    if not any(type(value) in NUMBERS for value in operands):
+        return False
+    others = [value for value in operands if type(value) not in NUMBERS]
+    return any(compat.is_numpy_scalar(value) or isinstance(value, enum.Flag) for value in others)
+
+
+def slot_operator(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> Any:
+    """``int.__add__(a, b)``, ``(2).__add__(b)`` and their like with a symbolic number; else :data:`ABSENT`."""
+    if type(fn) is types.MethodWrapperType:
+        fn, args = getattr(fn.__objclass__, fn.__name__), (fn.__self__, *args)
+    if type(fn) is not types.WrapperDescriptorType or fn.__objclass__ not in _BASES or len(args) != 2:
+        return ABSENT
+    name, swapped = _BY_METHOD.get(fn.__name__, ("", False))
+    if not name or not any(type(value) in NUMBERS for value in args):
+        return ABSENT
+    takes = (int, torch.SymInt, torch.SymBool) if fn.__objclass__ is int else (int, float, *NUMBERS)
+    if not all(isinstance(value, takes) for value in args):
+        return NotImplemented
+    numbers = tuple(bool(value) if type(value) is torch.SymBool else compat.plain_number(value) for value in args)
+    if swapped:
+        numbers = numbers[::-1]
+    if operator_raises(world, name, numbers):
+        return ABSENT
+    return getattr(operator, name)(*numbers)
+
+
+_COMPARISONS = ("lt", "le", "eq", "ne", "gt", "ge")
+_ARITHMETIC = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift",
+)  # fmt: skip
+_BY_METHOD = {f"__{name.rstrip('_')}__": (name, False) for name in _COMPARISONS + _ARITHMETIC}
+_BY_METHOD |= {f"__r{name.rstrip('_')}__": (name, True) for name in _ARITHMETIC}

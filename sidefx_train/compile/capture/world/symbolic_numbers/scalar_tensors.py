@@ -1,0 +1,230 @@
+"""Numbers in one-element CPU tensors from outside: the prologue reads them, so that a step may decide on them.
+
+Optimizers count their steps in such tensors, and some decide on the count (``RAdam``, ``ASGD``). The number at entry is
+an input of the graph; additions that the step has made since are followed, and so are comparisons and arithmetic of
+integers (``AveragedModel`` asks ``n_averaged == 0``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.recording.constant_folding import constant_of
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.graph.fx_utils import written_args
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+aten = torch.ops.aten
+_NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32)
+_ADDITIONS: dict[Any, int] = {
+    aten.add_.Tensor: 1,
+    aten.sub_.Tensor: -1,
+    aten.add_.Scalar: 1,
+    aten.sub_.Scalar: -1,
+    aten._foreach_add_.Scalar: 1,
+    aten._foreach_sub_.Scalar: -1,
+    aten._foreach_add_.Tensor: 1,
+}
+
+
+_SAME_MEMORY = frozenset(
+    (aten.detach.default, aten.alias.default, aten.view.default, aten.squeeze.default, aten.unsqueeze.default)
+)
+_SAME_VALUE = frozenset(
+    (aten.clone.default, aten.lift_fresh_copy.default, aten._to_copy.default, aten.any.default, aten.all.default)
+)
+_NEGATIONS = frozenset((aten.logical_not.default, aten.bitwise_not.default))
+_LOGICAL: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.logical_and.default: operator.and_,
+    aten.logical_or.default: operator.or_,
+    aten.bitwise_and.Tensor: operator.and_,
+    aten.bitwise_or.Tensor: operator.or_,
+}
+_COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
+    getattr(getattr(aten, name), kind): getattr(operator, name)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for kind in ("Scalar", "Tensor")
+}
+_DIVISIONS: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.remainder.Scalar: operator.mod,
+    aten.floor_divide.default: operator.floordiv,
+}
+_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.add.Tensor: operator.add,
+    aten.sub.Tensor: operator.sub,
+    aten.mul.Tensor: operator.mul,
+    **_DIVISIONS,
+}
+
+
+def number_in(world: CallingWorld, tensor: Any) -> Any:
+    """What ``tensor.item()`` is at this point of the step, if the prologue can tell; else ``None``.
+
+    A symbolic number, or a plain bool, whose value is guarded.
+    """
+    record = world.heap.record_of(tensor)
+    if isinstance(record, TensorRecord):
+        return _of_input(world, record, None)
+    if type(tensor) is not compat.FakeTensor or not world.tracer.has_node(tensor):
+        return None
+    number = _computed(world, world.tracer.node_of(tensor), None)
+    return world.truth(number) if number is not None and tensor.dtype is torch.bool else number
+
+
+def _of_input(world: CallingWorld, record: TensorRecord, before: fx.Node | None) -> Any:
+    """The number in an input when ``before`` reads it; now, where that is ``None``."""
+    if record.real.numel() != 1 or record.real.device.type != "cpu" or record.home is not None:
+        return None
+    writes = [node for node in world.writes.to(record.shadow) if before is None or node < before]
+    if record.real.dtype is torch.bool:
+        return None if writes else world.heap.item_of(record)
+    if record.real.dtype not in _NUMBERS:
+        return None
+    if writes and record.real.untyped_storage().nbytes() != record.real.element_size():
+        return None  # they may be to other elements of the same memory
+    added = [_added(world, node) for node in writes]
+    if any(amount is None for amount in added):
+        return None
+    number = world.heap.item_of(record)
+    for amount in added:
+        number = number + amount
+    return number
+
+
+def _computed(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any:
+    """The number in what the graph makes of such inputs (``count == 0``, ``count % 10``) when ``before`` reads it."""
+    held = node.meta.get("val")
+    if not isinstance(held, torch.Tensor) or held.device.type != "cpu" or any(size != 1 for size in _sizes(held)):
+        return None
+    if node.op == "placeholder":
+        return _of_placeholder(world, node, before)
+    if node.target in _SAME_MEMORY or node.args[:1] == tuple(written_args(node)):
+        return _computed(world, node.args[0], before)  # type: ignore[arg-type]
+    if node.op != "call_function" or not node.args or world.writes.to(held):
+        return None
+    given = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+    if not isinstance(given, torch.Tensor):
+        return None
+    if node.target in _SAME_VALUE:
+        return _computed(world, node.args[0], node) if given.dtype is held.dtype else None  # type: ignore[arg-type]
+    if node.kwargs or len(node.args) > 2:
+        return None
+    return _truth_of(world, node) if given.dtype is torch.bool else _result(world, node, given.dtype, held.dtype)
+
+
+def _result(world: CallingWorld, node: fx.Node, dtype: torch.dtype, result: torch.dtype) -> Any:
+    """A comparison of numbers of type ``dtype``, or arithmetic of integers; else ``None``."""
+    function = _COMPARISONS.get(node.target) or (_ARITHMETIC.get(node.target) if result is torch.int64 else None)
+    if function is None or len(node.args) != 2:
+        return None
+    number = _computed(world, node.args[0], node)  # type: ignore[arg-type]
+    other = _operand(world, node, dtype) if number is not None else None
+    if other is None or (node.target in _DIVISIONS and (type(other) is not int or other == 0)):
+        return None
+    return function(number, other)
+
+
+def _truth_of(world: CallingWorld, node: fx.Node) -> bool | None:
+    """A negation of a flag, or two combined; else ``None``."""
+    function = operator.not_ if node.target in _NEGATIONS else _LOGICAL.get(node.target)
+    if function is None or not all(isinstance(arg, fx.Node) for arg in node.args):
+        return None
+    flags = [_computed(world, arg, node) for arg in node.args]  # type: ignore[arg-type]
+    known = all(isinstance(flag, (bool, torch.SymBool)) for flag in flags)
+    return bool(function(*map(world.truth, flags))) if known else None
+
+
+def _of_placeholder(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any:
+    tracer = world.tracer
+    given = dict(zip(tracer.placeholders, tracer.real_inputs, strict=True)).get(node)
+    record = world.heap.by_real.get(id(given))
+    return _of_input(world, record, before) if isinstance(record, TensorRecord) else None
+
+
+def _operand(world: CallingWorld, node: fx.Node, dtype: torch.dtype) -> Any:
+    """What a number in a tensor of type ``dtype`` is compared with or added to, as the kernel sees it, or ``None``."""
+    other = node.args[1]
+    held = other.meta.get("val") if isinstance(other, fx.Node) else None
+    amount = _amount(world, other) if not isinstance(held, torch.Tensor) or held.dtype is dtype else None
+    if amount is None and isinstance(held, torch.Tensor) and held.dtype is dtype:
+        return _computed(world, other, node)  # type: ignore[arg-type]
+    if dtype is torch.int64:
+        return amount if type(amount) is int or isinstance(amount, torch.SymInt) else None
+    if dtype in (torch.float32, torch.float64) and type(amount) in (int, float):
+        with compat.real_world():
+            return torch.tensor(amount, dtype=dtype, device="cpu").item()  # a ``with torch.device`` may be open
+    return None
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor; 0 stands for one that is symbolic."""
+    return tuple(size if isinstance(size, int) else 0 for size in tensor.shape)
+
+
+class Writes:
+    """Operations of the graph that write to tensors, by the memory they write to.
+
+    Versions of fake tensors do not tell: multi-tensor operations leave them alone.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._seen: fx.Node | None = None
+        self._found: dict[int, list[fx.Node]] = {}
+
+    def to(self, tensor: torch.Tensor) -> list[fx.Node]:
+        """The operations recorded so far that wrote to a tensor's memory, in order."""
+        node = next(iter(self._graph.nodes), None) if self._seen is None else self._seen.next
+        while node is not None and node.op != "root":
+            if node.op == "call_function":
+                for place in {_storage(held) for held in _written(node)}:
+                    self._found.setdefault(place, []).append(node)
+            self._seen, node = node, node.next
+        return self._found.get(_storage(tensor), []) + self._found.get(_ANY, [])
+
+
+_ANY = -1
+"""Memory that cannot be told: of the wrapped tensors of ``torch.func``."""
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return _ANY
+
+
+def _written(node: fx.Node) -> list[torch.Tensor]:
+    """Tensors that an operation writes to, as they were recorded."""
+    held = [item.meta.get("val") for item in written_args(node)]
+    return [value for value in held if isinstance(value, torch.Tensor)]
+
+
+def _added(world: CallingWorld, node: fx.Node) -> Any:
+    """What an operation adds to each tensor it writes to, if that is all it does; else ``None``."""
+    sign = _ADDITIONS.get(node.target)
+    if sign is None or len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
+        return None
+    amount = _amount(world, node.args[1])
+    return None if amount is None else amount if sign > 0 else -amount
+
+
+def _amount(world: CallingWorld, value: Any) -> Any:
+    if not isinstance(value, fx.Node):
+        return value if isinstance(value, (int, float)) else None
+    held = value.meta.get("val")
+    if isinstance(held, (torch.SymInt, torch.SymFloat)):
+        return None if compat.is_unbacked(held) else held
+    known = constant_of(world.tracer, value)
+    return known.item() if known is not None and known.dim() == 0 else None

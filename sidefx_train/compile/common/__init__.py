@@ -1,0 +1,1 @@
+"""What several stages share and what imports none of them."""

@@ -1,0 +1,157 @@
+"""What values of the program are, read past their own methods: plain containers, slots, definitions, entries."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.common.type_checks import instance_dict
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+PLAIN_TYPES: set[type] = {int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)}
+
+DEFINITIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    type,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+
+CONTAINERS: frozenset[type] = frozenset({list, deque, dict, OrderedDict, defaultdict, set})
+
+
+def is_plain(value: Any) -> bool:
+    """True for an immutable value of plain Python, or a tuple or frozenset of such."""
+    if type(value) in PLAIN_TYPES:
+        return True
+    if type(value) in (tuple, frozenset):
+        return all(is_plain(item) for item in value)
+    return False
+
+
+DERIVED_FROM: tuple[type, ...] = (int, float, complex, str, bytes)
+"""Python's own immutable values that a class may derive from: instances may have attributes."""
+
+
+def is_derived(cls: type) -> bool:
+    """True for a class written in Python whose instances are numbers or text."""
+    return bool(cls.__flags__ & _HEAP_TYPE) and issubclass(cls, DERIVED_FROM) and not issubclass(cls, enum.Enum)
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def exact_value(value: Any) -> Any:
+    """The number or text that an instance of a derived class is, past the class's own methods."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes.__getitem__(value, slice(None))
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    return complex(*(vars(complex)[part].__get__(value) for part in ("real", "imag")))
+
+
+def bounds_of(value: slice) -> tuple[Any, Any, Any]:
+    """Start, stop and step of a slice, each any object."""
+    return value.start, value.stop, value.step
+
+
+def is_definition(value: Any) -> bool:
+    """True for what a module defines once: functions, classes, other modules."""
+    return issubclass(type(value), DEFINITIONS)  # isinstance() would run a Python-level __getattribute__
+
+
+def slot_names(cls: type) -> list[str]:
+    """Names of the ``__slots__`` entries of a class and its bases, as attributes."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__") and not _is_hidden(cls, name)]
+
+
+def _is_hidden(cls: type, slot: str) -> bool:
+    """True if a class behind the one with the slot has a property, or anything else, of that name."""
+    found = next((vars(base)[slot] for base in cls.__mro__ if slot in vars(base)), None)
+    return found is not None and type(found) is not types.MemberDescriptorType
+
+
+def instance_space(value: Any) -> dict[str, Any]:
+    """The instance ``__dict__``, empty for objects without one."""
+    try:
+        return instance_dict(value)
+    except AttributeError:
+        return {}
+
+
+def is_set(value: Any, slot: str) -> bool:
+    """True if an attribute kept in a slot has a value."""
+    try:
+        object.__getattribute__(value, slot)
+    except AttributeError:
+        return False
+    return True
+
+
+def base_of(container: Any) -> Any:
+    """The class whose methods move entries without running overrides."""
+    return OrderedDict if isinstance(container, OrderedDict) else dict
+
+
+def stored_entries(container: dict[Any, Any]) -> dict[Any, Any]:
+    """What a dict holds, past the methods of its class."""
+    base = base_of(container)
+    return {key: dict.__getitem__(container, key) for key in base.__iter__(container)}
+
+
+def base_container(cls: type) -> type | None:
+    """Python's own container class that a class derives from."""
+    return next((base for base in (OrderedDict, dict, list, deque, set) if issubclass(cls, base)), None)
+
+
+def make_tuple(cls: Any, items: Iterable[Any]) -> Any:
+    """A tuple of class ``cls``, made past its own ``__new__``; those made by C have no other."""
+    return cls(tuple(items)) if is_structure(cls) or cls is torch.Size else tuple.__new__(cls, items)
+
+
+def is_structure(cls: Any) -> bool:
+    """True for tuples with named fields that C code defines (``time.struct_time``, ``torch.return_types.max``)."""
+    return type(vars(cls).get("n_sequence_fields")) is int
+
+
+def empty_like(real: Any) -> Any:
+    """An empty container of the same class."""
+    cls = type(real)
+    if cls is deque:
+        return deque(maxlen=real.maxlen)
+    if cls is defaultdict:
+        return defaultdict(real.default_factory)
+    if cls in CONTAINERS:
+        return cls()
+    base: Any = base_container(cls)
+    made: Any
+    if base is deque:
+        made = deque.__new__(cls)
+        deque.__init__(made, (), real.maxlen)
+        return made
+    if isinstance(real, defaultdict):
+        made = defaultdict.__new__(cls)
+        defaultdict.__init__(made, real.default_factory)
+        return made
+    if base is not None:
+        return base.__new__(cls)
+    raise TypeError(f"cannot make an empty {cls.__qualname__}")

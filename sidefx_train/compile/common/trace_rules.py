@@ -1,0 +1,340 @@
+"""Which callable is treated how during a capture, as data.
+
+- *inlined*: Python functions, unless listed here.
+- *native*: called on shadows. C functions of the modules and types listed, and Python functions of torch that only look
+  at their arguments (they cannot tell a fake tensor from a real one).
+- *deferred*: calls with effects outside the step and no result that matters; replayed in order after the graph.
+- everything else is refused with code SFX103: the capture stops and the step runs eagerly.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import inspect
+import io
+import logging
+import os
+import sys
+import types
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.resume.resume_function import is_continuation
+from sidefx_train.compile.common.type_checks import attribute_of
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+NATIVE_PYTHON = (
+    "torch.nn.functional",
+    "torch.functional",
+    "torch._tensor",
+    "torch.autograd",
+    "torch.utils._foreach_utils",
+    "torch.overrides",
+    "torch.jit",
+    "torch._jit_internal",
+    "torch.compiler",
+    "torch.backends",
+    "torch._utils",
+    "torch._VF",
+    "torch._ops",
+    "torch.utils._device",
+    "torch._C",
+    "torch.amp",
+    "torch.types",
+    "torch.return_types",
+    "torch.version",
+)
+"""Modules of Python functions that run natively on fake tensors."""
+
+NATIVE_UPDATES = ("_single_tensor_", "_multi_tensor_")
+"""Beginnings of the names of ``torch.optim``'s update functions: they run natively, the rest of it is inlined."""
+
+DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch.optim._adafactor"})
+"""Modules whose update functions decide on a count of steps and so are inlined after all."""
+
+INLINED_FUNCTIONS = frozenset(
+    {"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss", "get_inner_hook", "inner_hook"}
+)
+"""Names in native modules that call back into user code and so are inlined after all."""
+
+DEVICE_MODULES = frozenset({"torch.cuda", "torch.xpu", "torch.mps", "torch.mtia", "torch.accelerator"})
+
+DEVICE_QUERIES = frozenset(
+    {
+        "is_available", "device_count", "is_bf16_supported", "is_tf32_supported", "get_arch_list",
+        "current_accelerator", "get_device_name", "get_device_capability", "get_device_properties",
+    }
+)  # fmt: skip
+"""Functions of those modules whose answer stays the same in a process; to find it they load the driver's library."""
+
+PURE_MODULES = frozenset(
+    {
+        "builtins", "_operator", "operator", "math", "cmath", "itertools", "functools", "_functools", "collections",
+        "_collections", "re", "_sre", "copy", "_struct", "struct", "types", "_abc", "_weakref", "weakref", "enum",
+        "_bisect", "_heapq", "_statistics", "statistics", "string", "_string", "array", "fractions",
+        "numbers", "dataclasses", "typing", "_typing", "inspect", "_json", "json", "importlib", "_frozen_importlib",
+        "importlib._bootstrap", "_warnings", "contextlib", "abc", "datetime", "_datetime", "numpy", "_contextvars",
+    }
+)  # fmt: skip
+"""Modules whose C functions depend on and change nothing but their arguments (not ``decimal``: it has a context)."""
+
+IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "breakpoint"})
+
+PURE_FUNCTIONS: frozenset[Any] = frozenset(
+    {
+        sys.intern,
+        sys.is_finalizing,
+        _thread.RLock,
+        _thread.allocate_lock,
+        os.fspath,
+        io.StringIO,
+        io.BytesIO,
+    }
+)
+"""C functions of other modules that depend on and change nothing that a step could see."""
+
+UNDIVIDED_MODULES = (
+    "subprocess",
+    "shutil",
+    "tempfile",
+    "zipfile",
+    "tarfile",
+    "gzip",
+    "bz2",
+    "lzma",
+    "socket",
+    "ssl",
+    "http",
+    "urllib.request",
+    "ftplib",
+    "smtplib",
+    "sqlite3",
+    "csv",
+    "multiprocessing.connection",
+    "multiprocessing.managers",
+    "multiprocessing.pool",
+    "multiprocessing.queues",
+    "multiprocessing.shared_memory",
+    "concurrent.futures",
+    "asyncio.runners",
+    "importlib.metadata",
+    "torch.serialization",
+    "safetensors",
+)
+"""Modules whose functions work on files, processes and connections: each call is one line that runs natively."""
+
+_OF_FILES = frozenset(
+    {
+        "chmod", "copy", "copy_into", "cwd", "exists", "getatime", "getctime", "getmtime", "getsize", "glob",
+        "group", "hardlink_to", "is_block_device", "is_char_device", "is_dir", "is_fifo", "is_file", "is_junction",
+        "is_mount", "is_socket", "is_symlink", "isdir", "isfile", "islink", "iterdir", "lchmod", "lstat",
+        "makedirs", "mkdir", "move", "move_into", "open", "owner", "popen", "read_bytes", "read_text", "readlink",
+        "realpath", "removedirs", "rename", "renames", "replace", "resolve", "rglob", "rmdir", "samefile", "stat",
+        "symlink_to", "touch", "unlink", "walk", "write_bytes", "write_text",
+    }
+)  # fmt: skip
+UNDIVIDED_FUNCTIONS: dict[str, frozenset[str]] = {
+    "os": _OF_FILES,
+    "genericpath": _OF_FILES,
+    "posixpath": _OF_FILES,
+    "ntpath": _OF_FILES,
+    "pathlib": _OF_FILES,
+    "pathlib._local": _OF_FILES,
+    "pathlib._abc": _OF_FILES,
+    "json": frozenset({"dump", "load"}),
+    "threading": frozenset({"Thread.__init__", "Thread.start", "Thread.join"}),
+    "multiprocessing.process": frozenset({"BaseProcess.__init__", "BaseProcess.start", "BaseProcess.join"}),
+    "multiprocessing.context": frozenset({"Manager", "Pipe", "Pool", "JoinableQueue", "Queue", "SimpleQueue"}),
+    "importlib._bootstrap": frozenset({"_find_spec"}),
+}
+"""Functions of that kind in modules with others."""
+
+SETTLED_FUNCTIONS = {("importlib.metadata", "version"), ("importlib.util", "find_spec")}
+"""Functions in those modules whose answer stays the same in a process (see ``interceptors/process_constants.py``)."""
+
+LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
+
+DEFERRED_METHODS: dict[str, frozenset[str]] = {
+    "wandb": frozenset({"log"}),
+    "mlflow": frozenset({"log_metric", "log_metrics", "log_param", "log_params"}),
+    "tqdm": frozenset({"set_description", "set_description_str", "set_postfix", "set_postfix_str", "update", "write"}),
+    "rich": frozenset({"update", "advance", "print", "log"}),
+    "torch.utils.tensorboard": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
+    "tensorboardX": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
+}
+"""Calls by package and name that only show or record what they are given."""
+
+RNG_FUNCTIONS = frozenset({"manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "fork_rng"})
+
+VALUE_METHODS = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
+"""Tensor methods that ask for contents or addresses, which exist only when the graph runs."""
+
+
+class Policy:
+    """Tells the interpreter which Python functions to interpret."""
+
+    def inline(self, fn: types.FunctionType) -> bool:
+        if is_continuation(fn):  # of a function that was interpreted up to a break
+            return True
+        # Both: ``functools.wraps`` gives a user's function torch's __module__, and torch's wrappers a user's.
+        modules = (fn.__module__ or "", str(fn.__globals__.get("__name__", "")))
+        return any(_inlined(module, fn.__name__, fn.__code__.co_varnames[:1]) for module in modules)
+
+
+@functools.lru_cache(maxsize=4096)
+def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
+    if not module.startswith("torch"):
+        return True
+    if name in INLINED_FUNCTIONS:
+        return True
+    if module in DEVICE_MODULES and name in DEVICE_QUERIES:
+        return False
+    if any(module == prefix or module.startswith(prefix + ".") for prefix in NATIVE_PYTHON):
+        return module in ("torch.autograd.grad_mode", "torch.autograd.function") or (
+            first == ("self",) and (module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends")))
+        )
+    return module in DECIDING_OPTIMIZERS or not (module.startswith("torch.optim.") and name.startswith(NATIVE_UPDATES))
+
+
+def is_undivided(fn: Any) -> bool:
+    """True for Python functions that a part of a step does not begin or end in."""
+    if type(fn) is not types.FunctionType:
+        return False
+    return _is_undivided(str(fn.__globals__.get("__name__", "")), fn.__name__, fn.__qualname__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_undivided(module: str, name: str, path: str) -> bool:
+    if (module, path) in SETTLED_FUNCTIONS:
+        return False
+    if not UNDIVIDED_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
+        return True
+    return any(module == known or module.startswith(known + ".") for known in UNDIVIDED_MODULES)
+
+
+def is_torch_callable(fn: Any) -> bool:
+    """True for what torch implements in C, and for operator overloads."""
+    module = attribute_of(fn, "__module__")
+    if isinstance(module, str) and module.startswith("torch"):
+        return True
+    if isinstance(fn, compat.OPERATORS):
+        return True
+    owner = attribute_of(fn, "__self__")
+    if isinstance(owner, torch.Tensor):
+        return True
+    if isinstance(owner, types.ModuleType):
+        return owner.__name__.startswith("torch")
+    if isinstance(owner, type):
+        return owner.__module__.startswith("torch")
+    cls = attribute_of(fn, "__objclass__")
+    return cls is not None and (
+        cls.__module__.startswith("torch") or (issubclass(torch.Tensor, cls) and cls is not object)
+    )
+
+
+def is_pure(fn: Any) -> bool:
+    """True for C callables that depend on and change nothing but their arguments."""
+    if isinstance(fn, type):
+        return fn in PURE_FUNCTIONS or _made_by_pure_code(fn)
+    if type(fn) is types.BuiltinFunctionType and fn in PURE_FUNCTIONS:
+        return True
+    owner = attribute_of(fn, "__self__")
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        kind = owner if isinstance(owner, type) else type(owner)
+        if fn.__name__ == "__subclasses__":  # changed by classes made anywhere
+            return False
+        if runs_pure_code(kind):
+            return True
+        if type(fn) is types.BuiltinMethodType and not isinstance(owner, type):
+            return _has_pure_method(kind, fn.__name__)
+    cls = attribute_of(fn, "__objclass__")
+    if cls is not None and runs_pure_code(cls):
+        return True
+    module = attribute_of(fn, "__module__")
+    if module is None and isinstance(owner, types.ModuleType):
+        module = owner.__name__
+    if module == "builtins" and attribute_of(fn, "__name__", "") in IMPURE_BUILTINS:
+        return False
+    if isinstance(module, str):
+        return module in PURE_MODULES or (module.partition(".")[0] in PURE_MODULES and "random" not in module)
+    return runs_pure_code(type(fn))
+
+
+def _made_by_pure_code(cls: type) -> bool:
+    """True if the C code that makes an instance of ``cls`` is pure: the class, or that of both its makers."""
+    known = _PURE_MAKERS.get(cls)
+    if known is None:
+        known = _PURE_MAKERS[cls] = _has_pure_makers(cls)
+    return known
+
+
+_PURE_MAKERS: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def _has_pure_makers(cls: type) -> bool:
+    if cls.__module__.partition(".")[0] in PURE_MODULES:
+        return True
+    makers = (
+        getattr(cls.__new__, "__self__", None),
+        getattr(inspect.getattr_static(cls, "__init__"), "__objclass__", None),
+    )
+    return all(isinstance(owner, type) and owner.__module__ in PURE_MODULES for owner in makers)
+
+
+def _has_pure_method(cls: type, name: str) -> bool:
+    """True if a C method of an object, of whatever class, comes from one that is pure."""
+    found = next((base for base in cls.__mro__ if name in vars(base)), object)
+    return found is object or runs_pure_code(found) or found.__module__.partition(".")[0] == "torch"
+
+
+def runs_pure_code(cls: type) -> bool:
+    """True for classes whose C code depends on and changes nothing but its arguments, the object among them."""
+    for base in cls.__mro__:
+        if base is not object and base.__module__.partition(".")[0] in PURE_MODULES:
+            return True
+    return cls is object
+
+
+def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
+    """True for printing, warnings and log records."""
+    if fn is print or fn is warnings.warn:
+        return True
+    if args and issubclass(type(args[0]), logging.Logger):
+        return attribute_of(fn, "__name__", "") in LOGGING_METHODS or isinstance(fn, functools._lru_cache_wrapper)
+    if looks_at_callers(fn) and attribute_of(fn, "__name__", "") in LOGGING_METHODS:
+        return True
+    return moves_object(fn)
+
+
+def moves_object(fn: Any) -> bool:
+    """True for deferred methods after which their object is not what it was: a progress bar counts."""
+    module, name = attribute_of(fn, "__module__"), attribute_of(fn, "__name__", "")
+    return isinstance(module, str) and any(
+        module == package or module.startswith(package + ".")
+        for package, names in DEFERRED_METHODS.items()
+        if name in names
+    )
+
+
+def shows_text(fn: Any) -> bool:
+    """True for deferred calls that make text of their arguments and keep nothing."""
+    return fn is print or looks_at_callers(fn)
+
+
+def looks_at_callers(fn: Any) -> bool:
+    """True for logging: a record says which line made it."""
+    return attribute_of(fn, "__module__") == "logging"
+
+
+def describe(fn: Any) -> str:
+    """A callable's name for people."""
+    name = attribute_of(fn, "__qualname__") or attribute_of(fn, "__name__") or type(fn).__qualname__
+    module = attribute_of(fn, "__module__")
+    return f"{module}.{name}" if isinstance(module, str) and module != "builtins" else str(name)

@@ -1,0 +1,61 @@
+"""Which source files are the user's own, and where and with which parameters a step is defined."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.errors import Location
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+PACKAGE_DIR = os.path.abspath(sys.modules["sidefx_train"].__path__[0]) + os.sep
+"""The folder of this package: code below it is not the user's."""
+
+
+@functools.cache
+def is_user_file(file: str) -> bool:
+    """False for the standard library, torch, this package and generated code."""
+    if file.startswith("<"):
+        return False
+    if file.startswith(PACKAGE_DIR):
+        return False
+    if "site-packages" not in file:
+        for name in ("stdlib", "platstdlib"):
+            if file.startswith(sysconfig.get_path(name) + os.sep):
+                return False
+    torch = sys.modules.get("torch")
+    where = getattr(torch, "__file__", None)
+    return where is None or not file.startswith(os.path.dirname(where) + os.sep)
+
+
+def definition_of(fn: Callable[..., Any]) -> tuple[Location | None, Callable[[int], str]]:
+    """Where a step is defined, and what it calls its positional arguments; ``None`` and ``args[i]`` for C code."""
+    called: Any = fn if type(fn) in (types.FunctionType, types.MethodType) else _method(fn)
+    bound = type(called) is types.MethodType
+    code = getattr(called.__func__ if bound else called, "__code__", None)
+    if type(code) is not types.CodeType:
+        return None, "args[{}]".format
+    names = code.co_varnames[bound : code.co_argcount]
+    rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & inspect.CO_VARARGS else "args"
+
+    def parameter(position: int) -> str:
+        return names[position] if position < len(names) else f"{rest}[{position - len(names)}]"
+
+    return Location(code.co_filename, code.co_firstlineno, code.co_qualname), parameter
+
+
+def _method(fn: Any) -> types.MethodType | None:
+    """What Python calls for an object of a class with ``__call__``; of a module its own ``forward``."""
+    for name in ("forward", "__call__"):
+        found = inspect.getattr_static(type(fn), name, None)
+        if isinstance(found, types.FunctionType):
+            return types.MethodType(found, fn)
+    return None

@@ -1,0 +1,1 @@
+"""In-place operations, views and Python numbers out of the graph."""

@@ -1,0 +1,253 @@
+"""Which values could make a step raise after it has begun to change things.
+
+A class label out of range raises in the loss, and by then batch norm has updated its statistics: eager leaves them
+updated, so must the eager re-run of a failed step, and so the compiled step may not have touched anything. Indices that
+come straight from an input are checked before the graph runs. Indices that the step computes are checked by the graph
+itself, which clamps them and reports (generated code may not raise inside a parallel region: the process would end);
+then every update waits for the report. For what is left, updates that do not depend on the raising operation are held
+back until the graph is through.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.alias_analysis import Aliases
+from sidefx_train.compile.graph.artifacts import IndexCheck
+
+aten = torch.ops.aten
+
+_MOVES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "t",
+        "transpose",
+        "permute",
+        "slice",
+        "select",
+        "squeeze",
+        "unsqueeze",
+        "expand",
+        "detach",
+        "alias",
+        "clone",
+        "contiguous",
+        "as_strided",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "repeat",
+    )
+)
+"""Operations whose result holds nothing but values of their first argument."""
+
+
+FACTORIZED = aten._linalg_check_errors.default
+"""Raises where a matrix had no factorization, as its first argument says. The graph reports that, too."""
+
+
+@dataclass(frozen=True)
+class IndexUse:
+    """An index tensor computed by the step: its values must lie in ``[low, high)`` or equal ``ignore``."""
+
+    index: fx.Node
+    low: int
+    high: int
+    ignore: int | None
+
+
+@dataclass(frozen=True)
+class Hazards:
+    """What can raise.
+
+    Attributes:
+        checks: conditions the runner checks first.
+        unchecked: nodes that may still raise.
+        uses: for an unchecked node all of whose reasons to raise are indices, those indices.
+    """
+
+    checks: tuple[IndexCheck, ...]
+    unchecked: tuple[fx.Node, ...]
+    uses: dict[fx.Node, tuple[IndexUse, ...]]
+
+
+def _size(value: object, dim: int) -> int | None:
+    if not isinstance(value, fx.Node):
+        return None
+    shape = value.meta["val"].shape
+    size = shape[dim] if shape else 1  # a 0-dim tensor is indexed like one of size 1
+    return size if isinstance(size, int) else None
+
+
+def _targets(node: fx.Node) -> tuple[fx.Node, int | None, int | None] | None:
+    """(class indices, number of classes, ignored label) of a loss node."""
+    name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
+    if name in ("nll_loss_forward", "nll_loss2d_forward"):
+        scores = node.args[0]
+        dim = -1 if scores.meta["val"].dim() <= 2 else 1  # type: ignore[union-attr]
+        return node.args[1], _size(scores, dim), node.args[4]  # type: ignore[return-value]
+    if name in ("nll_loss_backward", "nll_loss2d_backward"):
+        scores = node.args[1]
+        dim = -1 if scores.meta["val"].dim() <= 2 else 1  # type: ignore[union-attr]
+        return node.args[2], _size(scores, dim), node.args[5]  # type: ignore[return-value]
+    return None
+
+
+def _indices(node: fx.Node) -> list[tuple[fx.Node, int | None, int | None, bool]] | None:
+    """(index tensor, size indexed, ignored value, may be negative) of a node that raises on a bad index."""
+    name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
+    loss = _targets(node)
+    if loss is not None:
+        return [(*loss, False)]
+    args = node.args
+    if name == "embedding":
+        return [(args[1], _size(args[0], 0), None, False)]  # type: ignore[list-item]
+    if name == "embedding_dense_backward":
+        return [(args[1], args[2] if isinstance(args[2], int) else None, None, False)]  # type: ignore[list-item]
+    if name in ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy"):
+        return [(args[2], _size(args[0], args[1]), None, False)]  # type: ignore[list-item, arg-type]
+    if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"):
+        if name.startswith("_unsafe"):
+            return []
+        used = [(i, ix) for i, ix in enumerate(args[1]) if ix is not None]  # type: ignore[arg-type]
+        if any(ix.meta["val"].dtype in (torch.bool, torch.uint8) for _, ix in used):  # type: ignore[union-attr]
+            return [] if len(used) == 1 else None
+        return [(ix, _size(args[0], i), None, True) for i, ix in used]  # type: ignore[misc]
+    return None
+
+
+_RAISES = (
+    "embedding_bag",
+    "take",
+    "_assert",
+    "linalg_cholesky",
+    "linalg_inv",
+    "linalg_solve",
+    "multinomial",
+    "kthvalue",
+    "_ctc_loss",
+)
+
+
+def find_hazards(graph: fx.Graph, aliases: Aliases) -> Hazards:
+    """Looks at every node of a captured graph for operations that raise on bad values."""
+    placeholders = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
+    checks: dict[IndexCheck, None] = {}
+    unchecked: dict[fx.Node, None] = {}
+    uses: dict[fx.Node, list[IndexUse]] = {}
+    unknown: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
+            continue
+        name = node.target._schema.name.split("::")[1]
+        found = _indices_in_place(node, name)
+        if found is None:
+            if any(name.startswith(word) for word in _RAISES) or name in ("index", "index_put", "index_put_"):
+                unchecked[node] = None
+                unknown.add(node)
+            continue
+        for index, size, ignore, negative in found:
+            if _safe_by_construction(index, size):
+                continue
+            source = _source_of(index, size, ignore)
+            low = -size if negative and size is not None else 0
+            if size is None or source is None or source not in placeholders or source in written:
+                unchecked[node] = None
+                if size is None or size == 0 or index.meta["val"].device.type != "cpu":
+                    unknown.add(node)
+                else:
+                    uses.setdefault(node, []).append(IndexUse(index, low, size, ignore))
+            elif source.meta["val"].device.type == "cpu":
+                checks[IndexCheck(placeholders[source], low, size, ignore)] = None
+    known = {node: tuple(found) for node, found in uses.items() if node not in unknown}
+    return Hazards(tuple(checks), tuple(unchecked), known)
+
+
+def factorizes(graph: fx.Graph) -> bool:
+    """True if the graph asks whether a matrix could be factorized."""
+    return any(node.target is FACTORIZED for node in graph.nodes)
+
+
+def _indices_in_place(node: fx.Node, name: str) -> list[tuple[fx.Node, int | None, int | None, bool]] | None:
+    return _indices(node) if not name.endswith("_") else _indices(_WithoutUnderscore(node, name))  # type: ignore[arg-type]
+
+
+class _WithoutUnderscore:
+    """An in-place node seen as its functional twin."""
+
+    def __init__(self, node: fx.Node, name: str) -> None:
+        self.args = node.args
+        schema = type("Schema", (), {"name": f"aten::{name.rstrip('_')}"})
+        self.target = type("Target", (), {"_schema": schema})
+
+
+def _source_of(index: fx.Node, size: int | None, ignore: int | None) -> fx.Node | None:
+    """The node all of whose values an index tensor can hold, through operations that only move values."""
+    node = index
+    while node.op == "call_function":
+        if node.target is aten.constant_pad_nd.default:
+            fill = node.args[2] if len(node.args) > 2 else 0
+            if fill != ignore and not (size is not None and isinstance(fill, int) and 0 <= fill < size):
+                return None
+        elif not _moves(node):
+            return None
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _moves(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    if node.target is aten._to_copy.default:
+        return not node.args[0].meta["val"].dtype.is_floating_point  # type: ignore[union-attr]
+    return isinstance(node.target, compat.OpOverload) and node.target._schema.name in _MOVES
+
+
+def _safe_by_construction(index: fx.Node, size: int | None) -> bool:
+    """True for ``arange(n)`` with ``n <= size`` and for the indices a maximum or sort returned."""
+    node = _root_call(index)
+    if node is None:
+        return False
+    name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
+    if name in ("argmax", "argmin", "sort", "topk", "max", "min", "argsort", "nonzero"):
+        return True
+    if name == "arange" and size is not None:
+        ends = [a for a in node.args if isinstance(a, int)]
+        return len(ends) == len(node.args) and min(ends) >= 0 and max(ends[:2]) <= size
+    return False
+
+
+def _root_call(index: fx.Node) -> fx.Node | None:
+    node = index
+    while node.op == "call_function" and _moves(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node if isinstance(node.target, compat.OpOverload) else None
+
+
+def held_back(graph: fx.Graph, aliases: Aliases, unchecked: tuple[fx.Node, ...]) -> set[fx.Node]:
+    """Placeholders whose update could be done before one of the ``unchecked`` operations has succeeded."""
+    if not unchecked:
+        return set()
+    before: dict[fx.Node, set[fx.Node]] = {}
+    state: dict[fx.Node, set[fx.Node]] = {}
+    for node in graph.nodes:
+        seen: set[fx.Node] = {node} if node in unchecked else set()
+        for arg in node.all_input_nodes:
+            seen |= before[arg]
+        for root in aliases.reads(node):
+            seen |= state.get(root, set())
+        before[node] = seen
+        for root in aliases.writes(node):
+            state[root] = state.get(root, set()) | seen
+    everything = set(unchecked)
+    return {root for root, seen in state.items() if root.op == "placeholder" and seen != everything}

@@ -1,0 +1,258 @@
+"""From a captured graph to one without in-place operations.
+
+bases       inputs that overlap in memory
+aliases     which nodes share storage
+scalars     which numbers the host computes, and when
+tail        fused optimizer calls that run behind the graph
+hazards     what may raise, and which updates must wait for it
+retrace     the functional graph itself
+fused, scalar_ops   operations rewritten on the way
+check       invariants of the result
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.functionalization.check import check_functional
+from sidefx_train.compile.functionalization.error_hazards import factorizes, find_hazards, held_back
+from sidefx_train.compile.functionalization.input_views import refuse_unsupported, view_bits, view_layout
+from sidefx_train.compile.functionalization.optimizer_tail import Tail, find_tail
+from sidefx_train.compile.functionalization.retrace import Retraced, RetraceOptions, Retracer
+from sidefx_train.compile.functionalization.scalar_placement import (
+    ScalarPlan,
+    is_scalar_node,
+    is_unknown_size,
+    plan_scalars,
+    render_number,
+)
+from sidefx_train.compile.functionalization.synthetic_bases import find_bases
+from sidefx_train.compile.graph.alias_analysis import Aliases, drop_dead
+from sidefx_train.compile.graph.artifacts import OWN, FunctionalGraph, Name, Output, TailCall, TracedGraph
+from sidefx_train.compile.graph.validation import check_graph
+from sidefx_train.compile.graph.view_chains import way_up
+from sidefx_train.compile.ops.runtime_assert import conditions
+
+__all__ = ["functionalize"]
+
+
+def functionalize(
+    traced: TracedGraph,
+    *,
+    decompositions: Any = None,
+    tensor_scalars: bool,
+    keep_fused: bool = True,
+    channels_last: bool = False,
+    instead: Mapping[fx.Node, Callable[..., Any]] | None = None,
+) -> FunctionalGraph:
+    """Removes in-place operations and views of written inputs.
+
+    Args:
+        decompositions: operator -> decomposition, applied on the way.
+        tensor_scalars: changing numbers become 0-dim tensors of one packed block (Inductor), or stay Python numbers.
+        channels_last: run convolutions on channels-last images.
+        instead: what stands for the operation of a node.
+        keep_fused: leave fused optimizer calls whole where they can run behind the graph.
+
+    Raises:
+        BackendError: the graph contains something this stage does not support; the message names it.
+    """
+    graph = traced.module.graph
+    drop_dead(graph)
+    aliases = Aliases(graph)
+    refuse_unsupported(traced)
+    written = set[fx.Node]().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
+    bases = find_bases(traced, aliases, written)
+    plan = plan_scalars(graph, traced.inputs, aliases)
+    tail = find_tail(graph, aliases) if keep_fused else Tail()
+    hazards = find_hazards(graph, aliases)
+    guarded = hazards.uses if tensor_scalars else {}
+    left = tuple(node for node in hazards.unchecked if node not in guarded)
+    waiting = held_back(graph, aliases, left)
+    granted, factorized = bool(conditions(graph)), factorizes(graph)
+    if guarded or granted or factorized:
+        waiting = {n for n in graph.nodes if n.op == "placeholder"}
+    skip, defer = frozenset(tail.nodes), frozenset(waiting)
+    options = RetraceOptions(
+        decompositions,
+        tensor_scalars,
+        skip,
+        defer,
+        channels_last,
+        aliases.same,
+        guarded,
+        bases,
+        aliases.roots,
+        written,
+        instead or {},
+    )
+    layout = _Assembler(traced, aliases, plan, tail)
+    retraced = Retracer(traced, plan, options).run(layout.wanted())
+    result = replace(layout.assemble(retraced, hazards.checks, not left), granted=granted, factorized=factorized)
+    check_functional(result)
+    check_graph("functionalization", result.module, traced.fake_mode, result.feeds, functional=True)
+    return result
+
+
+class _Assembler:
+    """Decides what the graph returns and how the runner makes the step's outputs from it."""
+
+    def __init__(self, traced: TracedGraph, aliases: Aliases, plan: ScalarPlan, tail: Tail) -> None:
+        self.traced = traced
+        self.aliases = aliases
+        self.plan = plan
+        self.tail = tail
+        graph = traced.module.graph
+        self.position = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+        self.outputs: tuple[Any, ...] = tuple(next(iter(reversed(graph.nodes))).args[0])  # type: ignore[arg-type]
+        self.late_names: dict[fx.Node, str] = {}
+
+    def wanted(self) -> list[fx.Node]:
+        """Traced nodes whose values the graph must return."""
+        found: dict[fx.Node, None] = {}
+        for out in self.outputs:
+            if isinstance(out, fx.Node):
+                for node in self._needs(out):
+                    found[node] = None
+        for call in self.tail.nodes:
+            for arg in call.all_input_nodes:
+                for node in self._needs(arg):
+                    found[node] = None
+        return list(found)
+
+    def _needs(self, node: fx.Node) -> list[fx.Node]:
+        """Graph results from which the runner makes ``node``."""
+        if is_scalar_node(node):
+            if node in self.plan.host.names:
+                return []
+            if node.target is torch.ops.aten._local_scalar_dense.default or is_unknown_size(node):
+                return [node]
+            if node in self.plan.late:
+                return [n for a in node.all_input_nodes for n in self._needs(a)]
+            return [node]
+        if node in self.tail.nodes or self._input_of(node) is not None:
+            return [] if self._is_input(node) else [node] if node not in self.tail.nodes else []
+        return [node]
+
+    def _input_of(self, node: fx.Node) -> int | None:
+        """Position of the input whose storage a node's value shares."""
+        roots = self.aliases.roots[node]
+        if len(roots) != 1:
+            return None
+        return self.position.get(next(iter(roots)))
+
+    def _is_input(self, node: fx.Node) -> bool:
+        return self.aliases.same[node].op == "placeholder"
+
+    def assemble(self, retraced: Retraced, checks: Any, covered: bool) -> FunctionalGraph:
+        self.retraced = retraced
+        late_lines: list[str] = []
+        outputs = tuple(self._output(out, late_lines) for out in self.outputs)
+        calls = tuple(self._tail_call(node, late_lines) for node in self.tail.nodes)
+        names = set(retraced.packed) | {f for f in retraced.feeds if f.startswith("s")}
+        names |= {str(o.value) for o in outputs if o.kind == "number"}
+        names |= {str(n) for c in calls for n in _names((c.args, tuple(c.kwargs.values())))}
+        names |= set(re.findall(r"\bs\d+\b", "\n".join(late_lines)))
+        return FunctionalGraph(
+            module=retraced.module,
+            inputs=self.traced.inputs,
+            results=_results(retraced.module),
+            feeds=tuple(retraced.feeds),
+            packed=tuple(retraced.packed),
+            host=tuple(self.plan.host.source(names)),
+            late=tuple(late_lines),
+            mutated=tuple(retraced.mutated),
+            deferred_copies=tuple((target, f"r{j}") for target, j in retraced.final.items()),
+            bases=retraced.bases,
+            mutated_bases=tuple(retraced.mutated_bases),
+            metadata_updates=tuple((i, *new) for i, new in retraced.metadata.items()),
+            tail=calls,
+            outputs=outputs,
+            checks=tuple(checks),
+            report=None if retraced.report is None else f"r{retraced.report}",
+            covered=covered,
+            notes=(f"fused update taken apart: {self.tail.reason}",) if self.tail.reason else (),
+        )
+
+    def _output(self, out: Any, late: list[str]) -> Output:
+        if not isinstance(out, fx.Node):
+            return Output("constant", out)
+        if is_scalar_node(out):
+            return Output("number", Name(self._number(out, late)))
+        if self._is_input(out):
+            return Output("result", Name(f"a{self.position[self.aliases.same[out]]}"))
+        source = self._input_of(out)
+        if source is not None and not (self.traced.gradients and source not in self.retraced.mutated):
+            return self._view_of_input(out, self.position.get(way_up(out)[-1], source))
+        return Output("result", Name(f"r{self.retraced.results[out]}"), version=out.meta.get(OWN))
+
+    def _view_of_input(self, out: fx.Node, source: int) -> Output:
+        size, stride, offset = view_layout(out, self.traced.inputs[source])
+        moved = self.retraced.metadata.get(source)  # the input begins there when the view is made
+        if moved is not None:
+            offset -= moved[2] * self.traced.inputs[source].example.itemsize // out.meta["val"].itemsize
+        layout = size, stride, offset
+        return Output("view", Name(f"a{source}"), layout, bits=view_bits(out, self.traced.inputs[source]))
+
+    def _number(self, node: fx.Node, late: list[str]) -> str:
+        if node in self.plan.host.names:
+            return self.plan.host.names[node]
+        if node in self.late_names:
+            return self.late_names[node]
+        if node.target is torch.ops.aten._local_scalar_dense.default:
+            text = f"r{self.retraced.results[node]}"
+            if node in self.retraced.layouts:
+                text = f"int({text}.item())" if isinstance(node.meta["val"], (int, torch.SymInt)) else f"{text}.item()"
+        elif node in self.plan.late and not is_unknown_size(node):
+            operands = {a: self._number(a, late) for a in node.all_input_nodes}
+            rendered = render_number(node, operands, compat.host_functions())
+            if rendered is None:
+                return f"r{self.retraced.results[node]}"
+            text = rendered
+        else:
+            return f"r{self.retraced.results[node]}"
+        name = f"l{len(late)}"
+        late.append(f"{name} = {text}")
+        self.late_names[node] = name
+        return name
+
+    def _tensor(self, node: Any) -> str:
+        same = self.aliases.same[node]
+        return f"a{self.position[same]}" if same.op == "placeholder" else f"r{self.retraced.results[node]}"
+
+    def _tail_call(self, node: fx.Node, late: list[str]) -> TailCall:
+        def name(arg: fx.Node) -> Name:
+            return Name(self._number(arg, late) if is_scalar_node(arg) else self._tensor(arg))
+
+        return TailCall(node.target, _map(node.args, name), _map(dict(node.kwargs), name))
+
+
+def _results(module: fx.GraphModule) -> tuple[Any, ...]:
+    returned = next(iter(reversed(module.graph.nodes))).args[0]
+    return tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in returned)  # type: ignore[union-attr]
+
+
+def _map(value: Any, fn: Any) -> Any:
+    """Nested arguments with every node replaced."""
+    if isinstance(value, fx.Node):
+        return fn(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(v, fn) for v in value) if type(value) in (list, tuple) else [_map(v, fn) for v in value]
+    if isinstance(value, dict):
+        return {k: _map(v, fn) for k, v in value.items()}
+    return value
+
+
+def _names(value: Any) -> list[Name]:
+    if isinstance(value, Name):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [n for v in value for n in _names(v)]
+    return []

@@ -1,0 +1,95 @@
+"""What functionalization refuses, and how views of inputs leave a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.artifacts import GraphInput, TracedGraph
+from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.compile.graph.view_chains import way_up
+from sidefx_train.errors import BackendError
+
+
+def refuse_unsupported(traced: TracedGraph) -> None:
+    """Raises for graphs that cannot be made functional without changing what they mean.
+
+    Raises:
+        BackendError: a storage is replaced or resized.
+    """
+    graph = traced.module.graph
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, compat.OpOverload):
+            name = node.target._schema.name
+            kept = name in ("aten::resize_", "aten::resize_as_") and _keeps_size(node)
+            if name in ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data") and not kept:
+                raise BackendError("SFX201", f"{name} replaces or resizes the storage of a tensor")
+            if torch.Tag.inplace_view not in node.target.tags and _resizes(node):
+                raise BackendError("SFX201", f"{name} resizes the tensor that it writes to")
+            if any(_shows_elements_twice(written) for written in written_args(node)):
+                raise BackendError("SFX201", f"{name} writes to a part of an expanded view")
+
+
+def _shows_elements_twice(node: fx.Node) -> bool:
+    """True for a view of an expanded one: a write to it would be added up over the copies."""
+    expanded = [each for each in way_up(node) if each.target is torch.ops.aten.expand.default]
+    return any(isinstance(n, int) and n == 0 for each in expanded for n in each.meta["val"].stride())
+
+
+def _resizes(node: fx.Node) -> bool:
+    """True for an operation whose ``out=`` has another size before, and memory that something may refer to."""
+    made = node.meta.get("val")
+    after = made if isinstance(made, (list, tuple)) else (made,)
+    arguments = [a.name for a in node.target._schema.arguments if a.is_out]  # type: ignore[union-attr]
+    given = [node.kwargs.get(name) for name in arguments]
+    before = [(_is_known(each), each.meta.get("val")) for each in given if isinstance(each, fx.Node)]
+    return any(
+        isinstance(old, torch.Tensor)
+        and isinstance(new, torch.Tensor)
+        and old.shape != new.shape
+        and (known or old.numel())
+        for (known, old), new in zip(before, after, strict=False)
+    )
+
+
+def _is_known(node: fx.Node) -> bool:
+    """True for a tensor in memory from outside, or in that of another."""
+    returns = node.target._schema.returns if isinstance(node.target, compat.OpOverload) else ()
+    return node.op == "placeholder" or any(each.alias_info is not None for each in returns)
+
+
+def _keeps_size(node: fx.Node) -> bool:
+    """True for a resize that changes nothing."""
+    before, after = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
+    return before is not None and (before.shape, before.stride()) == (after.shape, after.stride())
+
+
+def view_bits(out: fx.Node, given: GraphInput) -> tuple[torch.dtype, bool, bool] | None:
+    """The type of a view of an input, and whether it is conjugate or negative, where that is not as the input is.
+
+    Raises:
+        BackendError: the view does not begin with an element of the input.
+    """
+    value, like = out.meta["val"], given.example
+    bits, own = ((t.dtype, t.is_conj(), t.is_neg()) for t in (value, like))
+    if bits == own and not any(own[1:]):
+        return None
+    if like.storage_offset() * like.itemsize % value.itemsize:
+        raise BackendError("SFX201", f"output {out} is a view of {given.source} by parts of an element")
+    return bits
+
+
+def view_layout(out: fx.Node, given: GraphInput) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Size, stride and offset from the input's own with which a view of an input is made again outside the graph.
+
+    Raises:
+        BackendError: the view is not one of static size.
+    """
+    value = out.meta["val"]
+    # As captured: functionalization forgets strides and offset once the input is written.
+    size, stride = tuple(value.shape), tuple(value.stride())
+    offset = value.storage_offset() - given.example.storage_offset() * given.example.itemsize // value.itemsize
+    if not all(isinstance(n, int) for n in (*size, *stride, offset)):
+        raise BackendError("SFX201", f"output {out} is a view of {given.source} with symbolic size")
+    return tuple(size), tuple(stride), offset

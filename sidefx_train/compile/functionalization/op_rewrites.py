@@ -1,0 +1,68 @@
+"""Operations as others, where functionalization of torch has no form of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train.compile.functionalization import memory_format as layouts
+from sidefx_train.compile.ops import ctc_loss as ctc
+from sidefx_train.compile.ops import mkldnn_rnn as rnn
+
+aten = torch.ops.aten
+
+
+def _native_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """``native_batch_norm`` updates its statistics although its schema does not say so."""
+    if not training:
+        return aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, momentum, eps)
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+    out, saved_mean, saved_rstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
+        x, weight, bias, mean, var, True, momentum, eps
+    )
+    mean.copy_(new_mean)
+    var.copy_(new_var)
+    return out, saved_mean, saved_rstd
+
+
+def _batch_norm_into(*args: Any, out: Any, save_mean: Any, save_invstd: Any) -> Any:
+    """Batch norm with ``out=``."""
+    made = _native_batch_norm(*args)
+    for target, value in zip((out, save_mean, save_invstd), made, strict=True):
+        target.copy_(value)
+    return out, save_mean, save_invstd
+
+
+def _resize_(target: Any, size: Any, memory_format: Any = None) -> Any:
+    """To the size it has already; other calls are refused."""
+    return target
+
+
+def _polygamma_(target: Any, n: int) -> Any:
+    """Functionalization does not know the in-place operator."""
+    return target.copy_(aten.polygamma.default(n, target))
+
+
+CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
+    aten.convolution.default: layouts.convolution,
+    aten.convolution_backward.default: layouts.convolution_backward,
+}
+
+
+REWRITES: dict[Any, Callable[..., Any]] = {
+    aten.native_batch_norm.default: _native_batch_norm,
+    aten.native_batch_norm.out: _batch_norm_into,
+    aten._native_batch_norm_legit.out: _batch_norm_into,
+    aten.resize_.default: _resize_,
+    aten.resize_as_.default: _resize_,
+    aten.polygamma_.default: _polygamma_,
+    aten.mkldnn_rnn_layer.default: rnn.forward,
+    aten.mkldnn_rnn_layer_backward.default: rnn.backward,
+    aten._ctc_loss.Tensor: ctc.forward,
+    aten._ctc_loss_backward.Tensor: ctc.backward,
+}

@@ -1,0 +1,511 @@
+"""Runs a captured graph once more, under functionalization, to record a graph without in-place operations.
+
+Fakes with the entry metadata stand for the inputs. What an input holds at the end, if it changed, becomes a trailing
+``copy_`` or a result for the runner to copy. Number arguments become 0-dim tensors (``tensor_scalars``) or stay
+symbolic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.functionalization import memory_format as layouts
+from sidefx_train.compile.functionalization.error_hazards import FACTORIZED, IndexUse
+from sidefx_train.compile.functionalization.fused_optimizers import fused_update, whole_update
+from sidefx_train.compile.functionalization.op_rewrites import CHANNELS_LAST, REWRITES
+from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
+from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node, is_unknown_size
+from sidefx_train.compile.functionalization.synthetic_bases import STRIDED, members, place_in, view_of
+from sidefx_train.compile.functionalization.tensor_scalar_ops import (
+    TensorScalar,
+    call_foreach,
+    call_number,
+    call_with_scalars,
+    has_tensor_scalar,
+)
+from sidefx_train.compile.graph.alias_analysis import Aliases, extent
+from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
+from sidefx_train.compile.graph.view_chains import changes_layout
+from sidefx_train.compile.ops.runtime_assert import GRANTED
+from sidefx_train.errors import BackendError
+
+aten = torch.ops.aten
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+@dataclass(frozen=True)
+class RetraceOptions:
+    """How to retrace.
+
+    Attributes:
+        decompositions: operator -> decomposition, applied while recording.
+        tensor_scalars: numbers become slots of one float64 block; otherwise symbolic placeholders.
+        skip: nodes that are not run (the tail).
+        defer: placeholders whose new value is returned instead of copied.
+        channels_last: run convolutions on channels-last images.
+        same: for a node that returns one of its arguments, what stands for that.
+        guarded: indices to clamp and report on, by the node that uses them.
+        bases: memory in which inputs overlap.
+        roots: nodes that made the memory which a value is in.
+        written: nodes whose memory is written.
+        instead: what stands for a node's operation.
+    """
+
+    decompositions: Any
+    tensor_scalars: bool
+    skip: frozenset[fx.Node]
+    defer: frozenset[fx.Node]
+    channels_last: bool = False
+    same: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    guarded: Mapping[fx.Node, tuple[IndexUse, ...]] = field(default_factory=dict)
+    bases: tuple[SyntheticBase, ...] = ()
+    roots: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    written: Set[fx.Node] = frozenset()
+    instead: Mapping[fx.Node, Callable[..., Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Retraced:
+    """Result of :func:`retrace`.
+
+    Attributes:
+        module: the new graph; its outputs are the values of ``results``.
+        feeds: what each placeholder takes.
+        packed: variables in the block of numbers.
+        results: output position of a traced node's value.
+        final: output position of the new value of a held-back input or base.
+        mutated: input positions that the graph writes.
+        metadata: input position -> new (size, stride, distance from where it started).
+        layouts: (size, stride, offset) of the results.
+        report: output position of the flag that says an index was out of range, a matrix had no factorization, or a
+            condition was not what was granted.
+        bases: memory in which inputs overlap.
+        mutated_bases: those that the graph writes.
+    """
+
+    module: fx.GraphModule
+    feeds: list[str]
+    packed: list[str]
+    results: dict[fx.Node, int]
+    final: dict[str, int]
+    mutated: list[int]
+    metadata: dict[int, Layout]
+    layouts: dict[fx.Node, tuple[Any, Any, Any]] = field(default_factory=dict)
+    report: int | None = None
+    bases: tuple[SyntheticBase, ...] = ()
+    mutated_bases: list[int] = field(default_factory=list)
+
+
+class Retracer:
+    """State of one retrace."""
+
+    def __init__(self, traced: TracedGraph, plan: ScalarPlan, options: RetraceOptions) -> None:
+        self.traced = traced
+        self.plan = plan
+        self.options = options
+        self.tracer = compat.new_proxy_tracer()
+        self.env: dict[fx.Node, Any] = {}
+        self._written: set[fx.Node] | None = None
+        self.feeds: list[str] = []
+        self.packed: list[str] = []
+        self.fakes: dict[fx.Node, torch.Tensor] = {}
+        self.flags: list[torch.Tensor] = []
+        self.members = members(options.bases, traced.inputs)
+        self.base_fakes: list[torch.Tensor] = []
+        self.base_values: list[Any] = []
+        self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
+        self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
+        self.turned = {options.same[n]: n for n in traced.module.graph.nodes if changes_layout(n)}
+        """Per tensor the last operation that changes its layout in place."""
+
+    def run(self, wanted: Iterable[fx.Node]) -> Retraced:
+        """Records the graph; ``wanted`` nodes become results."""
+        fake_mode = self.traced.fake_mode
+        entries = self._entry_fakes()
+        packed = self._packed_fake()
+        with compat.functionalizing(fake_mode, self.tracer, self.options.decompositions):
+            with compat.below_functionalization():
+                self._make_placeholders(entries, packed)
+            for node in self.placeholders:
+                if node in self.fakes:
+                    self.env[node] = compat.to_functional(self.fakes[node])
+            self.base_values = [compat.to_functional(fake) for fake in self.base_fakes]
+            for position, member in self.members.items():
+                self.env[self.placeholders[position]] = view_of(self.base_values[member.base], member)
+            if packed is not None:
+                block = compat.to_functional(packed)
+                self.slots = [TensorScalar(block.select(0, i)) for i in range(len(self.packed))]
+            for node in self.traced.module.graph.nodes:
+                if node.op in ("call_function", "get_attr") and node not in self.options.skip:
+                    self._step(node)
+            return self._finish(wanted)
+
+    # --- inputs
+
+    def _entry_fakes(self) -> dict[fx.Node, Any]:
+        entries: dict[fx.Node, Any] = {}
+        with self.traced.fake_mode, torch.no_grad():
+            for base in self.options.bases:
+                device = self.traced.inputs[base.members[0]].example.device
+                self.base_fakes.append(torch.empty(base.size, dtype=base.dtype, device=device))
+            for i, (node, given) in enumerate(zip(self.placeholders, self.traced.inputs, strict=True)):
+                if i in self.members:
+                    continue
+                used = any(user not in self.options.skip and user.op != "output" for user in node.users)
+                if given.kind == "scalar":
+                    if isinstance(given.example, torch.SymInt) and used:
+                        entries[node] = given.example
+                elif used:
+                    entries[node] = given.example.detach()
+        return entries
+
+    def _fed(self) -> list[fx.Node]:
+        """Host numbers that tensor operations read, in graph order."""
+        fed: dict[fx.Node, None] = {}
+        host = self.plan.host.names
+        for node in self.traced.module.graph.nodes:
+            if node.op != "call_function" or node in self.options.skip:
+                continue
+            if is_scalar_node(node) and node not in self.plan.late:
+                continue
+            for arg in node.all_input_nodes:
+                if (arg in host and not isinstance(arg.meta.get("val"), (torch.SymInt, torch.SymBool, int))) or (
+                    arg in host and self._is_fed(arg)
+                ):
+                    fed[arg] = None
+        return list(fed)
+
+    def _is_fed(self, node: fx.Node) -> bool:
+        """True for an integer that the graph is given ready-made: from a tensor's contents, or of a changing float.
+
+        Sizes of what such a number made are not, and neither are those of an input, nor what is made of them.
+        """
+        val = node.meta.get("val")
+        known = (node in self.plan.host.names or node in self.plan.late) and node not in self.plan.sizes
+        return known and isinstance(val, torch.SymInt) and (compat.is_unbacked(val) or compat.comes_from_float(val))
+
+    def _packed_fake(self) -> torch.Tensor | None:
+        self.fed = self._fed()
+        if not self.options.tensor_scalars or not self.fed:
+            return None
+        names = dict.fromkeys(self.plan.host.names[n] for n in self.fed)
+        self.packed = list(names)
+        self.slot_of = {n: self.packed.index(self.plan.host.names[n]) for n in self.fed}
+        with self.traced.fake_mode:
+            return torch.empty(len(self.packed), dtype=torch.float64)
+
+    def _make_placeholders(self, entries: dict[fx.Node, Any], packed: torch.Tensor | None) -> None:
+        for i, node in enumerate(self.placeholders):
+            if node not in entries:
+                continue
+            self._placeholder(f"a{i}", entries[node])
+            if isinstance(entries[node], torch.Tensor):
+                self.fakes[node] = entries[node]
+            else:
+                self.env[node] = entries[node]
+        for i, fake in enumerate(self.base_fakes):
+            self._placeholder(f"b{i}", fake)
+        if packed is not None:
+            self._placeholder("packed", packed)
+        elif self.fed and not self.options.tensor_scalars:
+            named: dict[str, Any] = {}
+            for node in self.fed:
+                name = self.plan.host.names[node]
+                if node in self.env:
+                    continue
+                if name not in named:
+                    self._placeholder(name, node.meta["val"])
+                    named[name] = node.meta["val"]
+                self.env[node] = named[name]
+
+    def _placeholder(self, name: str, value: Any) -> None:
+        proxy = self.tracer.create_proxy("placeholder", name, (), {})
+        compat.track(value, proxy, self.tracer)
+        self.feeds.append(name)
+
+    # --- nodes
+
+    def _step(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            self.env[node] = self._constant(node)
+            return
+        if self.options.tensor_scalars and node in getattr(self, "slot_of", {}):
+            self.env[node] = self.slots[self.slot_of[node]]
+            return
+        if node in self.env:
+            return
+        if is_scalar_node(node) and not self._needed_in_graph(node):
+            if node.target is aten._local_scalar_dense.default and node in self.plan.late:
+                # What the tensor holds now: a later in-place operation does not change the number.
+                self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
+            return
+        if node.target is GRANTED:
+            self._check_granted(*node.args)  # type: ignore[arg-type]
+            return
+        if node.target is FACTORIZED:
+            self.flags.append(self._value(node.args[0]).ne(0).any())  # type: ignore[arg-type]
+            return
+        given = self.options.same[node]
+        if given in self.member_of and changes_layout(node):
+            member, made = self.member_of[given], node.meta["val"]
+            place = place_in(self.options.bases[member.base], made, self.traced.inputs, member.base)
+            self.env[node] = view_of(self.base_values[member.base], place)
+            return
+        if node.target in STRIDED and given.op != "placeholder":
+            self.env[node] = self._strided(node)
+            return
+        safe = {use.index: self._clamped(use) for use in self.options.guarded.get(node, ())}
+        args = fx.map_arg(node.args, lambda n: safe[n] if n in safe else self._value(n))
+        kwargs = fx.map_arg(node.kwargs, lambda n: safe[n] if n in safe else self._value(n))
+        self.env[node] = self._call(node, node.target, args, dict(kwargs))
+
+    def _strided(self, node: fx.Node) -> torch.Tensor:
+        """``as_strided`` goes by the layout of the memory, which values of a functional graph need not have."""
+        viewed, made = node.args[0], node.meta["val"]
+        (root,) = self.options.roots[node]
+        for number, base in enumerate(self.options.bases):
+            if any(self.options.roots[self.placeholders[m]] == frozenset((root,)) for m in base.members):
+                return _with_bits(
+                    view_of(self.base_values[number], place_in(base, made, self.traced.inputs, number)), made
+                )
+        if root in self.options.written:
+            whole = self.env[root]
+            was = root.meta["val"]
+            if not (
+                was.is_contiguous() and was.storage_offset() == 0 and compat.from_functional(whole).is_contiguous()
+            ):
+                raise BackendError("SFX201", f"{node.target} on a tensor that is written, and not contiguous: {root}")
+            if was.dtype != made.dtype or was.numel() * was.itemsize < extent(made)[1]:
+                raise BackendError("SFX201", f"{node.target} reaches past the tensor that it is a view of: {root}")
+            return _with_bits(whole.as_strided(made.shape, made.stride(), made.storage_offset()), made)
+        value = self._value(viewed)  # type: ignore[arg-type]
+        if tuple(compat.from_functional(value).stride()) != tuple(viewed.meta["val"].stride()):  # type: ignore[union-attr]
+            raise BackendError("SFX201", f"{node.target} on a tensor that gets another layout: {viewed}")
+        return value.as_strided(made.shape, made.stride(), made.storage_offset())  # type: ignore[no-any-return]
+
+    def _check_granted(self, condition: fx.Node, holds: bool) -> None:
+        value = self._value(condition).reshape(()).ne(0)
+        self.flags.append(value.logical_not() if holds else value)
+
+    def _clamped(self, use: IndexUse) -> torch.Tensor:
+        """An index that cannot raise; whether it would have is reported."""
+        index = self._value(use.index)
+        bad = (index < use.low) | (index >= use.high)
+        clamped = index.clamp(use.low, use.high - 1)
+        if use.ignore is not None:
+            bad = bad & (index != use.ignore)
+            clamped = torch.where(index == use.ignore, index, clamped)
+        self.flags.append(bad.any())
+        return clamped
+
+    def _needed_in_graph(self, node: fx.Node) -> bool:
+        """False for numbers that only the host needs."""
+        if is_unknown_size(node):
+            return True
+        if isinstance(node.meta.get("val"), torch.SymInt) and not self._is_fed(node):
+            return node not in self.plan.host.names or self._reaches_tensor(node)
+        return node in self.plan.late and self._reaches_tensor(node)
+
+    def _reaches_tensor(self, node: fx.Node) -> bool:
+        stack, seen = list(node.users), set()
+        while stack:
+            user = stack.pop()
+            if user in seen or user.op == "output":
+                continue
+            seen.add(user)
+            if user in self.options.skip:
+                continue
+            if not is_scalar_node(user):
+                return True
+            stack.extend(user.users)
+        return False
+
+    def _value(self, node: fx.Node) -> Any:
+        if node in self.env:
+            return self.env[node]
+        if self.options.tensor_scalars and node in getattr(self, "slot_of", {}):
+            return self.slots[self.slot_of[node]]
+        raise BackendError("SFX201", f"no value for {node.format_node()}")
+
+    def _constant(self, node: fx.Node) -> torch.Tensor | fx.GraphModule:
+        real = getattr(self.traced.module, str(node.target))
+        if isinstance(real, (fx.GraphModule, torch.Generator)):  # a branch of torch.cond, retraced by the operator
+            return real
+        if not isinstance(real, torch.Tensor):
+            raise BackendError("SFX201", f"constant {node.target} of type {type(real).__name__}")
+        if real.dim() == 0 and self.options.tensor_scalars:
+            return torch.full((), real.item(), dtype=real.dtype, device=real.device)
+        setattr(self.tracer.root, str(node.target), real)
+        fake = self.traced.fake_mode.from_tensor(real, static_shapes=True)
+        with compat.below_functionalization():
+            compat.track(fake, self.tracer.create_proxy("get_attr", str(node.target), (), {}), self.tracer)
+        return compat.to_functional(fake)
+
+    def _laid_out(self, node: fx.Node, value: Any) -> Any:
+        """What a view is made of, in the layout it had, unless a write to that memory is to be seen elsewhere."""
+        viewed, stride = node.args[0], tuple(compat.from_functional(value).stride())
+        captured = viewed.meta.get("val") if isinstance(viewed, fx.Node) else None
+        if not isinstance(captured, torch.Tensor) or compat.has_unbacked_sizes(captured):
+            return value  # a comparison of sizes that only the graph knows would be recorded
+        if stride == tuple(captured.stride()):
+            return value
+        if self._written is None:
+            aliases = Aliases(self.traced.module.graph)
+            written = {root for each in self.traced.module.graph.nodes for root in aliases.writes(each)}
+            self._written = {each for each, roots in aliases.roots.items() if roots & written}
+        return value if node in self._written else layouts.like_captured(value, stride, captured)
+
+    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_fused_update(node):
+            update = fused_update if self.options.tensor_scalars else whole_update
+            return update(node.target, args, kwargs)
+        rule = self.options.instead.get(node) or REWRITES.get(target)
+        rule = rule or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
+        if rule is not None:
+            return rule(*args, **kwargs)
+        if target in layouts.DRAWS:
+            return layouts.drawn(target, args[0], node.args[0].meta["val"], args[1:], kwargs)  # type: ignore[union-attr]
+        if target is aten.view.default and self.options.channels_last:
+            args = (self._laid_out(node, args[0]), *args[1:])
+        if not isinstance(target, compat.OpOverload):
+            if has_tensor_scalar(args):
+                return call_number(target, args)
+            return compat.symbolic_function(target)(*args, **kwargs) if _symbolic(args) else target(*args, **kwargs)
+        if self.options.tensor_scalars:
+            if target is aten._local_scalar_dense.default:
+                return TensorScalar(args[0].reshape(()).to(torch.float64))
+            out = call_foreach(target, args, kwargs)
+            if out is not NotImplemented:
+                return out
+            if has_tensor_scalar((args, kwargs)):
+                val = node.meta.get("val")
+                return call_with_scalars(target, args, kwargs, val.dtype if isinstance(val, torch.Tensor) else None)
+        elif not layouts.keeps_layout(target) and not compat.from_functional(args[0]).is_contiguous():
+            return args[0].copy_(target(args[0].clone(), *args[1:], **kwargs))
+        return target(*args, **kwargs)
+
+    # --- results
+
+    def _finish(self, wanted: Iterable[fx.Node]) -> Retraced:
+        outputs: list[Any] = []
+        results: dict[fx.Node, int] = {}
+        shapes: dict[fx.Node, tuple[Any, Any, Any]] = {}
+        for node in wanted:
+            value = self.env[node]
+            if isinstance(value, TensorScalar):
+                value = value.value
+            elif isinstance(value, torch.Tensor):
+                made = compat.from_functional(value)
+                if (made.is_neg(), made.is_conj()) != _bits(node.meta.get("val")):  # in the memory of another one
+                    value = aten.clone.default(value)
+                    made = compat.from_functional(value)
+                value = layouts.like_captured(value, tuple(made.stride()), node.meta.get("val"))
+            plain = compat.from_functional(value)
+            results[node] = len(outputs)
+            outputs.append(plain)
+            if isinstance(plain, torch.Tensor):
+                shapes[node] = (tuple(plain.shape), tuple(plain.stride()), plain.storage_offset())
+        report = None
+        if self.flags:
+            report = len(outputs)
+            outputs.append(compat.from_functional(torch.stack(self.flags).any()))
+        mutated: list[int] = []
+        mutated_bases: list[int] = []
+        final: dict[str, int] = {}
+        metadata: dict[int, Layout] = {}
+        for i, node in enumerate(self.placeholders):
+            value = self.env.get(node)
+            if node not in self.fakes or value is None:
+                continue
+            new = compat.from_functional(value)
+            entry = self.fakes[node]
+            if compat.storage_replaced(value):
+                raise BackendError("SFX201", f"the step gives {self.traced.inputs[i].source} another storage")
+            written = compat.has_data_mutation(value)
+            layout = self._new_layout(i)
+            moved = compat.has_metadata_mutation(value) and layout is not None
+            if moved:
+                assert layout is not None, "it has moved"
+                metadata[i] = layout
+            if not written:
+                continue
+            if moved or node in self.options.defer:
+                final[f"a{i}"] = len(outputs)
+                outputs.append(new)
+            else:
+                mutated.append(i)
+                with compat.below_functionalization():
+                    aten.copy_.default(entry, new)
+        for i in self.members:
+            layout = self._new_layout(i)
+            if layout is not None:
+                metadata[i] = layout
+        for i, (base, value) in enumerate(zip(self.options.bases, self.base_values, strict=True)):
+            new = compat.from_functional(value)
+            if not compat.has_data_mutation(value):
+                continue
+            if any(self.placeholders[m] in self.options.defer for m in base.members):
+                final[f"b{i}"] = len(outputs)
+                outputs.append(new)
+            else:
+                mutated_bases.append(i)
+                with compat.below_functionalization():
+                    aten.copy_.default(self.base_fakes[i], new)
+        with compat.below_functionalization():
+            nodes = [self._output_node(value) for value in outputs]
+        self.tracer.graph.output(tuple(nodes))
+        module = compat.late_module(self.tracer.root, self.tracer.graph)
+        bases = self.options.bases
+        return Retraced(
+            module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report, bases, mutated_bases
+        )
+
+    def _new_layout(self, position: int) -> Layout | None:
+        """What the layout of an input was changed to, as captured: functionalization forgets strides and offset."""
+        last = self.turned.get(self.placeholders[position])
+        if last is None:
+            return None
+        end, start = last.meta["val"], self.traced.inputs[position].example
+        before = (tuple(start.shape), tuple(start.stride()), 0)
+        layout = (tuple(end.shape), tuple(end.stride()), end.storage_offset() - start.storage_offset())
+        return None if layout == before else _static(layout, self.traced.inputs[position].source)
+
+    def _output_node(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) or is_scalar(value):
+            proxy = self.tracer.unwrap_proxy(value)
+            return proxy.node if isinstance(proxy, fx.Proxy) else value
+        return value
+
+
+def _symbolic(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in args)
+
+
+def _bits(value: Any) -> tuple[bool, bool]:
+    """Whether a tensor is negative and conjugate where it is in memory."""
+    return (value.is_neg(), value.is_conj()) if isinstance(value, torch.Tensor) else (False, False)
+
+
+def _with_bits(value: Any, made: torch.Tensor) -> Any:
+    """A view by places in memory, conjugate and negative as ``made`` is."""
+    value = value.conj() if made.is_conj() else value
+    return aten._neg_view.default(value) if made.is_neg() else value
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """True if a tensor's elements fill its part of the memory without a gap."""
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return bool(reach + 1 == value.numel())
+
+
+def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:
+    size, stride, offset = layout
+    if not all(isinstance(n, int) for n in (*size, *stride, offset)):
+        raise BackendError("SFX201", f"the step changes the layout of {source}, whose size is symbolic")
+    return layout

@@ -1,0 +1,257 @@
+"""Python numbers of a captured graph, divided by where they can be computed.
+
+*Host* numbers follow from scalar inputs, sizes, and 0-dim counters that only ever change by host arithmetic (an
+optimizer's ``step``): the prologue computes them before the graph runs, in Python doubles as eager does. *Late*
+numbers follow from an ``item()`` of something the graph computes: if they only leave the step, they are computed after
+it; if tensors depend on them they stay tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.common.source_literals import literal
+from sidefx_train.compile.graph.alias_analysis import Aliases
+from sidefx_train.compile.graph.artifacts import GraphInput, is_scalar
+from sidefx_train.compile.graph.fx_utils import written_args
+
+aten = torch.ops.aten
+
+_INFIX = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.and_: "&",
+    operator.or_: "|",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
+}
+_PREFIX = {operator.neg: "-", operator.pos: "+", operator.not_: "not ", operator.invert: "~"}
+_COUNTER_OPS = {
+    aten.add_.Tensor: "+",
+    aten.add.Tensor: "+",
+    aten.sub_.Tensor: "-",
+    aten.sub.Tensor: "-",
+    aten.add_.Scalar: "+",
+    aten.add.Scalar: "+",
+}
+_OF_LAYOUT = {aten.sym_size.int: "size", aten.sym_stride.int: "stride", aten.sym_numel.default: "numel"}
+_SAME_VALUE = (aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh_copy.default)
+_COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
+
+
+def is_unknown_size(node: fx.Node) -> bool:
+    """True for a size that only the graph knows, since it depends on what a tensor holds."""
+    val = node.meta.get("val")
+    return node.target in _OF_LAYOUT and isinstance(val, torch.SymInt) and compat.is_unbacked(val)
+
+
+def is_scalar_node(node: fx.Node) -> bool:
+    """True if the node's value is a Python number."""
+    if "val" in node.meta:
+        return is_scalar(node.meta["val"])
+    return node.op == "call_function" and (node.target in _INFIX or node.target in _PREFIX)
+
+
+@dataclass
+class HostProgram:
+    """Straight-line Python over ``a0, a1, ...`` (the inputs) that computes host numbers.
+
+    Attributes:
+        lines: variable -> (expression, variables it reads), in dependency order.
+        names: node -> variable.
+    """
+
+    lines: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    names: dict[fx.Node, str] = field(default_factory=dict)
+
+    def source(self, wanted: Iterable[str]) -> list[str]:
+        """Assignments needed for the ``wanted`` variables, in order."""
+        needed: set[str] = set()
+        stack = list(wanted)
+        while stack:
+            name = stack.pop()
+            if name in self.lines and name not in needed:
+                needed.add(name)
+                stack.extend(self.lines[name][1])
+        return [f"{name} = {expr}" for name, (expr, _) in self.lines.items() if name in needed]
+
+
+def _may_count(tensor: torch.Tensor) -> bool:
+    """True for a tensor whose value the host may follow: the one element of its memory, on CPU, a plain number."""
+    alone = tensor.dim() == 0 and tensor.untyped_storage().nbytes() == tensor.element_size()
+    return alone and tensor.device.type == "cpu" and tensor.dtype in _COUNTER_DTYPES
+
+
+@dataclass
+class ScalarPlan:
+    """Where each number of a graph is computed.
+
+    Attributes:
+        host: the prologue; ``host.names`` has every node it can compute.
+        late: number nodes that depend on a tensor computed by the graph.
+        sizes: number nodes made of the inputs' sizes, strides and counts of elements alone.
+    """
+
+    host: HostProgram
+    late: set[fx.Node]
+    sizes: set[fx.Node]
+
+
+class _Planner:
+    def __init__(self, graph: fx.Graph, inputs: tuple[GraphInput, ...], aliases: Aliases) -> None:
+        self.host = HostProgram()
+        self._by_expression: dict[str, str] = {}
+        self.late: set[fx.Node] = set()
+        self.sizes: set[fx.Node] = set()
+        self.counters: dict[fx.Node, str | None] = {}  # root -> variable with its present value, None: not a counter
+        self.values: dict[fx.Node, str] = {}  # out-of-place counter results
+        self.aliases = aliases
+        self.functions = compat.host_functions()
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        shared = {node for group in aliases.overlapping for node in group}
+        for i, (node, given) in enumerate(zip(placeholders, inputs, strict=True)):
+            if given.kind == "scalar":
+                self.host.names[node] = f"a{i}"
+            elif _may_count(given.example) and node not in shared:
+                self.counters[node] = self._define(f"a{i}.item()", ())
+        self.position = {node: i for i, node in enumerate(placeholders)}
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self._visit(node)
+
+    def _define(self, expression: str, reads: Iterable[str]) -> str:
+        if expression not in self._by_expression:
+            name = f"s{len(self.host.lines)}"
+            self.host.lines[name] = (expression, tuple(reads))
+            self._by_expression[expression] = name
+        return self._by_expression[expression]
+
+    def _visit(self, node: fx.Node) -> None:
+        if node.target is aten._local_scalar_dense.default:
+            value = self._counter_value(node.args[0])
+            if value is None:
+                self.late.add(node)
+            else:
+                self.host.names[node] = value
+        elif is_scalar_node(node):
+            self._number(node)
+        elif not self._counter_update(node):
+            for root in self.aliases.writes(node):
+                if root in self.counters:
+                    self.counters[root] = None
+
+    def _number(self, node: fx.Node) -> None:
+        if any(a in self.late for a in node.all_input_nodes):
+            self.late.add(node)
+            return
+        if node.target in _OF_LAYOUT:
+            tensor: Any = node.args[0]
+            if tensor not in self.position:
+                if is_unknown_size(node):
+                    self.late.add(node)
+            else:
+                method = _OF_LAYOUT[node.target]
+                rest = ", ".join(map(repr, node.args[1:]))
+                self.host.names[node] = self._define(f"a{self.position[tensor]}.{method}({rest})", ())
+                self.sizes.add(node)
+            return
+        if node.all_input_nodes and self.sizes.issuperset(node.all_input_nodes):
+            self.sizes.add(node)
+        if not all(a in self.host.names for a in node.all_input_nodes):
+            return
+        text = self.render(node, self.host.names)
+        if text is not None:
+            self.host.names[node] = self._define(text, [self.host.names[a] for a in node.all_input_nodes])
+
+    def render(self, node: fx.Node, names: dict[fx.Node, str]) -> str | None:
+        return render_number(node, names, self.functions)
+
+    def _counter_value(self, arg: Any) -> str | None:
+        if not isinstance(arg, fx.Node):
+            return None
+        if arg in self.values:
+            return self.values[arg]
+        roots = self.aliases.roots[arg]
+        return self.counters.get(next(iter(roots))) if len(roots) == 1 else None
+
+    def _operand(self, value: Any) -> str | None:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return literal(value)
+        if isinstance(value, fx.Node):
+            return self.host.names.get(value) or self._counter_value(value)
+        return None
+
+    def _counter_update(self, node: fx.Node) -> bool:
+        """Follows ``counter += number``; True if the effect on every counter is known."""
+        if node.target in _SAME_VALUE:
+            value = self._counter_value(node.args[0])
+            if value is not None and node.target is not aten.detach.default and node.target is not aten.alias.default:
+                self.values[node] = value
+            return True
+        if node.target is aten._foreach_add_.Scalar:
+            step = self._operand(node.args[1])
+            tensors: Any = node.args[0]
+            if step is None:
+                return False
+            for tensor in tensors:
+                self._advance(tensor, "+", step)
+            return True
+        sign = _COUNTER_OPS.get(node.target)
+        if sign is None or len(node.args) != 2 or node.kwargs:
+            return False
+        left, right = self._operand(node.args[0]), self._operand(node.args[1])
+        if left is None or right is None or not isinstance(node.args[0], fx.Node):
+            return False
+        if written_args(node):
+            self._advance(node.args[0], sign, right)
+        else:
+            self.values[node] = self._define(f"{left} {sign} {right}", (left, right))
+        return True
+
+    def _advance(self, tensor: fx.Node, sign: str, step: str) -> None:
+        old = self._counter_value(tensor)
+        for root in self.aliases.roots[tensor]:
+            if root in self.counters:
+                self.counters[root] = None if old is None else self._define(f"{old} {sign} {step}", (old, step))
+
+
+def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any, str]) -> str | None:
+    """Python expression of a number node over named operands, or ``None`` if the operation is unknown."""
+
+    operands: list[str] = []
+    for arg in node.args:
+        text = names[arg] if isinstance(arg, fx.Node) else literal(arg)
+        if text is None:
+            return None
+        operands.append(text)
+    if node.target in _INFIX:
+        return f"{operands[0]} {_INFIX[node.target]} {operands[1]}"
+    if node.target in _PREFIX:
+        return f"{_PREFIX[node.target]}{operands[0]}"
+    if node.target in functions:
+        return f"{functions[node.target]}({', '.join(operands)})"
+    return None
+
+
+def plan_scalars(graph: fx.Graph, inputs: tuple[GraphInput, ...], aliases: Aliases) -> ScalarPlan:
+    """Divides the number nodes of a captured graph."""
+    planner = _Planner(graph, inputs, aliases)
+    return ScalarPlan(planner.host, planner.late, planner.sizes)

@@ -1,0 +1,101 @@
+"""Operations of a trace taken out of its graph again, as a graph of their own: the branches of ``torch.cond``."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+aten = torch.ops.aten
+
+
+class Region:
+    """What is recorded from now on.
+
+    Attributes:
+        what: for messages: what the operations are part of.
+    """
+
+    def __init__(self, tracer: GraphTracer, what: str) -> None:
+        self.tracer = tracer
+        self.what = what
+        self._before = set(tracer.graph.nodes)
+
+    def nodes(self) -> list[fx.Node]:
+        """The operations, in order; inputs of the whole graph that were found meanwhile stay where they are."""
+        return [node for node in self.tracer.graph.nodes if node not in self._before and node.op != "placeholder"]
+
+    def uses(self) -> list[fx.Node]:
+        """Nodes outside that the operations take.
+
+        Raises:
+            Unsupported: the operations cannot be a graph of their own.
+        """
+        inside = dict.fromkeys(self.nodes())
+        found: dict[fx.Node, None] = {}
+        for node in inside:
+            self._check(node)
+            for item in node.all_input_nodes:
+                if item not in inside:
+                    found[item] = None
+        shared = {_storage(item) for item in found}
+        for node in inside:
+            if any(_storage(item) in shared for item in written_args(node)):
+                self._refuse("writes in place to a tensor from outside")
+        return list(found)
+
+    def take(self, outputs: list[fx.Node], inputs: list[fx.Node]) -> fx.GraphModule:
+        """Moves the operations to a graph with these inputs and a tuple of these outputs."""
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for position, node in enumerate(inputs):
+            copies[node] = graph.placeholder(f"operand_{position}")
+            copies[node].meta["val"] = node.meta.get("val")
+        inside = self.nodes()
+        for node in inside:
+            copies[node] = graph.node_copy(node, lambda item: copies[item])
+        taken = {_storage(node) for node in inputs}
+        results = []
+        for node in outputs:
+            result = copies[node]
+            if _storage(node) in taken:  # a branch returns tensors of its own
+                result = graph.call_function(aten.clone.default, (result,))
+                result.meta["val"] = node.meta.get("val")
+            taken.add(_storage(node))
+            results.append(result)
+        graph.output(tuple(results))
+        for node in reversed(inside):
+            self.tracer.graph.erase_node(node)
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    def _check(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if node.target is operator.getitem:
+            return
+        if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
+            self._refuse("makes a tensor from Python values or branches again")
+        if compat.is_random(node.target):
+            self._refuse("draws random numbers")
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)) for item in values):
+            self._refuse("computes a number")
+
+    def _refuse(self, reason: str) -> None:
+        raise Unsupported("SFX111", f"{self.what} {reason}")
+
+
+def _storage(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else node

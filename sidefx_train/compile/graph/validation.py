@@ -1,0 +1,200 @@
+"""What holds for a graph after every pass, checked where ``SIDEFX_CHECK_GRAPHS`` is set, as in this library's tests.
+
+- Every placeholder has a name of its own, stands in front of all operations, and is what the pass was given.
+- Nothing is read before it is made; every tensor has metadata, on the fake mode of the capture.
+- Running the graph anew on fake tensors gives each operation the metadata that the pass left on it.
+- No constant is a fake tensor.
+- A functional graph writes nothing, but for ``copy_`` into a placeholder at its end, once for each.
+
+A failure shows the nodes around the offender.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.compile.graph.kernel_strides import lay_out, lay_out_filled, unfilled
+from sidefx_train.errors import BackendError
+
+_ZEROS = torch.ops.aten._efficientzerotensor.default
+"""Makes a tensor without memory, which some of functorch's derivatives begin with."""
+
+
+def enabled() -> bool:
+    """True if graphs are checked after every pass."""
+    return os.environ.get("SIDEFX_CHECK_GRAPHS", "") not in ("", "0")
+
+
+def check_graph(
+    stage: str,
+    module: fx.GraphModule,
+    fake_mode: Any,
+    names: Sequence[str] | None = None,
+    entry: Iterable[Any] | None = None,
+    functional: bool = False,
+) -> None:
+    """Checks a graph if checks are on.
+
+    Args:
+        stage: the pass that made it, for the message.
+        module: the graph.
+        fake_mode: of the fake tensors in it.
+        names: what its placeholders must be called.
+        entry: what its placeholders hold at first; by default their metadata.
+        functional: it must not write.
+
+    Raises:
+        BackendError: something does not hold.
+    """
+    if enabled():
+        with compat.autocast_off():
+            _Check(stage, module, fake_mode).run(names, list(entry) if entry is not None else None, functional)
+
+
+def around(nodes: list[fx.Node], index: int) -> str:
+    """The nodes next to one, for messages."""
+    lines = []
+    for i in range(max(0, index - 3), min(len(nodes), index + 3)):
+        lines.append(f"{'>' if i == index else ' '} {nodes[i].format_node()}")
+    return "\n".join(lines)
+
+
+class _Check:
+    def __init__(self, stage: str, module: fx.GraphModule, fake_mode: Any) -> None:
+        self.stage, self.module, self.fake_mode = stage, module, fake_mode
+        self.nodes = list(module.graph.nodes)
+        self.functional = False
+
+    def fail(self, node: fx.Node, reason: str) -> None:
+        text = f"after {self.stage}: {node.name} {reason}\n{around(self.nodes, self.nodes.index(node))}"
+        raise BackendError("SFX204", text)
+
+    def run(self, names: Sequence[str] | None, entry: list[Any] | None, functional: bool) -> None:
+        placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        if names is not None and [str(node.target) for node in placeholders] != list(names):
+            raise BackendError("SFX204", f"after {self.stage}: placeholders {placeholders}, expected {list(names)}")
+        self._order(placeholders)
+        self.functional = functional
+        if functional:
+            self._writes()
+        if entry is not None and len(entry) != len(placeholders):
+            raise BackendError("SFX204", f"after {self.stage}: {len(placeholders)} placeholders, {len(entry)} inputs")
+        held = entry if entry is not None else [node.meta.get("val") for node in placeholders]
+        with compat.without_recording(self.fake_mode):
+            self._propagate(dict(zip(placeholders, held, strict=True)))
+
+    def _order(self, placeholders: list[fx.Node]) -> None:
+        seen: set[fx.Node] = set()
+        targets: set[str] = set()
+        for i, node in enumerate(self.nodes):
+            if node.op == "placeholder":
+                if i >= len(placeholders):
+                    self.fail(node, "is a placeholder behind an operation")
+                if str(node.target) in targets:
+                    self.fail(node, f"is a second placeholder named {node.target}")
+                targets.add(str(node.target))
+            missing = [used for used in node.all_input_nodes if used not in seen]
+            if missing:
+                self.fail(node, f"reads {missing} before it is made")
+            seen.add(node)
+
+    def _writes(self) -> None:
+        written: set[fx.Node] = set()
+        for node in self.nodes:
+            targets = written_args(node)
+            if not targets:
+                if written and node.op == "call_function":
+                    self.fail(node, "follows an update of an input")
+                continue
+            if str(node.target) != "aten.copy_.default" or targets[0].op != "placeholder":
+                self.fail(node, "writes, in a graph that must not")
+            if targets[0] in written:
+                self.fail(node, f"updates {targets[0]} a second time")
+            written.add(targets[0])
+
+    def _propagate(self, held: dict[fx.Node, Any]) -> None:
+        values: dict[fx.Node, Any] = {
+            node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in held.items()
+        }
+        for node in self.nodes:
+            if node.op == "get_attr":
+                constant = getattr(self.module, str(node.target))
+                if compat.mode_of(constant) is not None:
+                    self.fail(node, "is a stand-in of a tensor, taken for a constant")
+                values[node] = compat.fake_constant(self.fake_mode, constant)
+            elif node.op == "call_function":
+                values[node] = self._value(node, values)
+
+    def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        known = node.meta.get("val")
+        if not isinstance(node.target, compat.OpOverload) and not isinstance(known, torch.Tensor):
+            if known is not None and not isinstance(known, (list, tuple)):
+                return known  # a number
+            if isinstance(node.target, compat.HigherOrderOperator):
+                return known
+        if known is None and _makes_tensors(node):
+            self.fail(node, "has no metadata")
+        if isinstance(known, compat.NUMBERS) or any(
+            map(compat.has_unbacked_sizes, (known, *map(values.get, node.all_input_nodes)))
+        ):
+            return known  # made anew, it would be another symbol
+        if any(used.target is _ZEROS for used in node.all_input_nodes):
+            return known  # their strides depend on who asks
+        if node.target is operator.getitem and not node.users:
+            return known  # what is not asked for may be left empty
+        args = fx.map_arg(node.args, lambda used: values[used])
+        kwargs = fx.map_arg(dict(node.kwargs), lambda used: values[used])
+        recorded = not self.functional and isinstance(node.target, compat.OpOverload)
+        empty = unfilled(node.target, kwargs) if recorded else []
+        made = node.target(*args, **kwargs)  # type: ignore[operator]
+        if recorded:
+            lay_out(node.target, args, kwargs, made)
+            lay_out_filled(node.target, args, kwargs, empty)
+        self._compare(node, known, made)
+        return made
+
+    def _compare(self, node: fx.Node, known: Any, made: Any) -> None:
+        if isinstance(known, (list, tuple)) and isinstance(made, (list, tuple)):
+            if len(known) != len(made):
+                self.fail(node, f"has {len(known)} items by its metadata, and makes {len(made)}")
+            unread = {n.args[1] for n in node.users if n.target is operator.getitem and not n.users}
+            for i, (a, b) in enumerate(zip(known, made, strict=True)):
+                if i not in unread:
+                    self._compare(node, a, b)
+        elif isinstance(known, torch.Tensor) and isinstance(made, torch.Tensor):
+            if compat.mode_of(known) is not self.fake_mode:
+                self.fail(node, "has metadata of another capture")
+            for name, fact in _FACTS.items():
+                if not _alike(fact(known), fact(made)):
+                    self.fail(node, f"has {name} {fact(known)} by its metadata, and makes {fact(made)}")
+        elif known is not None and type(known) is not type(made):
+            self.fail(node, f"is a {type(known).__name__} by its metadata, and makes a {type(made).__name__}")
+
+
+def _makes_tensors(node: fx.Node) -> bool:
+    """True for an operator whose first result is a tensor, and that is called for it, not for what it writes."""
+    if not isinstance(node.target, compat.OpOverload) or written_args(node):
+        return False
+    return any(isinstance(each.type, torch.TensorType) for each in node.target._schema.returns)
+
+
+_FACTS: dict[str, Any] = {
+    "shape": lambda t: tuple(t.shape),
+    "dtype": lambda t: t.dtype,
+    "device": lambda t: t.device,
+    "layout": lambda t: t.layout,
+    "stride": lambda t: tuple(t.stride()) if t.layout is torch.strided and 0 not in t.shape else (),
+}
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Equal, symbols compared by what they are."""
+    return str(a) == str(b)

@@ -1,0 +1,193 @@
+"""What values were made from: by the nodes of the graph, up to the one that made their memory, and by autograd's."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.graph.artifacts import CALLED, COUNTER, DATA
+from sidefx_train.compile.graph.fx_utils import schema_args, written_args
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+def storage_of(value: torch.Tensor) -> int:
+    """What tells a fake tensor's memory from that of others."""
+    return int(value.untyped_storage()._cdata) if value.layout is torch.strided else id(value)
+
+
+def edge_of(value: torch.Tensor) -> tuple[Any, int]:
+    """What leads to a tensor in the autograd graph: the node that made it, and which of its outputs it is."""
+    return value.grad_fn, value.output_nr
+
+
+def first_operation(value: torch.Tensor, base: torch.Tensor | fx.Node) -> int:
+    """The place, in the order of the forward, of what a view made of its base first."""
+    stops = {each.grad_fn for each in (base, value._base) if isinstance(each, torch.Tensor)}
+    node, first = value.grad_fn, -1
+    while node is not None and node not in stops and not hasattr(node, "variable"):
+        first = node._sequence_nr()  # type: ignore[attr-defined]
+        node = node.next_functions[0][0] if node.next_functions else None
+    return first
+
+
+def edges_behind(value: torch.Tensor) -> set[tuple[Any, int]]:
+    """Edges of all tensors that a tensor was computed from."""
+    found: set[tuple[Any, int]] = set()
+    seen: set[Any] = set()
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found.update(node.next_functions)
+            waiting += [before for before, _ in node.next_functions]
+    return found
+
+
+def way_up(node: fx.Node) -> list[fx.Node]:
+    """The node, what it is a view of, and so on to the one that made the memory."""
+    way = [node]
+    while (parent := parent_of(way[-1])) is not None:
+        way.append(parent)
+    return way
+
+
+def memory_of(node: fx.Node) -> int:
+    """What tells the memory of a node's value from that of others."""
+    value = node.meta.get("val")
+    return storage_of(value) if isinstance(value, torch.Tensor) else id(node)
+
+
+def parent_of(node: fx.Node) -> fx.Node | None:
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        source = node.args[0]
+        known = isinstance(source, fx.Node) and isinstance(source.target, compat.OpOverload)
+        return source if known and parent_of(source) is not None else None  # type: ignore[arg-type, return-value]
+    if not isinstance(node.target, compat.OpOverload) or not any(r.alias_info for r in node.target._schema.returns):
+        return None
+    shared = [value for argument, value in schema_args(node) if argument.alias_info is not None]
+    return shared[0] if len(shared) == 1 and isinstance(shared[0], fx.Node) else None
+
+
+def first_of(node: fx.Node) -> fx.Node:
+    """The node that made the tensor which in-place operations returned since."""
+    while is_in_place(node):
+        node = written_args(node)[0]
+    return node
+
+
+def is_in_place(node: fx.Node) -> bool:
+    """True for an operation that returns the tensor it writes to."""
+    return bool(written_args(node)) and parent_of(node) is not None
+
+
+def leaves_autograd(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.detach.default or DATA in node.meta
+
+
+def counts_alone(node: fx.Node) -> bool:
+    """True for a node whose value is in the memory of another, with a version counter of its own."""
+    made_by = node.args[0] if node.target is operator.getitem else node
+    return DATA in node.meta or (isinstance(made_by, fx.Node) and made_by is not node and CALLED in made_by.meta)
+
+
+def own_counter(node: fx.Node) -> fx.Node | None:
+    """The node from which on a value has another version counter than the memory that it is in."""
+    return next((each for each in way_up(node) if counts_alone(each)), None)
+
+
+def changes_layout(node: fx.Node) -> bool:
+    return isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
+
+
+def written_since(node: fx.Node, turned: bool = False, besides: frozenset[fx.Node] = frozenset()) -> bool:
+    """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it.
+
+    Args:
+        node: made the value.
+        turned: count what turns.
+        besides: do not count these.
+    """
+    return any(turned or not changes_layout(each) for each in _writes_to(node) if each not in besides)
+
+
+def counted_since(node: fx.Node, besides: frozenset[fx.Node] = frozenset()) -> bool:
+    """True if the version of the value of a node is counted up after it."""
+    counter = _counter(node)
+    return any(each not in besides and _counter(written_args(each)[0]) is counter for each in _writes_to(node))
+
+
+def last_counted(node: fx.Node) -> fx.Node:
+    """The last node from ``node`` on that counts up the version of its value."""
+    counter = _counter(node)
+    counted = [each for each in _writes_to(node) if _counter(written_args(each)[0]) is counter]
+    return counted[-1] if counted else node
+
+
+def _counter(node: fx.Node) -> fx.Node | None:
+    """What tells the version counter of a value from those of others in its memory."""
+    own = own_counter(node)
+    return way_up(node)[-1].meta.get(COUNTER) if own is None else own
+
+
+def _writes_to(node: fx.Node) -> Iterator[fx.Node]:
+    """Nodes after ``node`` that write to the memory that its value is in, or turn what is in it."""
+    memory, later = memory_of(node), node.next
+    while later.op not in ("root", "output"):
+        if any(memory_of(written) == memory for written in written_args(later)):
+            yield later
+        later = later.next
+
+
+def is_replayed(node: fx.Node) -> bool:
+    """True for what makes or turns a view; writes have been done by the graph."""
+    return not is_in_place(node) or changes_layout(node)
+
+
+def below_base(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> list[fx.Node]:
+    """Nodes of the way up that come after ``base``, whose first node is ``first``; none if they do not fit."""
+    place = _place_of_base(up, first)
+    if place is None or not same_layout(up[place].meta.get("val"), base):
+        return []  # the base was turned after the view was made
+    return up[:place]
+
+
+def base_turned(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> bool:
+    """True if ``base``, whose first node is ``first``, has another layout than when the view was made of it."""
+    place = _place_of_base(up, first)
+    return place is not None and not same_layout(up[place].meta.get("val"), base)
+
+
+def _place_of_base(up: list[fx.Node], first: fx.Node) -> int | None:
+    """The place, on the way up, of what a base was when a view was made of it."""
+    if first not in up:
+        return None
+    place = up.index(first)
+    while place > 0 and is_in_place(up[place - 1]):
+        place -= 1
+    return place
+
+
+def before_turns(up: list[fx.Node], first: fx.Node) -> tuple[Any, list[fx.Node]]:
+    """A base that nothing but its views refers to, as it was before it was turned, and the nodes that come after."""
+    place = up.index(first)
+    while place > 0 and is_in_place(up[place - 1]) and not changes_layout(up[place - 1]):
+        place -= 1
+    return up[place], up[:place]
+
+
+def same_layout(a: Any, b: torch.Tensor) -> bool:
+    return isinstance(a, torch.Tensor) and layout_of(a) == layout_of(b)
+
+
+def layout_of(t: torch.Tensor) -> tuple[Any, ...]:
+    return (tuple(t.shape), tuple(t.stride()), t.storage_offset())

@@ -1,0 +1,448 @@
+"""The compiler's order of work.
+
+    capture (capture/, heap/)   the step runs once on shadows: graph, effects, guards
+    residual (residual/)        guards, prologue and epilogue as generated source
+    backend (functionalize/, backend/)  the graph becomes a callable
+    link                        the generated function is bound to the callable: an Entry
+
+A capture that stops is made again up to the instruction that stopped it (continuations/): the graph so far is
+compiled the same way, and its entry goes on natively and with further parts.
+
+Every stage hands a plain value to the next; none imports another's insides. Nothing outside is changed before the
+first run of an :class:`Entry`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.autograd.compiled_function import join
+from sidefx_train.compile.autograd.extract_graphs import cut
+from sidefx_train.compile.autograd.min_cut_partition import recompute
+from sidefx_train.compile.autograd.trace_backward import record_backward
+from sidefx_train.compile.backend.compile_graph import build, build_casting, reference
+from sidefx_train.compile.backend.reset_generators import beginning_anew
+from sidefx_train.compile.backend.verification.first_runs import Proving, verified
+from sidefx_train.compile.capture.guards.guard import Guard
+from sidefx_train.compile.capture.guards.native_check import object_check, split
+from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
+from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.guards.storage_guards import storage_of
+from sidefx_train.compile.capture.guards.symbol_guards import number_conditions
+from sidefx_train.compile.capture.interpreter.interpreter import Suspended
+from sidefx_train.compile.capture.recording.tracer import GraphTracer
+from sidefx_train.compile.capture.resume.driver import Frames, Parts, driven
+from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation
+from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, stop_points, suspend
+from sidefx_train.compile.capture.shadows.containers.iterators import given_state
+from sidefx_train.compile.capture.shadows.objects.tensors import guard_accumulation_hooks
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.capture.side_effects.collect import bases_wanted, collect
+from sidefx_train.compile.capture.world.native_call_facts import first_line
+from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
+from sidefx_train.compile.capture.world.trace_world import TraceWorld
+from sidefx_train.compile.common.trace_rules import describe
+from sidefx_train.compile.common.user_code import definition_of
+from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
+from sidefx_train.compile.graph.fx_utils import generators, one_generator
+from sidefx_train.compile.graph.validation import check_graph
+from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed, Learned
+from sidefx_train.compile.pipeline.entry import Entry
+from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
+from sidefx_train.compile.pipeline.step_invariants import counters, first_to_end
+from sidefx_train.compile.residual.generate import MISS, Residual, link, plan
+from sidefx_train.config import CompileConfig
+from sidefx_train.errors import BackendError, Unsupported
+
+_MAX_RESTARTS = 5
+_MAX_DEPTHS = 3
+"""Frames, from the innermost outwards, in which a stopped capture is tried to be suspended."""
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    learned: Learned,
+    in_parts: bool = True,
+    in_order: bool = False,
+) -> Captured:
+    """Runs a step once on shadows.
+
+    Args:
+        fn: the step.
+        args: its positional arguments, real ones; nothing of them is changed.
+        kwargs: its keyword arguments.
+        name: for generated code.
+        learned: what earlier calls taught.
+        in_parts: capture what comes before an instruction that stops the capture, if the whole cannot be.
+        in_order: gradients are to be added up in eager's order, where something outside adds to them too.
+
+    Raises:
+        CaptureFailed: the step cannot be captured; the world is as it was.
+    """
+
+    def attempt(point: StopPoint | None) -> Captured:
+        known = learned
+        for _ in range(_MAX_RESTARTS):
+            outcome = _capture_once(fn, args, kwargs, name, known, point, in_order)
+            if isinstance(outcome, Captured):
+                return outcome
+            known = outcome
+        raise CaptureFailed("SFX204", "every attempt taught something new about the step", None, None)
+
+    try:
+        return attempt(None)
+    except CaptureFailed as error:
+        stop = error
+    # Not in the handler: what the step sees as being handled is its callers'.
+    try:
+        if in_parts and not stop.raised:
+            for point in stop.points[:_MAX_DEPTHS]:
+                try:
+                    return attempt(point)
+                except CaptureFailed as again:
+                    stop.uncut = stop.uncut or again.reason
+                    if again.code == "SFX107":  # autograd cannot be cut there, nor further out
+                        break
+        raise stop
+    finally:
+        del stop  # its traceback holds this frame, and what all callers hold
+
+
+def _capture_once(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    learned: Learned,
+    point: StopPoint | None,
+    in_order: bool,
+) -> Captured | Learned:
+    began = time.perf_counter()
+    state_check = compat.GlobalState()
+    tracer = GraphTracer()
+    world = TraceWorld(tracer, learned.symbolic, learned.moving, learned.whole)
+    suspension: Suspension | None = None
+    try:
+        with tracer.active(), compat.restoring_state(), world.ending():
+            heap = world.heap
+            heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
+            heap.in_part, heap.walked = is_continuation(fn), learned.walked
+            world.doubts, world.inlined = learned.doubts, learned.inlined
+            heap.growing, heap.passing, heap.based = learned.growing, learned.passing, learned.based
+            grad_mode = torch.is_grad_enabled()
+            world.defined_at, heap.sources.parameters = definition_of(fn)
+            target = heap.shadow(fn, heap.sources.const(fn, name))
+            shadows = given_state(heap, args[0], given_names(fn)) if heap.in_part else heap.shadows(args)
+            named = {key: heap.shadow(value, heap.sources.kwarg(key), key) for key, value in kwargs.items()}
+            world.interp.stop_at = point.count if point is not None else 0
+            try:
+                returned = world.interp.run(target, shadows, named)
+            except Suspended as reached:
+                assert point is not None, "only a point to stop at suspends a step"
+                suspension, returned = _suspend(world, reached, point)
+            if point is not None and suspension is None:
+                raise CaptureFailed("SFX204", "the step took another way the second time", point.location, None)
+            _keep_grad_mode(world, state_check, grad_mode)
+            world.locks.settle()
+            world.context.settle()
+            if tracer.stop is not None:
+                raise tracer.stop
+            heap.memory.finish()
+            wanted = bases_wanted(world)
+            if wanted:
+                return replace(learned, based=learned.based | wanted)
+            guard_accumulation_hooks(heap)
+            effects = collect(world)
+            heap.check_arrays(world.writes)
+            counted = counters(world, effects)
+            if counted:
+                return replace(learned, symbolic=learned.symbolic | counted)
+
+            def planned() -> Residual:
+                suspended = suspension is not None
+                return plan(world, name, all_guards(world), effects, returned, len(args), tuple(kwargs), suspended)
+
+            for guard in separate_objects(world, effects):
+                world.heap.guards.setdefault((guard.kind, id(guard.source), guard.value), guard)
+            residual, joint = planned(), None
+            if residual.metadata.tangents and world.granted:  # a graph cut in two has no place for them
+                return replace(learned, doubts=True)
+            if residual.metadata.tangents:
+                _count_writes(world)  # those of the forward: the backward counts its own when it runs
+                recorded = record_backward(world, residual, in_order)
+                residual = planned()  # Python that the backward ran may have read more
+                joint = cut(world, residual, recorded)
+            guards = all_guards(world)
+            ends = first_to_end(world, guards, effects)
+            if joint is None:
+                _count_writes(world)
+            traced = tracer.finish(list(residual.outputs)) if joint is None else joint.forward
+            with compat.real_world():
+                made = _made_generators(world, traced)
+    except Unsupported as stop:
+        if stop.defer is not None and stop.defer not in learned.whole | learned.divided:
+            return replace(learned, whole=learned.whole | {stop.defer})
+        if not world.warns <= learned.inlined:
+            return replace(learned, inlined=learned.inlined | world.warns)
+        deferred = learned.whole - {BEYOND}
+        if stop.code == "SFX106" and deferred:
+            return replace(learned, whole=learned.whole - deferred, divided=learned.divided | deferred)
+        if stop.code == "SFX106" and learned.passing:
+            return replace(learned, passing=frozenset(), reads_texts=True)
+        parts = point is None and not stop.whole
+        points = stop_points(stop, stop.code, stop.reason, stop.location) if parts else ()
+        holds = None
+        if stop.code == "SFX115":  # what is to die must not be kept alive by what was learned of it
+            world.heap.forget()
+        else:
+            holds = stop_guard(world, args, kwargs)
+        raise CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points) from stop
+    except Exception as error:
+        if world.last_error is None or world.last_error[0] is not error:
+            raise
+        _, fn, location = world.last_error
+        reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
+        raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
+    finally:
+        compat.forget_reals(tracer.fake_mode)
+        compat.forget_old_sources()
+        world.last_error = None  # its traceback holds the callers' frames, and the world may live on for a while
+    traced = replace(traced, anew=tuple((generator, generator.get_state()) for generator in made))
+    joint = None if joint is None else replace(joint, forward=traced)
+    _check_traced("capture", *((traced,) if joint is None else joint.graphs))
+    seconds = time.perf_counter() - began
+    commits = tuple(world.pending_state)
+    return Captured(
+        name,
+        traced,
+        residual,
+        tuple(guards),
+        tuple(effects.describe()),
+        state_check,
+        commits,
+        learned,
+        seconds,
+        suspension,
+        joint,
+        bool(world.heap.sizes),
+        tuple(world.heap.iterators),
+        symbols(world)[0],
+        ends,
+        tuple(world.granted),
+    )
+
+
+def _made_generators(world: TraceWorld, traced: TracedGraph) -> list[torch.Generator]:
+    """Random generators that the step makes and draws from."""
+    held = generators(traced.module)
+    if not held:
+        return []
+    known = [record.real for record in world.heap.by_real.values() if type(record.real) is torch.Generator]
+    return [each for each in held if not any(one_generator(each, outside) for outside in known)]
+
+
+def _check_traced(stage: str, *graphs: TracedGraph) -> None:
+    for traced in graphs:
+        names = [given.name for given in traced.inputs]
+        check_graph(stage, traced.module, traced.fake_mode, names, [given.example for given in traced.inputs])
+
+
+def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> tuple[Suspension, tuple[Any, ...]]:
+    """What is needed to go on from where the interpreter was stopped."""
+    if len(reached.frames) != point.depth:
+        world.heap.refuse("SFX204", "the step took another way the second time")
+    return suspend(reached.frames, reached.handled, point, world.watched)
+
+
+def _count_writes(world: TraceWorld) -> None:
+    """Notes by how much the step moves the version counters of its inputs."""
+    inputs, position = world.tracer.inputs, {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
+    counted: dict[int, list[TensorRecord]] = {}
+    for record in world.heap.by_real.values():
+        if isinstance(record, TensorRecord) and not record.shadow.is_inference():
+            writes = record.version - record.entry_version
+            alike = counted.setdefault(storage_of(record.real), []) if writes else []
+            first = _same_counter(record, alike)
+            if writes and first is None:
+                alike.append(record)
+                writes -= sum(n for base, n in world.replayed if compat.one_counter(record.shadow, base))
+            i = position[id(record.real)]
+            counter = None if first is None else position[id(first.real)]
+            inputs[i] = replace(inputs[i], writes=writes, counter=counter)
+
+
+def _same_counter(record: TensorRecord, alike: list[TensorRecord]) -> TensorRecord | None:
+    """Which of those in its memory has the counter of ``record``: one is a view of the other, or both of a third."""
+    return next((other for other in alike if compat.one_counter(record.shadow, other.shadow)), None)
+
+
+def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:
+    """A grad mode that the step, or the part so far, leaves behind is an effect; other settings are refused."""
+    now = torch.is_grad_enabled()
+    torch.set_grad_enabled(grad_mode)
+    if not before.same_settings():
+        reason = "leaves a global setting of torch changed (autocast, determinism, default dtype...)"
+        world.heap.refuse("SFX111", reason)
+    torch.set_grad_enabled(now)
+    if now != grad_mode:
+        world.defer(compat.set_grad_enabled, (now,), {})
+
+
+def partitioned(captured: Captured, config: CompileConfig) -> Captured:
+    """With less saved for its backward, where it has one and ``config.partition`` allows it."""
+    if captured.joint is None or config.partition == "default":
+        return captured
+    joint = recompute(captured.joint)
+    _check_traced("partition", *joint.graphs)
+    return replace(captured, joint=joint, traced=joint.forward)
+
+
+def compile_captured(
+    captured: Captured,
+    config: CompileConfig,
+    failed: Callable[..., Any],
+    differs: Callable[[str], None],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    parts: Parts | None = None,
+    is_part: bool = False,
+) -> Entry:
+    """Compiles the graph, commits state made early, and binds the generated function.
+
+    Args:
+        captured: the capture.
+        config: options.
+        failed: ``failed(error, args, kwargs)``, called by the generated code when the graph raises.
+        differs: told in words what differs, where ``config.verify`` finds the compiled graph wrong.
+        args: the call the capture was made with, for the snapshot that tensor guards compare with.
+        kwargs: likewise.
+        parts: where the rest of a suspended step is found.
+        is_part: the step is the rest of another, under whose driver it goes on.
+
+    Raises:
+        BackendError: the backend failed; the world is as it was.
+    """
+    executable = compile_graphs(captured, config, build, differs)
+    for commit, _ in captured.commits:
+        commit()
+    checks = guard_checks(captured, args, kwargs)
+    return bind(captured, executable, checks, failed, parts, is_part)
+
+
+def compile_graphs(
+    captured: Captured,
+    config: CompileConfig,
+    compiler: Callable[[TracedGraph, CompileConfig], Executable],
+    differs: Callable[[str], None],
+) -> Executable:
+    """The captured graph compiled; joined with its backward where autograd outside needs that.
+
+    Args:
+        captured: the capture.
+        config: options.
+        compiler: compiles one graph.
+        differs: told in words what differs, where a compiled graph is found wrong.
+    """
+    found: list[str] = []
+
+    def compiled(traced: TracedGraph, what: str = "") -> Executable:
+        executable = beginning_anew(compiler(traced, config), traced)
+        return _verified(executable, traced, config, _named(what, differs), _named(what, found.append))
+
+    with compat.default_device_cpu():  # for tensors that are made on the way
+        if captured.joint is None:
+            return replace(compiled(captured.traced), verification=found)
+        executable = compiled(captured.traced, "forward: ")
+        backwards = [compiled(stage.backward, "backward: ") for stage in captured.joint.stages]
+    one_by_one = config.backend in ("eager", "aot_eager")
+    casting = [build_casting(stage.backward) if one_by_one else None for stage in captured.joint.stages]
+    joined = join(captured.joint, executable, backwards, casting)
+    conditions = [condition for each in (executable, *backwards) for condition in each.conditions]
+    return replace(joined, conditions=tuple(conditions), verification=found)
+
+
+def _named(what: str, tell: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda text: tell(what + text)
+
+
+def _verified(
+    executable: Executable,
+    traced: TracedGraph,
+    config: CompileConfig,
+    differs: Callable[[str], None],
+    done: Callable[[str], None],
+) -> Executable:
+    """The executable, which proves itself when it is first run, where ``config`` wants that."""
+    by_default = config.verify == "first"
+    if config.verify == 0 or config.backend == "eager" or (by_default and config.backend == "aot_eager"):
+        return executable
+    runs = None if config.verify == "first" else config.verify
+    return verified(executable, traced, lambda: reference(traced, config), runs, differs, done)
+
+
+def guard_checks(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What generated code calls to test guards; tensors are compared with what they are now."""
+    held, others = split(list(captured.guards))
+    return {
+        "check_objects": object_check(held),
+        "check_tensors": tensor_check(others, lambda source: source.fetch(args, kwargs)),
+        "check_state": captured.state_check.check,
+    }
+
+
+def bind(
+    captured: Captured,
+    executable: Executable,
+    checks: dict[str, Any],
+    failed: Callable[..., Any],
+    parts: Parts | None,
+    is_part: bool,
+) -> Entry:
+    """The generated function over a compiled graph; arguments as for :func:`compile_captured`."""
+    bindings = {"run": executable.run, "failed": failed, **checks}
+    if captured.suspension is not None:
+        assert parts is not None, "a suspended step goes on with its parts"
+        frames = Frames(captured.suspension, parts)
+        bindings["proceed"] = frames.suspended
+    late = _late_guards(captured, executable)
+    replay = link(captured.residual, captured.name, bindings)
+    if isinstance(executable.run, Proving):  # replays that come after are to pay nothing for it
+        executable.run.settled = functools.partial(operator.setitem, replay.__globals__, "run")
+    replay = _behind(late, replay)
+    if captured.suspension is not None and not is_part:
+        replay = driven(replay)
+    fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
+    return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)
+
+
+def _late_guards(captured: Captured, executable: Executable) -> list[Guard]:
+    """What the backend took for true about the capture's symbols."""
+    conditions, others = number_conditions(list(executable.conditions), captured.symbols)
+    if others:
+        reason = f"the backend decided on a value that exists only when the graph runs: {others[0]}"
+        raise BackendError("SFX201", reason)
+    return [Guard("number", condition.names[0][1], condition) for condition in conditions]
+
+
+def _behind(late: list[Guard], replay: Callable[..., Any]) -> Callable[..., Any]:
+    """A replay that misses where one of the late guards fails."""
+    if not late:
+        return replay
+    writer = Writer()
+    lines = ["def behind(args, kwargs):", "    try:"]
+    lines += [f"        {line}" for line in write_guards(writer, late)]
+    lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return MISS"]
+    lines.append("    return replay(args, kwargs)")
+    names = {**writer.names, "MISS": MISS, "replay": replay}
+    return compile_function("behind", "\n".join(lines) + "\n", names, "<sidefx_train late guards>")  # type: ignore[no-any-return]

@@ -1,0 +1,207 @@
+"""What an entry relies on, collected at the end of a capture: guards, conditions on numbers, what must stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
+from sidefx_train.compile.capture.guards.native_check import follow, object_check, split
+from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.guards.storage_guards import HeldMemory, storage_of
+from sidefx_train.compile.capture.guards.symbol_guards import number_conditions, size_conditions
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import SpaceRecord
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
+from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
+from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record, TensorRecord
+from sidefx_train.compile.capture.side_effects.collect import SideEffects
+from sidefx_train.compile.capture.world.trace_world import TraceWorld
+from sidefx_train.compile.common.source_literals import literal
+from sidefx_train.compile.graph.step_metadata import input_facts
+from sidefx_train.compile.pipeline.entry import first_failure
+from sidefx_train.errors import Location
+
+
+def symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]]:
+    """Where each symbol of the capture is found, and what ties the sizes of inputs to them."""
+    sources: dict[str, Source] = {
+        str(compat.symbol_of_input(number)): source for number, source, _ in world.heap.numbers
+    }
+    return sources, size_conditions(world.heap.sizes, sources)
+
+
+def all_guards(world: TraceWorld) -> list[Guard]:
+    """Every guard of a capture, each with a line that is the cause of it."""
+    sources, conditions = symbols(world)
+    values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers}
+    recorded, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources, values)
+    conditions += recorded
+    if others:
+        world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
+    guards = list(world.heap.guards.values())
+    guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
+    guards += [*world.heap.identities.separated(), *_separate_tensors(world), *world.heap.definitions.guards()]
+    guards += world.queries.guards()
+    return _located(guards, world.defined_at)
+
+
+def _located(guards: list[Guard], defined_at: Location | None) -> list[Guard]:
+    """Guards that no single line is the cause of are given the first that read the value or what holds it."""
+    read_at: dict[int, Location | None] = {}
+    for guard in guards:
+        if guard.location is not None:
+            read_at.setdefault(id(guard.source), guard.location)
+
+    def place(source: Source | None) -> Location | None:
+        while source is not None and id(source) not in read_at:
+            source = source.parent
+        return read_at[id(source)] if source is not None else defined_at
+
+    return [guard if guard.location else replace(guard, location=place(guard.source)) for guard in guards]
+
+
+def _held_memory(world: TraceWorld, tensors: list[torch.Tensor], written: list[torch.Tensor]) -> HeldMemory:
+    """One object for the same tensors: the residual tests for the addresses that the guards keep up to date."""
+    key = (tuple(map(id, tensors)), tuple(map(id, written)))
+    return world.heap.memories.setdefault(key, HeldMemory(tensors, written))
+
+
+def _separate_tensors(world: TraceWorld) -> list[Guard]:
+    """Tensors fetched at every call must not come to share memory with one that the step writes, nor written ones
+    with any that the entry holds."""
+    fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
+    changing = {facts.position for facts in input_facts(world) if facts.mutates_data or facts.mutates_metadata}
+    reals = {id(world.tracer.real_inputs[position]) for position in changing}
+    written = [record for record in fetched if id(record.real) in reals]
+    guards: list[Guard] = []
+    for record in written:
+        for other in fetched:
+            if other is record or (other in written and id(other) < id(record)):
+                continue
+            if storage_of(record.real) != storage_of(other.real):
+                guards.append(Guard("distinct", record.source, other.source))
+            else:
+                guards.append(_placed(record, other))
+    held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
+    changed = [record.real for record in held if id(record.real) in reals]
+    memory = _held_memory(world, [record.real for record in held], changed)
+    if len(held) > 1 and changed:
+        guards.append(Guard("memory", Source("const", None, memory, "held tensors"), memory))
+    for record in fetched:
+        known = memory
+        if storage_of(record.real) in memory.every:  # apart from the others
+            others = [other.real for other in held if storage_of(other.real) != storage_of(record.real)]
+            known = _held_memory(world, others, changed)
+            if others:
+                guards.append(Guard("memory", Source("const", None, known, "other held tensors"), known))
+        apart = known.every if record in written else known.changed
+        if apart:
+            guards.append(Guard("apart", record.source, apart))
+        for other in held:
+            if storage_of(other.real) == storage_of(record.real) and (record in written or id(other.real) in reals):
+                guards.append(_placed(record, other))
+    return [*guards, *_counters_shared(fetched, held), *_offsets(world, fetched)]
+
+
+def _counters_shared(fetched: list[TensorRecord], held: list[TensorRecord]) -> list[Guard]:
+    """Tensors in one memory must go on sharing version counters, or not: a backward raises by them."""
+    found: list[Guard] = []
+    known: dict[int, list[TensorRecord]] = {}
+    for record in held:
+        known.setdefault(storage_of(record.real), []).append(record)
+    for record in fetched:
+        others = known.setdefault(storage_of(record.real), [])
+        if not record.real.is_inference():
+            for other in others:
+                shared = compat.one_counter(record.real, other.real)
+                found.append(Guard("counted", record.source, (other.source, shared)))
+        others.append(record)
+    return found
+
+
+def _placed(record: TensorRecord, other: TensorRecord) -> Guard:
+    return Guard("placed", record.source, (other.source, other.real.data_ptr() - record.real.data_ptr()))
+
+
+def _offsets(world: TraceWorld, fetched: list[TensorRecord]) -> list[Guard]:
+    """``as_strided`` is recorded with a place in memory: there must be nothing else there."""
+    if not any("as_strided" in str(node.target) for node in world.tracer.graph.nodes):
+        return []
+    sources = world.heap.sources
+    return [
+        Guard("equal", sources.call(sources.slot(record.source, "storage_offset")), record.real.storage_offset())
+        for record in fetched
+    ]
+
+
+def separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
+    """Objects found by path must not come to be one where the step changes one of them."""
+    reached = [
+        record
+        for record in world.heap.by_real.values()
+        if isinstance(record, (ListRecord, DictRecord, SetRecord, InstanceRecord)) and record.base.kind != "const"
+    ]
+    targets = {id(effect.target) for effect in effects.changes}
+    found: list[Guard] = []
+    for cls in {type(record.real) for record in reached if id(record.base) in targets}:
+        alike = tuple(record.base for record in reached if type(record.real) is cls)
+        if len(alike) > 1:
+            found.append(Guard("separate", alike[0], alike))
+    found += _separate_spaces(world, targets)
+    return [*found, *_apart_from_spaces(world, [r for r in reached if type(r.real) is dict], targets)]
+
+
+def _separate_spaces(world: TraceWorld, targets: set[int]) -> list[Guard]:
+    """Instances of a class must not come to have one ``__dict__`` where the step changes it."""
+    spaces: dict[type, list[SpaceRecord]] = {}
+    for record in world.heap.by_real.values():
+        if isinstance(record, SpaceRecord):
+            spaces.setdefault(type(record.owner.real), []).append(record)
+    alike = [
+        tuple(record.source for record in records)
+        for records in spaces.values()
+        if len(records) > 1 and any(id(record.owner.base) in targets for record in records)
+    ]
+    return [Guard("separate", sources[0], sources) for sources in alike]
+
+
+def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]) -> list[Guard]:
+    """A dict must not come to be the ``__dict__`` of an instance where the step changes one of the two."""
+    if not dicts:
+        return []
+    written = any(id(record.base) in targets for record in dicts)
+    spaces = [
+        record.source
+        for record in world.heap.by_real.values()
+        if isinstance(record, SpaceRecord) and (written or id(record.owner.base) in targets)
+    ]
+    bases = tuple(record.base for record in dicts)
+    return [Guard("disjoint", spaces[0], (tuple(spaces), bases))] if spaces else []
+
+
+def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
+    """Generated code that is true while a capture would stop at the same place."""
+    guards = [*world.heap.guards.values(), *world.heap.identities.separated(), *world.heap.definitions.guards()]
+    guards += world.queries.guards()
+    if first_failure(tuple(guards), args, kwargs) is not None:
+        return None
+    writer = Writer()
+    held, guards = split(guards)
+    names = tuple(kwargs)
+    keywords = literal(names) or writer.constant(names, "keywords")
+    tests = [f"if len(args) != {len(args)} or tuple(kwargs) != {keywords}: return False"]
+    tests += ["if not check_objects(): return False", *write_guards(writer, guards, miss="return False")]
+    lines = ["def holds(args, kwargs):", "    try:", *(f"        {line}" for line in tests)]
+    lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return False"]
+    lines.append("    return True")
+    check = tensor_check(guards, lambda source: source.fetch(args, kwargs))
+    space = {**writer.names, "check_tensors": check, "check_objects": object_check(held)}
+    holds = compile_function("holds", "\n".join(lines) + "\n", space, "<sidefx_train stop guard>")
+    follow(space)
+    return holds  # type: ignore[no-any-return]

@@ -1,0 +1,91 @@
+"""Numbers that a step itself changes: what it counts, and what it relies on for one call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
+from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
+from sidefx_train.compile.capture.shadows.deferred_values import Later
+from sidefx_train.compile.capture.side_effects.collect import SideEffects
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.guards.source import SourceTable
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+_FLAGS = (bool, str, type(None))
+_UNKNOWN = (torch.SymBool, Later)
+"""What may still come out as the flag that it was."""
+
+
+def counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
+    """Labels of numbers that the step read as constants and then changed: they must be symbolic."""
+    exact = {
+        guard.source.label
+        for guard in world.heap.guards.values()
+        if guard.kind == "equal" and type(guard.value) in (int, float)
+    }
+    changed = _changed(world.heap.sources, effects)
+    return frozenset(label for label in changed if label in exact and _is_number(changed[label]))
+
+
+def first_to_end(world: TraceWorld, guards: Iterable[Guard], effects: SideEffects) -> str:
+    """The first condition that the step's own effects end, so that the next call cannot rely on it; empty if none.
+
+    A scheduler asks whether this is its first step; a loop, whether a flag is set yet.
+    """
+    changed = _changed(world.heap.sources, effects)
+    if not changed:
+        return ""
+    hints = {str(compat.symbol_of_input(number)): _value(number) for number, _, _ in world.heap.numbers}
+    for guard in guards:
+        if guard.kind == "number":
+            holds = _still_holds(guard.value, changed, hints)
+        elif guard.kind in ("equal", "is") and type(guard.value) in _FLAGS:
+            after = changed.get(guard.source.label, guard.value)
+            holds = issubclass(type(after), _UNKNOWN) or (type(after) in _FLAGS and after == guard.value)
+        else:
+            continue
+        if not holds:
+            return guard.describe()
+    return ""
+
+
+def _still_holds(condition: NumberCondition, changed: dict[str, Any], hints: dict[str, Any]) -> bool:
+    """Whether a condition on numbers is true of what the step leaves; also true where that is not known."""
+    if not any(source.label in changed for _, source in condition.names):
+        return True
+    values = {name: changed.get(source.label, hints.get(name)) for name, source in condition.names}
+    plain = {name: _value(value) for name, value in values.items()}
+    if not all(type(value) in (int, float) for value in plain.values()):
+        return True
+    return bool(eval(condition.code, {**CONDITION_NAMES, **plain}))
+
+
+def _changed(sources: SourceTable, effects: SideEffects) -> dict[str, Any]:
+    """What the step leaves in each place that it writes to, by the label of the place."""
+    found: dict[str, Any] = {}
+    for effect in effects.changes:
+        if effect.kind in ("set_attr", "set_slot"):
+            found[f"{effect.target.label}.{effect.key}"] = effect.value
+        elif effect.kind == "set_item":
+            found[sources.item(effect.target, effect.key).label] = effect.value
+        elif effect.kind == "set_cell":
+            found[effect.target.label] = effect.value
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float, *_SYMBOLIC)
+
+
+def _value(number: Any) -> Any:
+    """A number's value in this call; ``None`` for one that exists only when the graph runs."""
+    if type(number) not in _SYMBOLIC:
+        return number
+    return None if compat.is_unbacked(number) else compat.hint_of(number)

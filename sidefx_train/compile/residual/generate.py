@@ -1,0 +1,357 @@
+"""The residual of a step: one generated function that tests, fetches, runs the graph, and applies the effects."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import Guard
+from sidefx_train.compile.capture.guards.native_check import follow, split
+from sidefx_train.compile.capture.guards.python_check import FETCH_ERRORS, cell_is_set, write_guards
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows.containers.iterators import advance
+from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
+from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
+from sidefx_train.compile.capture.side_effects.collect import Effect, SideEffects, follows_anew, updated
+from sidefx_train.compile.common.source_literals import literal
+from sidefx_train.compile.graph.step_metadata import StepMetadata
+from sidefx_train.compile.residual.reconstruct import Rebuilder
+from sidefx_train.compile.residual.saved_tensor_refs import Seen
+from sidefx_train.compile.residual.view_replay import CustomView, Leaving, LiveView
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+MISS: Any = type("Miss", (), {"__repr__": lambda self: "<miss>"})()
+"""What a generated function returns when a guard fails; nothing has been changed then."""
+
+_FETCH_ERRORS = f"({', '.join(error.__name__ for error in FETCH_ERRORS)})"
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Generated source of a step, before the graph is compiled.
+
+    Attributes:
+        source: the function ``replay(args, kwargs)``.
+        guard_source: the function ``fetch(args, kwargs)``: guards and prologue only, for measuring.
+        names: constants the source refers to.
+        outputs: graph nodes the source expects from ``run``, in order.
+        metadata: facts of inputs and outputs.
+        differentiable: values of those outputs whose autograd graph is still needed, by position.
+        updates: those of them that are new values of inputs, and the inputs' positions.
+        customs: those of them that are views of inputs which custom functions made.
+        counters: nodes of ``.data`` with whose version counters something leaves.
+        views: views that their backward passes through; the source expects them behind the outputs, last first.
+        seen: what notes the other views that the source makes, where a backward leaves too.
+        shown: those views, by their nodes.
+        made: ``id`` of objects made in the step that leave it.
+    """
+
+    source: str
+    guard_source: str
+    names: dict[str, Any]
+    outputs: tuple[fx.Node, ...]
+    metadata: StepMetadata
+    differentiable: dict[int, Any]
+    updates: dict[int, int]
+    customs: dict[int, CustomView]
+    counters: frozenset[fx.Node]
+    views: tuple[LiveView, ...]
+    seen: Seen
+    shown: dict[fx.Node, int]
+    made: frozenset[int]
+
+
+def plan(
+    world: TraceWorld,
+    name: str,
+    guards: list[Guard],
+    effects: SideEffects,
+    returned: Any,
+    positional: int,
+    keywords: tuple[str, ...],
+    suspended: bool = False,
+) -> Residual:
+    """Writes the residual.
+
+    Args:
+        world: the world of the capture.
+        name: the step's name, for the header.
+        guards: conditions on the state at entry.
+        effects: what to change after the graph.
+        returned: the step's return value, as a value of the trace.
+        positional: number of positional arguments.
+        keywords: names of keyword arguments, in call order.
+        suspended: ``returned`` is the state of suspended frames, with which ``proceed`` goes on.
+    """
+    given = (world, name, guards, effects, returned, positional, keywords, suspended)
+    leaving = Leaving()
+    while True:  # what leaves together is known when all has been written
+        residual, rebuilder = _write(*given, leaving)
+        learned = rebuilder.learned()
+        if learned.known() == leaving.known():
+            return residual
+        leaving = learned
+
+
+def _write(
+    world: TraceWorld,
+    name: str,
+    guards: list[Guard],
+    effects: SideEffects,
+    returned: Any,
+    positional: int,
+    keywords: tuple[str, ...],
+    suspended: bool,
+    leaving: Leaving,
+) -> tuple[Residual, Rebuilder]:
+    """The residual, by what is known of all that leaves."""
+    writer = Writer()
+    tests = [f"if len(args) != {positional}: return MISS"]
+    if keywords:
+        tests.append(f"if tuple(kwargs) != {literal(keywords) or writer.constant(keywords, 'keywords')}: return MISS")
+    else:
+        tests.append("if kwargs: return MISS")
+    tests.append("if not check_state(): return MISS")
+    held, others = split(guards)
+    if held:
+        tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
+    tests += write_guards(writer, others)
+    inputs = _inputs(world, writer)
+    rebuilder = Rebuilder(world, writer, leaving)
+    rebuilder.give_memory(effects.changes)
+    rebuilder.lines += [_switched(writer.value(each.target), each) for each in effects.changes if each.switches]
+    records = [each for each in world.heap.by_real.values() if isinstance(each, TensorRecord)]
+    for record in records:
+        if updated(world, record):
+            rebuilder.update(record)
+    following = [record for record in records if follows_anew(world, record)]
+    made: list[tuple[tuple[int, int], Callable[[Any], object], Any]]
+    made = [(rebuilder.begins(record), rebuilder.follow, record) for record in following]
+    made += [(begun, rebuilder.prepared, view) for begun, view in leaving.replayed]
+    for _, make, each in sorted(made, key=lambda item: item[0]):  # the engine goes back in the opposite order
+        make(each)
+    for call in effects.calls:
+        if call.result is not None:
+            rebuilder.deferred(call)
+    written: dict[int, list[str]] = {}
+
+    def write(effect: Effect) -> None:
+        if id(effect) not in written:
+            written[id(effect)] = []  # while it is being written
+            written[id(effect)] = _effect(writer, rebuilder, effect)
+
+    def apply(record: Record) -> None:
+        for effect in effects.changes:
+            if effect.target in (record.source, record.base):
+                write(effect)
+                rebuilder.lines += written[id(effect)]
+                written[id(effect)] = []
+
+    rebuilder.apply = apply
+    for effect in effects.changes:
+        write(effect)
+    result = rebuilder.expression(returned)
+    changes = [line for effect in effects.changes for line in written[id(effect)]]
+    # Calls whose result nothing uses (print, log) come last: what they look at has the step's values by then.
+    built = len(rebuilder.lines)
+    for call in effects.calls:
+        if call.result is None:
+            rebuilder.deferred(call)
+    tests += writer.fetched
+    epilogue = [*rebuilder.homes(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
+    epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
+    source = _render(name, tests, inputs, epilogue)
+    guard_source = _render(name, tests, inputs, None)
+    if any(map(_holds_fake, writer.names.values())):
+        world.heap.refuse("SFX104", "an object made in the step that cannot be made again holds a tensor and leaves it")
+    rebuilder.settle()
+    outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
+    metadata, values = rebuilder.metadata(), rebuilder.differentiable
+    counters = rebuilder.views.counted()
+    residual = Residual(
+        source,
+        guard_source,
+        writer.names,
+        outputs,
+        metadata,
+        values,
+        rebuilder.updates,
+        rebuilder.customs,
+        counters,
+        views,
+        rebuilder.seen,
+        rebuilder.shown,
+        rebuilder.made(),
+    )
+    return residual, rebuilder
+
+
+def _holds_fake(value: Any) -> bool:
+    """True for a fake tensor, and for what holds one at its top: no generated code may hand it to the program."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return any(type(item) is compat.FakeTensor for item in value)
+    if kind is types.FunctionType and value.__closure__:
+        cells = [ABSENT if not cell_is_set(cell) else cell.cell_contents for cell in value.__closure__]
+        return any(type(item) is compat.FakeTensor for item in cells)
+    return kind is compat.FakeTensor
+
+
+def link(residual: Residual, name: str, bindings: dict[str, Any], measuring: bool = False) -> Any:
+    """Compiles the generated source.
+
+    Args:
+        residual: the plan.
+        name: shown in tracebacks.
+        bindings: ``run``, ``failed``, ``check_objects``, ``check_tensors`` and ``check_state``.
+        measuring: compile the guards-only function instead.
+    """
+    names = {**residual.names, "MISS": MISS, **bindings}
+    source = residual.guard_source if measuring else residual.source
+    replay = compile_function("replay", source, names, f"<sidefx_train {name}>")
+    follow(names)
+    return replay
+
+
+def _inputs(world: TraceWorld, writer: Writer) -> list[str]:
+    """Expressions of the graph's inputs; a run of static ones is one tuple that the entry holds."""
+    found: list[str] = []
+    static: list[Any] = []
+
+    def close() -> None:
+        if static:
+            found.append(f"*{writer.constant(tuple(static), 'static')}")
+            static.clear()
+
+    for index, (item, real) in enumerate(zip(world.tracer.inputs, world.tracer.real_inputs, strict=True)):
+        if item.kind == "static":
+            static.append(real)
+        else:
+            close()
+            found.append(_input(world, writer, index))
+    close()
+    return found
+
+
+def _input(world: TraceWorld, writer: Writer, index: int) -> str:
+    item = world.tracer.inputs[index]
+    real = world.tracer.real_inputs[index]
+    if item.kind == "scalar":
+        for number, source, _ in world.heap.numbers:
+            if number is item.example:
+                return writer.value(source)
+        raise AssertionError(f"no source for the number {item.source}")
+    record = world.heap.by_real.get(id(real))
+    assert record is not None, f"no record for the input {item.source}"
+    return writer.value(record.source)
+
+
+def _render(name: str, tests: list[str], inputs: list[str], epilogue: list[str] | None) -> str:
+    lines = [f"# Generated by sidefx_train for {name}: guards, prologue, graph, epilogue."]
+    lines += ["def replay(args, kwargs):", "    try:"]
+    lines += [f"        {line}" for line in tests]
+    lines += [f"    except {_FETCH_ERRORS}:", "        return MISS"]
+    call = ", ".join(inputs)
+    if epilogue is None:
+        lines.append(f"    return [{call}]")
+        return "\n".join(lines) + "\n"
+    lines += ["    stopped = None", "    try:", f"        o = run([{call}])"]
+    lines += ["    except Exception as error:", "        stopped = error"]
+    lines.append("    if stopped is not None:")
+    fetched = [found[1] for line in tests if (found := re.match(r"(\w+) = ", line))]
+    if fetched:  # nothing here keeps alive what the step itself, run instead, may drop
+        lines.append(f"        {' = '.join(dict.fromkeys(fetched))} = None")
+    lines.append("        return failed(stopped, args, kwargs)")
+    lines += [f"    {line}" for line in epilogue]
+    return "\n".join(lines) + "\n"
+
+
+def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
+    target: Source = effect.target
+    value = effect.value
+    if effect.kind == "set_attr":
+        return [f"{writer.space(target)}[{writer.constant(effect.key)}] = {rebuilder.expression(value)}"]
+    if effect.kind == "del_attr":
+        return [f"del {writer.space(target)}[{writer.constant(effect.key)}]"]
+    if effect.kind == "set_slot":
+        return [
+            f"object.__setattr__({writer.value(target)}, {writer.constant(effect.key)}, {rebuilder.expression(value)})"
+        ]
+    if effect.kind == "del_slot":
+        return [f"object.__delattr__({writer.value(target)}, {writer.constant(effect.key)})"]
+    if effect.kind == "set_class_attr":
+        key = writer.constant(effect.key)
+        return [f"type.__setattr__({writer.value(target)}, {key}, {rebuilder.expression(value)})"]
+    owner = writer.value(target)
+    if effect.through is not None:
+        return _through(writer, rebuilder, effect, owner)
+    if effect.kind == "set_item":
+        return [f"{owner}[{_key(writer, rebuilder, effect.key)}] = {rebuilder.expression(value)}"]
+    if effect.kind == "del_item":
+        return [f"del {owner}[{_key(writer, rebuilder, effect.key)}]"]
+    if effect.kind == "advance":
+        return [f"{writer.constant(advance)}({owner}, {effect.value})"]
+    if effect.kind == "clear":
+        return [f"{owner}.clear()"]
+    if effect.kind == "set_cell":
+        return [f"{owner}.cell_contents = {rebuilder.expression(value)}"]
+    if effect.kind == "del_cell":
+        return [f"del {owner}.cell_contents"]
+    if effect.kind in ("set_data", "grow") or effect.switches:
+        return []  # before anything else
+    if effect.kind == "set_grad":
+        return [f"{owner}.grad = {rebuilder.expression(value)}"]
+    items = [rebuilder.expression(item) for item in value]
+    if effect.kind == "extend" and len(items) == 1:
+        return [f"{owner}.append({items[0]})"]
+    sequence = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if effect.kind == "extend":
+        return [f"{owner}.extend({sequence})"]
+    if effect.kind == "add":
+        return [f"{owner}.update({sequence})"]
+    if effect.kind == "remove":  # not difference_update, which may make the table anew
+        return [f"{owner}.discard({item})" for item in items]
+    return [f"{owner}[:] = {sequence}"]
+
+
+def _switched(owner: str, effect: Effect) -> str:
+    return f"{owner}.detach_()" if effect.kind == "detach" else f"{owner}.requires_grad_({effect.value})"
+
+
+def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -> list[str]:
+    """The change made by Python's own method, past what the object's class overrides."""
+    base = effect.through
+    assert base is not None, f"{effect.kind} needs no class"
+    cls = writer.constant(base, base.__name__)
+    if effect.kind == "set_item":
+        key = _key(writer, rebuilder, effect.key)
+        return [f"{cls}.__setitem__({owner}, {key}, {rebuilder.expression(effect.value)})"]
+    if effect.kind == "del_item":
+        return [f"{cls}.__delitem__({owner}, {_key(writer, rebuilder, effect.key)})"]
+    if effect.kind == "clear":
+        return [f"{cls}.clear({owner})"]
+    items = [rebuilder.expression(item) for item in effect.value]
+    sequence = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if effect.kind == "add":
+        return [f"{cls}.update({owner}, {sequence})"]
+    if effect.kind == "remove":
+        return [f"{cls}.discard({owner}, {item})" for item in items]
+    cleared = [f"{cls}.clear({owner})"] if effect.kind == "replace" else []
+    return [*cleared, f"{cls}.extend({owner}, {sequence})"]
+
+
+def _key(writer: Writer, rebuilder: Rebuilder, key: Any) -> str:
+    return rebuilder.expression(key) if isinstance(key, TraceKey) else writer.constant(key)

@@ -1,0 +1,587 @@
+"""Turns values of the trace into code that makes the real ones, after the graph has run."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import types
+import typing
+import warnings
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.capture.guards.guard import same_value
+from sidefx_train.compile.capture.guards.source import stored_keys
+from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.capture.interpreter.frame_objects import Place
+from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE, InterpretedGenerator
+from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
+from sidefx_train.compile.capture.interpreter.object_model.iteration import PythonIterable, PythonIterator
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
+from sidefx_train.compile.capture.resume.native_generators import hand_out, resume
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space
+from sidefx_train.compile.capture.shadows.containers.iterators import (
+    HANDED_ON,
+    REBUILT,
+    VIEWS,
+    left_over,
+    spoiled_walk,
+    walk,
+    walked_over,
+)
+from sidefx_train.compile.capture.shadows.containers.sets import insertion, wide_set
+from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
+from sidefx_train.compile.capture.shadows.objects.outside_exceptions import CHAIN, fields_of
+from sidefx_train.compile.capture.shadows.objects.weak_references import ShadowRef
+from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
+from sidefx_train.compile.capture.shadows.shadow_table import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.plain_values import (
+    DERIVED_FROM,
+    PLAIN_TYPES,
+    base_container,
+    bounds_of,
+    exact_value,
+    instance_space,
+    is_derived,
+    is_plain,
+    is_set,
+    make_tuple,
+    slot_names,
+)
+from sidefx_train.compile.common.source_literals import is_name
+from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, shows_another
+from sidefx_train.compile.graph.view_chains import storage_of as fake_storage
+from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
+from sidefx_train.compile.residual.view_replay import Leaving
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class Rebuilder(TensorRebuilder):
+    """Expressions for values of the trace.
+
+    Attributes:
+        apply: writes what the step changed of an object from outside before anything else that is written from now on.
+    """
+
+    apply: Callable[[Record], None]
+
+    def __init__(self, world: TraceWorld, writer: Writer, leaving: Leaving) -> None:
+        super().__init__(world, writer, leaving)
+        self._made: dict[int, str] = {}
+        self._keep: list[Any] = []
+        self._suspended: list[InterpretedGenerator] = []
+
+    def expression(self, value: Any) -> str:
+        """Code for a value of the trace."""
+        plain = type(value) in PLAIN_TYPES or isinstance(value, (*BY_IDENTITY, *BY_VALUE))
+        if plain and not is_derived(type(value)):
+            if not isinstance(value, torch.Size) or not any(isinstance(size, NUMBERS) for size in value):
+                return self.writer.constant(value)
+            return f"{self.writer.constant(torch.Size)}(({', '.join(map(self.expression, value))},))"
+        if isinstance(value, torch.Tensor):
+            self.asked[id(value)] += 1
+        made = self._made.get(id(value))
+        if made is not None:
+            return made
+        record = self.world.heap.record_of(value)
+        if record is not None:
+            if isinstance(record, TensorRecord):
+                self.given(record)
+            return self.writer.value(record.source)
+        if isinstance(value, torch.Tensor) and (record := self.world.heap.memory.record_of(value)) is not None:
+            return self.home(record)
+        if isinstance(value, TraceKey):
+            return self.expression(value.value)
+        if isinstance(value, torch.Tensor):
+            made = self._remember(value, self._marked(value, self.tensor(value)))
+            self._tag(value, made)
+            return self._with_gradient(value, made)
+        if isinstance(value, NUMBERS):
+            return self._number(value)
+        if isinstance(value, TensorMoment):
+            return self._moment(value)
+        if isinstance(value, Later):
+            return self._remember(value, self._later(value))
+        return self._object(value)
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None = None) -> str:
+        parts = [*map(self.expression, args), *self._keywords(kwargs)]
+        called = self._callable(fn)
+        if place is not None:
+            parts, called = [called, *parts], self.writer.constant(place, "place")
+        return f"{called}({', '.join(parts)})"
+
+    def _keywords(self, given: dict[str, Any]) -> list[str]:
+        """Keyword arguments, in their order; some names may only stand in a dict."""
+        return [
+            f"{name}={self.expression(value)}" if is_name(name) else
+            f"**{{{self.writer.constant(name)}: {self.expression(value)}}}"
+            for name, value in given.items()
+        ]  # fmt: skip
+
+    def made(self) -> frozenset[int]:
+        """``id`` of all that there is an expression for."""
+        return frozenset(self._made)
+
+    def deferred(self, call: DeferredCall) -> None:
+        """A deferred call as a statement, in its turn."""
+        code = self.call(call.fn, call.args, call.kwargs, call.place)
+        if call.result is not None:
+            name = self._made[id(call.result)] = self.writer.fresh("r")
+            self._keep.append(call.result)
+            code = f"{name} = {code}"
+        self.lines.append(f"{code}  # {call.location}")
+
+    def _callable(self, fn: Any) -> str:
+        record = self.world.heap.record_of(attribute_of(fn, "__self__"))
+        if isinstance(fn, (types.MethodType, types.BuiltinMethodType)) and record is not None:
+            if type(fn) is types.MethodType and fn.__func__ in registry.LOOKED_UP:
+                return f"{self.writer.value(record.source)}.{registry.LOOKED_UP[fn.__func__]}"
+            if type(fn) is types.MethodType:
+                func = self.writer.constant(fn.__func__, "function")
+                return f"{self.writer.constant(types.MethodType, 'Method')}({func}, {self.writer.value(record.source)})"
+            return self._bound(fn, self.writer.value(record.source))
+        return self.writer.constant(fn, attribute_of(fn, "__name__", "fn"))
+
+    def _remember(self, value: Any, expression: str) -> str:
+        """Keeps identity: the same value of the trace is the same object outside."""
+        if not expression.startswith("o["):
+            name = self.writer.fresh("r")
+            self.lines.append(f"{name} = {expression}")
+            expression = name
+        self._made[id(value)] = expression
+        self._keep.append(value)
+        return expression
+
+    def _number(self, value: Any) -> str:
+        for number, source, _ in self.world.heap.numbers:
+            if number is value:
+                return self.writer.value(source)
+        constant = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+        if constant is not None:
+            return self.writer.constant(constant)
+        return self.output(self.world.tracer.node_of(value))
+
+    def _moment(self, moment: TensorMoment) -> str:
+        node = moment.node
+        moved = fake_storage(moment.fake) != fake_storage(node.meta["val"])
+        if moved or len(self.world.writes.to(moment.fake)) != moment.writes:
+            held = self.output(self.world.tracer.clone_after(moment.fake, node, moment.after))
+            if isinstance(moment.fake, (torch.nn.Parameter, torch.nn.Buffer)):
+                return self._marked(moment.fake, held)
+            return self._with_autograd(moment.fake, held)
+        return self.expression(moment.fake)
+
+    def _marked(self, value: torch.Tensor, expression: str) -> str:
+        """A tensor as the parameter or buffer that the step made of it."""
+        if isinstance(value, torch.nn.Parameter):
+            return f"{self.writer.constant(torch.nn.Parameter, 'Parameter')}({expression}, {value.requires_grad})"
+        if isinstance(value, torch.nn.Buffer):
+            persistent = getattr(value, "persistent", True)
+            return f"{self.writer.constant(torch.nn.Buffer, 'Buffer')}({expression}, persistent={persistent})"
+        return expression
+
+    def _tag(self, value: torch.Tensor, expression: str) -> None:
+        """Gives a tensor the attributes of the user's own that the step gave it."""
+        _, names = self.world.tagged.get(id(value), (value, {}))
+        for name in names:
+            if name in vars(value):  # not deleted again
+                self.lines.append(f"{expression}.{name} = {self.expression(vars(value)[name])}")
+
+    def _later(self, value: Later) -> str:
+        return self.call(value.fn, value.args, value.kwargs)
+
+    def _object(self, value: Any) -> str:
+        cls = type(value)
+        if isinstance(value, tuple):
+            items = [self.expression(item) for item in value]
+            if cls is tuple:
+                return self._remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
+            maker = self.writer.constant(make_tuple)
+            made = self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
+            self._attributes(made, value)
+            return made
+        if cls is slice:
+            return self._remember(value, f"slice({', '.join(map(self.expression, bounds_of(value)))})")
+        if cls is set or isinstance(value, frozenset):
+            return self._set(value)
+        if type(value) is types.MethodType and type(value.__self__) is InterpretedGenerator:
+            return self._remember(value, f"{self.expression(value.__self__)}.{value.__name__}")
+        if isinstance(value, types.MethodType) and type(value.__func__) is types.FunctionType:
+            looked_up = registry.LOOKED_UP.get(value.__func__)
+            if looked_up is not None:
+                return self._remember(value, f"{self.expression(value.__self__)}.{looked_up}")
+        if isinstance(value, types.MethodType):
+            maker = self.writer.constant(types.MethodType, "Method")
+            return self._remember(
+                value, f"{maker}({self.expression(value.__func__)}, {self.expression(value.__self__)})"
+            )
+        if cls is types.CellType:
+            return self._cell(value)
+        if cls in REBUILT or cls in HANDED_ON:
+            return self._iterator(value)
+        if cls in (PythonIterable, PythonIterator):
+            return self.expression(value.obj if cls is PythonIterable else value.iterator)
+        if cls is InterpretedGenerator:
+            return self._generator(value)
+        if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
+            return self._function(value)
+        if isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
+            if "leads_to" in vars(value):
+                return self.expression(vars(value)["leads_to"])
+            self.world.heap.refuse("SFX104", "a callback that C code was given leaves the step")
+        if type(value) is types.BuiltinMethodType and self.world.heap.definitions.gave(value):
+            return self.writer.constant(value, value.__name__)
+        if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
+            owner = value.__self__
+            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+                return self._remember(value, self._bound(value, self.expression(owner)))
+        if isinstance(value, weakref.ReferenceType):
+            return self._reference(value)
+        if isinstance(value, type) and id(value) in self.world.new_classes:
+            self.world.heap.refuse("SFX111", f"the class {value.__qualname__}, made in the step, leaves it")
+        if id(value) in self.world.new_modules:
+            made = f"{self.writer.constant(types.ModuleType.__new__, 'new_module')}({self.writer.constant(cls)})"
+            made = self._remember(value, made)
+            self._attributes(made, value)
+            return made
+        if id(value) in self.world.new_descriptors:
+            return self._descriptor(value)
+        if isinstance(value, functools.partial):
+            return self._partial(value)
+        if cls is RandomState:
+            self.world.heap.refuse("SFX110", "a random state saved in the middle of the step leaves it")
+        if cls is types.MappingProxyType:
+            self.world.heap.refuse("SFX104", "a mapping proxy made in the step leaves it")
+        if isinstance(value, _TYPE_PARAMETERS):
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+        if isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:
+            return self.writer.constant(value)
+        if id(cls) in self.world.new_classes:
+            self.world.heap.refuse(
+                "SFX111", f"an instance of the class {cls.__qualname__}, made in the step, leaves it"
+            )
+        _, owner = self.world.heap.new_spaces.get(id(value), (None, None))
+        if owner is not None and id(type(owner)) not in self.world.new_classes:  # such an instance does not leave
+            return self._remember(value, f"{self.writer.constant(instance_space)}({self.expression(owner)})")
+        if isinstance(value, (list, deque, dict, set)):
+            return self._container(value)
+        if cls is datetime.timezone:
+            return self.writer.constant(value)
+        if cls in _DATES:
+            maker, parts = value.__reduce_ex__(2)
+            return self._remember(value, self.call(maker, parts, {}))
+        return self._instance(value)
+
+    def _bound(self, method: Any, owner: str) -> str:
+        """A bound method of C: the very one, whatever the object's class has under its name."""
+        descriptor = descriptor_of(method)
+        if descriptor is not None:
+            return f"{self.writer.constant(bound)}({self.writer.constant(descriptor, method.__name__)}, {owner})"
+        if attribute_of(method.__self__, method.__name__) != method:
+            self.world.heap.refuse("SFX104", f"{method.__name__}, a bound method that its object does not show, leaves")
+        return f"getattr({owner}, {self.writer.constant(method.__name__)})"
+
+    def _set(self, value: Any) -> str:
+        cls, table = type(value), 0
+        members = tuple(value)
+        if all(map(is_plain, members)):
+            found = insertion(value)
+            if found is None:
+                self.world.heap.refuse("SFX111", "a set whose order comes of its history leaves the step")
+            members, table = found
+        else:  # objects in the order they were met, most likely that of insertion
+            met = {id(record.shadow): i for i, record in enumerate(self.world.heap.by_real.values())}
+            members = tuple(sorted(members, key=lambda member: met.get(id(member), len(met))))
+        items = [self.expression(item) for item in members]
+        made = f"({', '.join(items)}{',' if items else ''})"
+        if table:
+            made = f"{self.writer.constant(wide_set)}({cls.__name__}, {made}, {table})"
+            return self._remember(value, made)
+        if cls in (set, frozenset):
+            return self._remember(value, f"{cls.__name__}({made})")
+        maker = self.writer.constant(frozenset.__new__, "new_frozenset")
+        name = self._remember(value, f"{maker}({self.writer.constant(cls)}, {made})")
+        self._attributes(name, value)
+        return name
+
+    def _partial(self, value: Any) -> str:
+        """A partial that the step made, of whatever class."""
+        parts = [*map(self.expression, (value.func, *value.args)), *self._keywords(value.keywords)]
+        if type(value) is functools.partial:
+            maker = self.writer.constant(functools.partial, "partial")
+        else:
+            maker = self.writer.constant(functools.partial.__new__, "new_partial")
+            parts.insert(0, self.writer.constant(type(value)))
+        name = self._remember(value, f"{maker}({', '.join(parts)})")
+        self._attributes(name, value)
+        return name
+
+    def _descriptor(self, value: Any) -> str:
+        """A property, static or class method that the step made."""
+        cls = type(value)
+        if cls is property:
+            parts = [value.fget, value.fset, value.fdel]
+            if value.__doc__ != getattr(value.fget, "__doc__", None):
+                parts.append(value.__doc__)
+        elif cls is staticmethod or cls is classmethod:
+            parts = [value.__func__]
+        else:
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+        name = self._remember(value, f"{self.writer.constant(cls)}({', '.join(map(self.expression, parts))})")
+        for key, item in instance_space(value).items():  # what it copied of its function comes with it
+            if key not in _COPIED or getattr(value.__func__, key, None) is not item:
+                self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
+        return name
+
+    def _reference(self, value: Any) -> str:
+        target = value()
+        if target is None:
+            return self.writer.constant(value, "dead_reference")
+        maker = self.writer.constant(weakref.ref, "ref")
+        parts = [self.expression(target)]
+        if isinstance(value, ShadowRef):
+            parts.append(self.expression(value.callback))
+        return self._remember(value, f"{maker}({', '.join(parts)})")
+
+    def _container(self, value: Any) -> str:
+        cls = type(value)
+        name = self.writer.fresh("n")
+        self._made[id(value)] = name
+        self._keep.append(value)
+        if cls is list or cls is dict or cls is OrderedDict:
+            self.lines.append(f"{name} = {self.writer.constant(cls)}()")
+        elif cls is deque:
+            self.lines.append(f"{name} = {self.writer.constant(cls)}(maxlen={value.maxlen})")
+        elif cls is defaultdict:
+            factory = self.expression(value.default_factory)
+            self.lines.append(f"{name} = {self.writer.constant(cls)}({factory})")
+        else:
+            base: Any = base_container(cls)
+            maker = self.writer.constant(base.__new__, f"new_{base.__name__}")
+            self.lines.append(f"{name} = {maker}({self.writer.constant(cls)})")
+            if isinstance(value, deque):
+                self.lines.append(f"{self.writer.constant(deque.__init__, 'init')}({name}, (), {value.maxlen})")
+            elif isinstance(value, defaultdict):
+                init = self.writer.constant(defaultdict.__init__, "init")
+                self.lines.append(f"{init}({name}, {self.expression(value.default_factory)})")
+        if isinstance(value, dict):
+            setter = name if cls in (dict, OrderedDict, defaultdict) else None
+            held: Any = base_container(cls)
+            for key, item in held.items(value):
+                key_code, item_code = self.expression(key), self.expression(item)
+                if setter:
+                    self.lines.append(f"{name}[{key_code}] = {item_code}")
+                else:
+                    base = OrderedDict if isinstance(value, OrderedDict) else dict
+                    self.lines.append(
+                        f"{self.writer.constant(base.__setitem__, 'set_item')}({name}, {key_code}, {item_code})"
+                    )
+        else:
+            kind: Any = next(each for each in (list, deque, set) if isinstance(value, each))
+            items = ", ".join(self.expression(item) for item in kind.__iter__(value))
+            adder = self.writer.constant(kind.update if kind is set else kind.extend, "extend")
+            if items:
+                self.lines.append(f"{adder}({name}, ({items},))")
+        if cls not in (list, dict, OrderedDict, deque, defaultdict):
+            self._attributes(name, value)
+        return name
+
+    def _instance(self, value: Any) -> str:
+        cls = type(value)
+        base = next(base for base in cls.__mro__ if is_static(base))
+        name = self.writer.fresh("n")
+        made = f"{self.writer.constant(base.__new__, 'new_object')}({self.writer.constant(cls)}"
+        if base is object and not _is_made_by_object(cls):
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+        if base is object or base is types.SimpleNamespace:
+            made += ")"
+        elif base in DERIVED_FROM:
+            made += f", {self.writer.constant(exact_value(value))})"
+        elif issubclass(base, BaseException):
+            made += "".join(f", {self.expression(item)}" for item in value.args) + ")"
+        else:
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+        if cls.__module__ == "builtins" and not issubclass(base, BaseException):
+            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+        self._made[id(value)] = name
+        self._keep.append(value)
+        self.lines.append(f"{name} = {made}")
+        if isinstance(value, BaseException):
+            self._raised(name, value)
+        self._attributes(name, value)
+        return name
+
+    def _raised(self, name: str, error: BaseException) -> None:
+        """What an exception knows of how it was raised."""
+        for field in (*CHAIN, "__suppress_context__", *fields_of(type(error))):
+            value = getattr(error, field)
+            if value is not None and value is not False:
+                self.lines.append(f"{name}.{field} = {self.expression(value)}")
+        if error.__traceback__ is not None:
+            self.lines.append(f"{name}.__traceback__ = {self.writer.constant(error.__traceback__, 'traceback')}")
+
+    def _attributes(self, name: str, value: Any) -> None:
+        """The instance ``__dict__`` and the slots of an object that has just been made."""
+        if shows_another(type(value)):
+            check_hidden_space(self.world.heap, value)
+        items = instance_space(value)
+        if self.world.heap.record_of(items) is not None:  # of an object outside, or all its kind have one
+            self.lines.append(f"object.__setattr__({name}, '__dict__', {self.expression(items)})")
+        elif items:
+            space = self.writer.fresh("d")
+            self.lines.append(f"{space} = object.__getattribute__({name}, '__dict__')")
+            for key, item in items.items():
+                self.lines.append(f"{space}[{self.writer.constant(key)}] = {self.expression(item)}")
+        for slot in slot_names(type(value)):
+            if is_set(value, slot):
+                item = self.expression(object.__getattribute__(value, slot))
+                self.lines.append(f"object.__setattr__({name}, {self.writer.constant(slot)}, {item})")
+
+    def _iterator(self, value: Any) -> str:
+        """An iterator of a C class over what it walks over, at its place."""
+        if type(value) in VIEWS:
+            return self._remember(value, self._walk(value))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12 on
+            made, arguments, *state = value.__reduce__()
+        parts = ", ".join(self.expression(part) for part in arguments)
+        expression = self._remember(value, f"{self.writer.constant(made)}({parts})")
+        if state and state[0] is not None:
+            self.lines.append(f"{expression}.__setstate__({self.expression(state[0])})")
+        return expression
+
+    def _walk(self, iterator: Any) -> str:
+        """An iterator over a dict or set: it notices what is done to that outside."""
+        view = self.writer.constant(VIEWS[type(iterator)], "view")
+        container, left = walked_over(iterator), left_over(iterator)
+        if left is None:
+            return f"{self.writer.constant(spoiled_walk)}({view})"
+        ended = container is None
+        container = {} if ended else container
+        if isinstance(container, (set, frozenset)) and len(container) > 1 and not self._in_its_order(container):
+            self.world.heap.refuse("SFX111", "a walk over a set in the order of its history leaves the step")
+        record = self.world.heap.record_of(container)
+        if record is not None and not self._in_its_order(container):
+            self.apply(record)
+        made = "{}" if ended else self.expression(container)
+        return f"{self.writer.constant(walk)}({view}, {made}, {len(container) - left})"
+
+    def _in_its_order(self, container: Any) -> bool:
+        """True if what is outside holds the keys of the stand-in, in their order."""
+        record = self.world.heap.record_of(container)
+        outside = list(stored_keys(container if record is None else record.real))
+        inside = [self.world.heap.real_key(key) for key in stored_keys(container)]
+        if record is None:
+            return not isinstance(container, (set, frozenset)) or all(map(is_plain, inside))
+        pairs = zip(inside, outside, strict=False)
+        return len(inside) == len(outside) and all(a is b or (is_plain(a) and same_value(a, b)) for a, b in pairs)
+
+    def _generator(self, value: InterpretedGenerator) -> str:
+        """A suspended generator, which goes on natively."""
+        if any(value is other for other in self._suspended):
+            self.world.heap.refuse("SFX104", f"the generator {value.__qualname__}, which holds itself, leaves the step")
+        self._suspended.append(value)
+        code, state = hand_out(value)
+        parts = [
+            self.writer.constant(resume),
+            self.writer.constant(code, "code"),
+            self.writer.constant(value.frame.globals, "globals"),
+            self.writer.constant(value.__name__),
+            self.writer.constant(value.__qualname__),
+            self.writer.constant(value.started),
+            self.expression(state),
+        ]
+        self._suspended.pop()
+        return self._remember(value, f"{parts[0]}({', '.join(parts[1:])})")
+
+    def _cell(self, cell: types.CellType) -> str:
+        outside = self.world.heap.cells.get(id(cell))
+        if outside is not None:
+            return self.writer.value(outside.source)
+        if id(cell) not in self.world.new_cells:
+            return self.writer.constant(cell, "cell")
+        known = self._made.get(id(cell))
+        if known is None:
+            known = self._made[id(cell)] = self.writer.fresh("cell")
+            self._keep.append(cell)
+            self.lines.append(f"{known} = {self.writer.constant(types.CellType, 'Cell')}()")
+            contents = self.world.load_cell(cell)
+            if contents is not ABSENT:
+                self.lines.append(f"{known}.cell_contents = {self.expression(contents)}")
+        return known
+
+    def _function(self, value: types.FunctionType) -> str:
+        cells = [self._cell(cell) for cell in value.__closure__ or ()]
+        maker = self.writer.constant(types.FunctionType, "Function")
+        defaults = self.expression(value.__defaults__) if value.__defaults__ else "None"
+        code = self.writer.constant(value.__code__, "code")
+        space = self._namespace(value)
+        closure = f"({', '.join(cells)},)" if cells else "None"
+        called = self.writer.constant(value.__name__)
+        name = self._remember(value, f"{maker}({code}, {space}, {called}, {defaults}, {closure})")
+        for field in ("__kwdefaults__", "__annotations__"):
+            if getattr(value, field):
+                self.lines.append(f"{name}.{field} = {self.expression(getattr(value, field))}")
+        for field in ("__doc__", "__qualname__", "__module__"):
+            if getattr(value, field) != _given(value, field):
+                self.lines.append(f"{name}.{field} = {self.expression(getattr(value, field))}")
+        for key, item in vars(value).items():
+            self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
+        return name
+
+    def _namespace(self, fn: types.FunctionType) -> str:
+        """The globals of a function: those outside, where code executed in the step ran in them."""
+        space = fn.__globals__
+        if id(space) not in self.world.own_spaces:
+            return self.writer.constant(space, "namespace")
+        record = self.world.heap.record_of(space)
+        if record is None:
+            self.world.heap.refuse("SFX111", f"{fn.__qualname__}, made by executed code, leaves the step")
+        return self.writer.value(record.source)
+
+
+def _given(fn: types.FunctionType, field: str) -> Any:
+    """What a function's field is when the function is made from its code."""
+    if field == "__qualname__":
+        return fn.__code__.co_qualname
+    if field == "__module__":
+        return fn.__globals__.get("__name__")
+    consts = fn.__code__.co_consts
+    return consts[0] if consts and isinstance(consts[0], str) else None
+
+
+_COPIED = frozenset({"__module__", "__name__", "__qualname__", "__doc__", "__dict__", "__wrapped__", "__annotations__"})
+"""Attributes that a static or class method takes from its function when it is made."""
+_TYPE_PARAMETERS = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType)
+
+
+_ALIASES = (types.GenericAlias, types.UnionType)
+
+
+_DATES = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta)
+"""Classes whose instances are made again from what pickling asks them for."""
+
+
+def _is_made_by_object(cls: type) -> bool:
+    """True if ``object.__new__`` makes instances of ``cls``: classes of C may look like Python's own."""
+    own = (vars(base).get("__new__") for base in cls.__mro__)
+    makers = (made.__self__ for made in own if isinstance(made, types.BuiltinFunctionType))
+    if next(maker for maker in makers if isinstance(maker, type)) is not object:
+        return False
+    try:
+        object.__new__(cls)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,359 @@
+"""Tensors that leave a step: what the graph returns, and what is made of that by eager's own view operations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import fx
+
+from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.capture.side_effects.collect import Effect
+from sidefx_train.compile.capture.world.native_call_facts import first_line
+from sidefx_train.compile.graph.artifacts import OWN
+from sidefx_train.compile.graph.step_metadata import OutputFacts, OutputKind, StepMetadata, dynamic_dims, input_facts
+from sidefx_train.compile.graph.view_chains import edge_of, edges_behind, first_operation, own_counter, storage_of
+from sidefx_train.compile.residual.autograd_nodes import freed, passing, whole_view
+from sidefx_train.compile.residual.saved_tensor_refs import Seen
+from sidefx_train.compile.residual.storage_updates import as_inference, grow
+from sidefx_train.compile.residual.view_outputs import Views, new_leaf
+from sidefx_train.compile.residual.view_replay import CustomView, Leaving, LiveView, Path, replay
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+class TensorRebuilder(ABC):
+    """Expressions for tensors of the trace.
+
+    Attributes:
+        outputs: graph nodes whose values the code needs, in the order of ``o[0]``, ``o[1]``...
+        differentiable: outputs whose autograd graph is still needed outside, by position.
+        updates: those that are new values of inputs, and the inputs' positions.
+        customs: those that are views of inputs which custom functions made.
+        returned: nodes that the graph returns, by the memory they are in.
+        lines: statements that must run before the expressions are used.
+        live: views that the backward passes through; ``o[-1]`` is the first of them.
+        asked: how often the step itself hands a tensor out, by its ``id``.
+        seen: what notes the views that the code makes, where a backward leaves too.
+        shown: those views, by their nodes.
+    """
+
+    def __init__(self, world: TraceWorld, writer: Writer, leaving: Leaving) -> None:
+        self.world = world
+        self.writer = writer
+        self.leaving = leaving
+        self.views = Views(world, leaving)
+        self.live: list[LiveView] = []
+        self.returned: dict[int, set[fx.Node]] = {}
+        self.outputs: list[fx.Node] = []
+        self.lines: list[str] = []
+        self.differentiable: dict[int, torch.Tensor] = {}
+        self.updates: dict[int, int] = {}
+        self.customs: dict[int, CustomView] = {}
+        self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
+        self._turned: list[tuple[torch.Tensor, int]] = []
+        self._begun: dict[int, int] = {}
+        self._followed: dict[int, int] = {}
+        self._index: dict[fx.Node, int] = {}
+        self._given: list[TensorRecord] = []
+        self._left: list[tuple[torch.Tensor, fx.Node, Path | None]] = []
+        self._homes: dict[int, tuple[str, TensorRecord]] = {}
+        self.asked: Counter[int] = Counter()
+        self.seen = Seen()
+        self.shown: dict[fx.Node, int] = {}
+
+    @abstractmethod
+    def expression(self, value: Any) -> str:
+        """Code for a value of the trace."""
+
+    def output(self, node: fx.Node) -> str:
+        """Code for the value of a graph node."""
+        index = self._index.get(node)
+        if index is None:
+            index = self._index[node] = len(self.outputs)
+            self.outputs.append(node)
+        return f"o[{index}]"
+
+    def settle(self) -> None:
+        """Takes out of the versions of bases what replaying their views will add to them."""
+        self.world.replayed = self._turned
+        for base, count in self._turned:
+            counter = own_counter(self.world.tracer.node_of(base))
+            for node in self.returned.get(storage_of(base), ()):
+                if OWN in node.meta and own_counter(node) is counter:
+                    node.meta[OWN] -= count
+
+    def prepared(self, value: torch.Tensor) -> str:
+        """Code for a tensor that others are made of; the step itself need not hand it out."""
+        self.asked[id(value)] -= 1
+        return self.expression(value)
+
+    def given(self, record: TensorRecord) -> None:
+        """Notes a tensor from outside that leaves, or of which a view does."""
+        self._given.append(record)
+
+    def metadata(self) -> StepMetadata:
+        """What is known of the step's tensors, once all that leaves has been written."""
+        inputs = {id(real): i for i, real in enumerate(self.world.tracer.real_inputs)}
+        facts: list[OutputFacts] = []
+        for record in dict.fromkeys(self._given):
+            if self.asked[id(record.shadow)] > 0:
+                needs = bool(record.shadow.requires_grad)
+                dims = dynamic_dims(record.shadow)
+                facts.append(OutputFacts("is_input", inputs[id(record.real)], dims, needs))
+        own = {self._index[node]: value for value, node, path in self._left if path is None}
+        hidden = {i for i, value in own.items() if self.asked[id(value)] <= 0}
+        known: set[int] = set()
+        for value, node, path in self._left:
+            kind, base = self._made_of(value, node, path, inputs, hidden, known)
+            if self.asked[id(value)] > 0:
+                facts.append(OutputFacts(kind, base, dynamic_dims(value), bool(value.requires_grad)))
+        bases = sorted(hidden | (known - own.keys()))
+        return StepMetadata(input_facts(self.world), tuple(facts), tuple(bases), tuple(sorted(self.differentiable)))
+
+    def _made_of(
+        self,
+        value: torch.Tensor,
+        node: fx.Node,
+        path: Path | None,
+        inputs: dict[int, int],
+        hidden: set[int],
+        known: set[int],
+    ) -> tuple[OutputKind, int]:
+        """What a value is made of; ``known`` are bases of others that have been seen."""
+        if path is None:
+            return "custom_function_view" if self._is_custom_view(value) else "non_alias", self._index[node]
+        record = None if isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
+        if record is not None:
+            return "unsafe_view_alias" if path.unsafe else "alias_of_input", inputs[id(record.real)]
+        made_by = path.base if isinstance(path.base, fx.Node) else self.world.tracer.node_of(path.base)
+        if made_by not in self._index:  # a view, made of something else in turn
+            deeper = next(each for value, _, each in self._left if value is path.base)
+            return self._made_of(value, node, deeper, inputs, hidden, known)
+        base = self._index[made_by]
+        first = base not in known
+        known.add(base)
+        if path.unsafe:
+            return "unsafe_view_alias", base
+        if base not in hidden and not isinstance(path.base, fx.Node):
+            return "alias_of_intermediate_base_is_user_output", base
+        return "alias_of_intermediate_save_as_output" if first else "alias_of_intermediate", base
+
+    def tensor(self, value: torch.Tensor) -> str:
+        """Code for a tensor that the step made."""
+        tracer = self.world.tracer
+        if not tracer.has_node(value):
+            self.world.heap.refuse("SFX111", "a tensor that no recorded operation made leaves the step")
+        node = tracer.node_of(value)
+        try:
+            value.grad_fn  # noqa: B018
+        except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids some views of several to be looked
+            # at, and makes others again from a base that has been turned since
+            self.world.heap.refuse("SFX107", f"a tensor leaves the step of which autograd says: {first_line(error)}")
+        path = self.views.path(value, node)
+        self._left.append((value, node, path))
+        if path is not None:
+            if path.grad:
+                self._replayed.append((node, value))
+                self._begun[id(value)] = first_operation(value, path.base)
+            if self.leaving.staged and path.grad:
+                return self._live_view(value, path)
+            return self._view(path, node) + (".requires_grad_()" if new_leaf(value) else "")
+        outside = self.views.path(value, node, custom=True) if self._is_custom_view(value) else None
+        if outside is not None and self.views.is_outside(value):
+            return self._custom_view(value, node, outside)
+        apart = value.grad_fn is not None and not value._is_view() and own_counter(node) is node and not value._version
+        if self.views.is_outside(value) and not apart:
+            self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
+        custom = self._is_custom_view(value)
+        if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed and not custom:
+            self.world.heap.refuse("SFX107", "a view that needs autograd leaves the step, in a way not made again")
+        self.returned.setdefault(storage_of(value), set()).add(node)
+        if value.is_inference() and not torch.is_inference_mode_enabled():
+            if storage_of(value) in self.leaving.shared or value.is_conj() or value.is_neg():
+                self.world.heap.refuse("SFX111", "tensors made in inference mode leave the step in one memory")
+            return f"{self.writer.constant(as_inference)}({self.output(node)})"
+        if not value._is_view() and not value.is_inference():
+            node.meta[OWN] = value._version
+        if value.grad_fn is not None and value.grad_fn not in self.world.freed:
+            expression = self.output(node)
+            if self.differentiable.setdefault(self._index[node], value) is not value:
+                self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
+            function = passing(type(value.grad_fn).__name__, whole_view) if custom else None
+            return expression if function is None else f"{self.writer.constant(function)}({expression})"
+        return self._with_autograd(value, self.output(node))
+
+    def _custom_view(self, value: torch.Tensor, node: fx.Node, path: Path) -> str:
+        """A view of a tensor from outside that a custom autograd function made: its backward is in the graph."""
+        record = None if isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
+        if record is None or record.home is not None:
+            self.world.heap.refuse("SFX111", "a view by a custom function leaves the step, of what is no argument")
+        expression = self.output(node)
+        if self.differentiable.setdefault(self._index[node], value) is not value:
+            self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
+        for number in path.numbers:
+            self.output(number)
+        numbers = tuple(self._index[number] for number in path.numbers)
+        name = type(value.grad_fn).__name__
+        self.customs[self._index[node]] = CustomView(name, self._place_of(record), path, numbers)
+        return expression
+
+    def _is_custom_view(self, value: torch.Tensor) -> bool:
+        """True for a view that a custom autograd function made, alone in its memory of all that leaves."""
+        if not value._is_view() or storage_of(value) in self.leaving.shared or value._version:
+            return False
+        return isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
+
+    def give_memory(self, changes: list[Effect]) -> None:
+        """Gives tensors from outside their new memory, all at once, before anything else is made of them."""
+        lines: list[str] = []
+        for change in changes:
+            if change.kind in ("set_data", "grow"):
+                owner, value = self.writer.value(change.target), self.prepared(change.value)
+                enlarges = change.kind == "grow"
+                lines.append(
+                    f"{self.writer.constant(grow)}({owner}, {value})" if enlarges else f"{owner}.data = {value}"
+                )
+        self.lines += lines
+
+    def homes(self) -> list[str]:
+        """Code for what tensors from outside were, in their old memory, for all that is made of that."""
+        return [f"{name} = {self.writer.value(record.source)}.detach()" for name, record in self._homes.values()]
+
+    def home(self, record: TensorRecord) -> str:
+        """The name of one of them."""
+        self.given(record)
+        name, _ = self._homes.setdefault(id(record), (f"home{len(self._homes)}", record))
+        return name
+
+    def update(self, record: TensorRecord) -> None:
+        """Makes the new value of an input, which autograd knows, a result of the captured part."""
+        node = self.world.tracer.node_of(record.shadow)
+        self.output(node)
+        self.differentiable[self._index[node]] = record.shadow
+        self.updates[self._index[node]] = self._position(record)
+
+    def begins(self, record: TensorRecord) -> tuple[int, int]:
+        """The place of a view that is followed among those that the step made, in the order of the forward."""
+        base = self.world.heap.by_real[id(record.real._base)]
+        history = record.shadow.grad_fn
+        return first_operation(record.shadow, base.shadow), -1 if history is None else history._sequence_nr()
+
+    def follow(self, record: TensorRecord) -> None:
+        """Makes a view from outside, whose base was written, one that the backward passes through."""
+        if record.edge is None and record.shadow.shape != record.real.shape:
+            reason = f"{record.source.label} is turned, and what it is a view of gets a history"
+            self.world.heap.refuse("SFX107", reason)
+        base = self._place_of(self.world.heap.by_real[id(record.real._base)])  # type: ignore[arg-type]
+        self._followed[id(record)] = len(self.live)
+        self.live.append(LiveView(record.shadow, base, None, position=self._position(record)))
+
+    def _position(self, record: TensorRecord) -> int:
+        return next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
+
+    def _place_of(self, record: TensorRecord) -> tuple[Literal["input", "result", "view"], int]:
+        """Where a tensor from outside is found when all has been written."""
+        if id(record) in self._followed:
+            return "view", self._followed[id(record)]
+        position = self._position(record)
+        new_value = next((i for i, updated in self.updates.items() if updated == position), None)
+        return ("input", position) if new_value is None else ("result", new_value)
+
+    def learned(self) -> Leaving:
+        """What is known of all that leaves, once everything has been written."""
+        sharing = {storage for storage, nodes in self.returned.items() if len(nodes) > 1}
+        edges = {edge_of(value): (node, value) for node, value in self._replayed}
+        leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)]
+        behind = [edges_behind(value) for value in leaving]
+        passed = dict(edges[edge] for found in behind for edge in found if edge in edges)
+        for node, view in self.views.between.items():  # made once, where several are made of it
+            if sum(edge_of(view) in found for found in behind) > 1:
+                passed[node] = view
+        self.views.check_counters()
+        before = self.leaving
+        staged = before.staged or bool(self.differentiable)
+        counters = {**before.counters, **self.views.counters}
+        views = {
+            id(view): view for view in (*(view for _, view in before.replayed), *(view for _, view in self._replayed))
+        }
+        replayed = tuple(((self._begun[id(view)], view.grad_fn._sequence_nr()), view) for view in views.values())
+        return Leaving(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
+
+    def _base(self, path: Path) -> str:
+        if isinstance(path.base, fx.Node):
+            self.returned.setdefault(storage_of(path.base.meta["val"]), set()).add(path.base)
+            return self.output(path.base)
+        turns = sum(op.turns for op in path.ops if path.grad and not path.anew)
+        if turns:
+            self._turned.append((path.base, turns))
+        return self.prepared(path.base)
+
+    def _live_view(self, value: torch.Tensor, path: Path) -> str:
+        """A view that is made right after its base, so that what follows in the autograd graph can hang from it."""
+        self._base(path)
+        base = path.base
+        place: tuple[Literal["input", "result", "view"], int]
+        earlier = next((i for i, view in enumerate(self.live) if view.value is base), None)
+        if earlier is not None:
+            place = ("view", earlier)
+        elif isinstance(base, torch.Tensor) and (record := self.world.heap.memory.record_of(base)) is not None:
+            if record.home is not None:
+                reason = f"a view of {record.source.label} leaves the step, which was given other memory (.data)"
+                self.world.heap.refuse("SFX107", reason)
+            place = self._place_of(record)
+        else:
+            made_by = base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)
+            if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)
+                reason = "a tensor leaves the step whose backward goes to a leaf that was made in it (requires_grad_)"
+                self.world.heap.refuse("SFX107", reason)
+            place = ("result", self._index[made_by])
+        for node in path.numbers:
+            self.output(node)
+        self.live.append(LiveView(value, place, path, tuple(self._index[node] for node in path.numbers)))
+        return f"o[{-len(self.live)}]"
+
+    def _view(self, path: Path, node: fx.Node) -> str:
+        """A view, made from its base as eager makes it."""
+        parts = [self._base(path), self.writer.constant(path.ops, "views"), self.writer.constant(path.grad)]
+        if path.numbers:
+            parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
+        if path.version is not None:
+            parts.append(f"version={path.version}")
+        if path.apart:
+            parts.append("apart=True")
+        if path.creation is not None:
+            parts.append(f"creation={self.writer.constant(path.creation)}")
+        if path.anew:
+            parts.append(f"anew={self.writer.constant(path.anew)}")
+        made = f"{self.writer.constant(replay)}({', '.join(parts)})"
+        if not self.leaving.staged:
+            return made
+        number = self.shown.setdefault(node, len(self.shown))
+        return f"{self.writer.constant(self.seen.made, 'seen')}({number}, {made})"
+
+    def _with_autograd(self, value: torch.Tensor, expression: str) -> str:
+        """A result with what autograd knows of ``value``."""
+        if not value.requires_grad:
+            return expression
+        if value.grad_fn is None:
+            return f"{expression}.requires_grad_()"
+        if value.grad_fn not in self.world.freed:
+            reason = "an earlier value of a tensor leaves the step, and its backward graph is still needed"
+            self.world.heap.refuse("SFX107", reason)
+        name = type(value.grad_fn).__name__
+        return f"{self.writer.constant(freed)}({expression}, {self.writer.constant(name)})"
+
+    def _with_gradient(self, value: torch.Tensor, expression: str) -> str:
+        """A tensor with the gradient that the step's backward gave it, or that a later one is to give it."""
+        if value.retains_grad:
+            self.lines.append(f"{expression}.retain_grad()")
+        if (value.retains_grad or value.is_leaf) and value.grad is not None:
+            self.lines.append(f"{expression}.grad = {self.expression(value.grad)}")
+        return expression

@@ -1,0 +1,48 @@
+"""What the report says of a capture."""
+
+from __future__ import annotations
+
+from sidefx_train.compile.graph.step_metadata import in_words
+from sidefx_train.compile.pipeline.captured import nodes_of
+from sidefx_train.compile.pipeline.entry import Entry
+from sidefx_train.compile.runtime.describe import trigger
+from sidefx_train.compile.runtime.guard_failures import Missed
+from sidefx_train.report import GuardRecord, StepReport
+
+_GRANTED = "conditions on tensors taken for granted, which the graph checks: {}"
+_ONCE = "runs once, operation by operation: the step ends what it relies on ({})"
+
+
+def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_part: bool) -> None:
+    """Adds a capture to a report.
+
+    Args:
+        report: of the step.
+        entry: what was captured and compiled.
+        missed: why it was captured again; ``None`` for the first time.
+        is_part: the step is the rest of another.
+    """
+    captured, executable = entry.captured, entry.executable
+    nodes = nodes_of(captured.traced)
+    kinds: dict[str, int] = {}
+    for item in captured.traced.inputs:
+        kinds[item.kind] = kinds.get(item.kind, 0) + 1
+    sources = {"facts": in_words(captured.residual.metadata), "residual": captured.residual.source}
+    if "graph" not in executable.sources:
+        sources["graph"] = captured.traced.module.print_readable(print_output=False)
+    notes = [_ONCE.format(captured.ends)] if entry.once else []
+    if captured.granted:
+        notes.append(_GRANTED.format(", ".join(map(str, captured.granted))))
+    report.record_capture(
+        trigger="first call" if missed is None else trigger(missed.label, missed.old, missed.new),
+        nodes={"capture": nodes},
+        graphs=1 if nodes or not (is_part or captured.suspension) else 0,
+        seconds={"capture": captured.seconds, **executable.seconds},
+        inputs=kinds,
+        effects=list(captured.effects),
+        guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
+        sources={**sources, **executable.sources},
+        notes=[*notes, *executable.notes],
+        choices=executable.choices,
+        verification=executable.verification,
+    )

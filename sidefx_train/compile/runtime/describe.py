@@ -1,0 +1,62 @@
+"""What a step says of itself: names, values and errors in a line."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from typing import Any
+
+from sidefx_train.compile.capture.guards.guard import shown
+from sidefx_train.compile.capture.shadows.deferred_values import message_of
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.user_code import PACKAGE_DIR
+from sidefx_train.errors import Location
+
+
+def trigger(label: str, old: str, new: str) -> str:
+    """Why a step is captured again; ``old`` may be a whole condition, which names the value itself."""
+    return f"no longer so: {old}; now {new}" if old.startswith(label) else f"{label} changed from {old} to {new}"
+
+
+def callers_level() -> int:
+    """``stacklevel`` of the user's call for a warning issued by the calling function."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE_DIR, "<sidefx_train")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def name_of(fn: Any) -> str:
+    """What a callable is called in reports: that of what it binds, or of its class."""
+    if isinstance(fn, functools.partial):
+        return name_of(fn.func)
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+def describable(fn: Any) -> Any:
+    """What the name and the docstring of a wrapper are taken from."""
+    return fn if hasattr(fn, "__name__") else type(fn)
+
+
+def short(value: Any) -> str:
+    """A value in 120 characters at most, without calling the program's own methods."""
+    if isinstance(value, str):
+        text = value
+    elif type(value) in (tuple, list, dict, set, frozenset) or not is_library(type(value).__module__):
+        text = shown(value)  # a user's own __str__ may have effects
+    else:
+        text = str(value) if not callable(value) else name_of(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def summary(error: BaseException) -> str:
+    """The class of an error and the first line of its message."""
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".strip(": ")
+
+
+def user_location(error: BaseException) -> Location | None:
+    """The innermost line of the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return Location(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None

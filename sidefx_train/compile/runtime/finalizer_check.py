@@ -1,0 +1,90 @@
+"""What would die with the state of a suspended frame, and whether code of the program would run then.
+
+A captured part makes its effects when it is over, so what dies in it would die too late for its ``__del__``, its
+``finally`` or its weak references to see the program as eager has it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, cleans_up
+from sidefx_train.compile.capture.resume.suspension import State
+from sidefx_train.compile.capture.shadows.finalizers import deletes, takes_along
+from sidefx_train.compile.common.library_modules import is_library
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+_PLAIN: frozenset[type] = frozenset(
+    {
+        *(int, float, complex, bool, str, bytes, range, slice, type(None), type(...), type(NotImplemented)),
+        *(torch.nn.Parameter, torch.dtype, torch.device, torch.Size),
+        *(type, types.ModuleType, types.CodeType, types.BuiltinFunctionType),
+    }
+)
+"""Classes of objects that nothing of the program dies with."""
+
+_MOST = 2000
+"""Objects looked at: a large state made of many is left alone."""
+
+
+def noticed_death(state: State) -> str | None:
+    """What of a frame's state runs code, or is missed by a weak reference, when it is dropped; ``None`` if nothing.
+
+    Iterators that are variables themselves do not count: the capture follows those.
+
+    Args:
+        state: ``[cells, values]``, which nothing else refers to.
+    """
+    held: dict[int, Any] = {}
+    counts: dict[int, int] = {}
+    todo: list[Any] = list(state)
+    top = True
+    while todo and len(held) < _MOST:
+        touched = _count_referents(todo, held, counts)
+        todo = []
+        for key in dict.fromkeys(touched):
+            if sys.getrefcount(held[key]) != counts[key] + 2:  # the table's, and the argument's
+                continue
+            found = _noticed(held[key], top)
+            if found is not None:
+                return found
+            if type(held[key]) in HOLDERS or takes_along(type(held[key])):
+                todo.append(held[key])
+        top = False
+    return None
+
+
+def _count_referents(containers: list[Any], held: dict[int, Any], counts: dict[int, int]) -> list[int]:
+    touched = []
+    for container in containers:
+        for item in gc.get_referents(container):
+            if type(item) not in _PLAIN:
+                key = id(item)
+                held[key] = item
+                counts[key] = counts.get(key, 0) + 1
+                touched.append(key)
+    return touched
+
+
+def _noticed(item: Any, top: bool) -> str | None:
+    cls = type(item)
+    if cls in HOLDERS:
+        return f"a suspended {cls.__name__}, which cleans up" if not top and cleans_up(item) else None
+    if isinstance(item, torch.Tensor):  # torch's own references to tensors are of other classes, or call back
+        plain = any(type(ref) is weakref.ref and ref.__callback__ is None for ref in weakref.getweakrefs(item))
+        return "a tensor, to which weak references refer" if plain else None
+    if is_library(cls.__module__):
+        return None
+    if deletes(cls):
+        return f"a {cls.__qualname__}, whose __del__ runs when it dies"
+    if weakref.getweakrefcount(item):
+        return f"a {cls.__qualname__}, to which weak references refer"
+    return None

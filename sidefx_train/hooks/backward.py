@@ -1,0 +1,165 @@
+"""Backward passes run for real on fake tensors: autograd calls hooks where eager would.
+
+What the compiler must know of them: which graphs a backward pass has used up (a tensor that leaves the step afterwards
+gets a node that says so), and which hooks an outside parameter carried when the step began.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.object_model.function_calls import ANSWERED
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+_GRAPH_FILE = torch.autograd.graph.__file__
+
+ANSWERED.add(compat.asks_for_execution)
+registry.COUNTERS[torch.utils.hooks.RemovableHandle, "next_id"] = 1 << 40
+
+
+@registry.intercept(torch.Tensor.backward)
+def _tensor_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    keep = _argument(args, kwargs, 2, "retain_graph"), _argument(args, kwargs, 3, "create_graph")
+    return _run(world, torch.Tensor.backward, args[0], keep, args, kwargs, accumulates=True)
+
+
+@registry.intercept(torch.autograd.backward)
+def _autograd_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    keep = _argument(args, kwargs, 2, "retain_graph"), _argument(args, kwargs, 3, "create_graph")
+    roots = _argument(args, kwargs, 0, "tensors")
+    return _run(world, torch.autograd.backward, roots, keep, args, kwargs, accumulates=True)
+
+
+@registry.intercept(torch.autograd.grad)
+def _autograd_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    keep = _argument(args, kwargs, 3, "retain_graph"), _argument(args, kwargs, 4, "create_graph")
+    roots = _argument(args, kwargs, 0, "outputs")
+    return _run(world, torch.autograd.grad, roots, keep, args, kwargs, accumulates=False)
+
+
+@registry.intercept(torch.Tensor.register_hook)
+def _register_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On a tensor with a history from outside: the engine will run the hook there, in a backward after the graph."""
+    record = world.heap.record_of(args[0]) if args else None
+    if not isinstance(record, TensorRecord) or record.edge is None:
+        return ABSENT
+    return world.defer_for_result(torch.Tensor.register_hook, args, kwargs)
+
+
+@registry.intercept(compat.asks_for_execution)
+def _will_execute(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a node from outside that accumulates a gradient, the backward that runs knows that of the shadow."""
+    (node,) = args
+    leaf = getattr(node, "variable", None)
+    if leaf is None or world.tracer.has_node(leaf):
+        return ABSENT
+    record = world.heap.by_real.get(id(leaf))
+    if record is None:  # it takes no part in the step
+        return False
+    return compat.asks_for_execution(compat.accumulator_of(record.shadow))
+
+
+@registry.intercept(compat.number_of_backward)
+def _number_of_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Another one in every call: one of torch's hooks remembers all that it has seen."""
+    frame = world.interp.current_frame
+    if frame is not None and frame.code.co_name == "wrapped_fn" and frame.code.co_filename == _GRAPH_FILE:
+        world.heap.refuse("SFX111", 'asks which backward is running, as a hook registered with mode="any" does')
+    return ABSENT
+
+
+@registry.intercept(torch.no_grad.__enter__)
+def _enter_no_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In a backward, autograd is off already, unless a derivative of a higher order is asked for."""
+    observer = _observer(world)
+    if observer is not None:
+        observer.switched_off += 1
+    return ABSENT
+
+
+@registry.intercept(torch.no_grad.__exit__)
+def _exit_no_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _observer(world)
+    if observer is not None:
+        observer.switched_off = max(0, observer.switched_off - 1)
+        observer.may_ask = True
+    return ABSENT
+
+
+@registry.intercept(torch.enable_grad.__enter__)
+def _enter_enable_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _observer(world)
+    if observer is not None:
+        observer.may_ask = True
+    return ABSENT
+
+
+@registry.intercept(torch.is_grad_enabled)
+def _is_grad_enabled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    observer = _observer(world)
+    if observer is not None:
+        if not observer.switched_off and not observer.may_ask:
+            observer.problem = "Python that its backward runs asks whether autograd is on (as once_differentiable does)"
+        observer.may_ask = False
+    return ABSENT
+
+
+def _observer(world: TraceWorld) -> Any:
+    """What listens to a backward that is recorded, where autograd is off in it."""
+    return None if torch.is_grad_enabled() else world.tracer.proxy_mode.observer
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _run(
+    world: TraceWorld, fn: Any, roots: Any, keep: tuple[Any, Any], args: Any, kwargs: Any, accumulates: bool
+) -> Any:
+    for value in (*args, *kwargs.values()):
+        world.touch(value)
+    tensors = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    nodes = graph_nodes([t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None])
+    records = [record for record in world.heap.by_real.values() if isinstance(record, TensorRecord)]
+    if any(record.edge is not None and record.edge.node in nodes for record in records):
+        world.heap.refuse("SFX112", "runs backward through an autograd graph that was made before")
+    if accumulates:
+        leaves = _leaves(tensors, nodes)
+        for shadow in [record.shadow for record in world.heap.by_shadow.values() if id(record.shadow) in leaves]:
+            world.heap.read_grad(shadow)
+    retained = keep[0] if keep[0] is not None else keep[1]
+    result = world.guarded(fn, args, kwargs)
+    if not retained:
+        world.freed |= nodes
+    return result
+
+
+def _leaves(roots: list[Any], nodes: set[Any]) -> set[int]:
+    """Identities of the leaf tensors whose ``.grad`` a backward pass from ``roots`` adds to."""
+    found = [root for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is None]
+    return {id(leaf) for leaf in (*found, *(node.variable for node in nodes if hasattr(node, "variable")))}
+
+
+def graph_nodes(roots: list[Any]) -> set[Any]:
+    """All autograd nodes reachable from ``roots``."""
+    seen: set[Any] = set()
+    todo = list(roots)
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo.extend(following for following, _ in node.next_functions)
+    return seen

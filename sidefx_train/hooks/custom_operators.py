@@ -1,0 +1,75 @@
+"""Operators whose derivative is registered in Python (``torch.library.register_autograd``).
+
+Torch's dispatcher calls the kernel for autograd, which is a ``torch.autograd.Function`` that torch generates; its
+Python would run past the interpreter. During a capture such an operator is applied by a function that does the same
+and whose ``setup_context`` and ``backward`` are interpreted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common import interceptor_registry as registry
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+if not TYPE_CHECKING:
+    from sidefx_train.compile.common.type_checks import isinstance
+
+
+@registry.intercept(*compat.OPERATORS)
+def _call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    operator, *given = args
+    generated = compat.python_derivative(operator)
+    if generated is None or not torch.is_grad_enabled():
+        return ABSENT
+    if not any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in _leaves((*given, *kwargs.values()))
+    ):
+        return ABSENT
+    overload, registration = generated
+    if overload is None or registration is None:
+        world.heap.refuse("SFX111", f"calls {operator}, an operator over lists of tensors with a derivative in Python")
+    positional, named = compat.operator_arguments(overload, tuple(given), kwargs)
+    twin = _twin(world, overload, registration, named)
+    return world.interp.call(torch.autograd.Function.apply.__func__, (twin, *positional), {})  # type: ignore[attr-defined]
+
+
+def _leaves(values: tuple[Any, ...]) -> list[Any]:
+    return [leaf for value in values for leaf in (value if type(value) in (list, tuple) else (value,))]
+
+
+def _twin(world: TraceWorld, overload: Any, registration: Any, named: dict[str, Any]) -> type:
+    heap = world.heap
+    held = heap.shadow(registration, heap.sources.const(registration, f"the derivative of {overload}"))
+
+    def python(name: str) -> Any:
+        fn = world.interp.getattr(held, name)
+        return None if fn is None else world.interp.reentering(fn)
+
+    set_up, differentiate = python("_setup_context_fn"), python("_backward_fn")
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        with compat.below_autograd_only():
+            result = world.native_call(overload, args, named)
+            if set_up is not None:
+                inputs, keywords = compat.operator_defaults(overload, args, named)
+                more = {"keyword_only_inputs": keywords} if compat.has_keyword_arguments(overload) else {}
+                set_up(ctx=ctx, inputs=inputs, output=result, **more)
+        return result
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if differentiate is None:
+            reason = f"Trying to backward through {overload} but no autograd formula was registered. "
+            raise RuntimeError(reason + "Please use register_autograd to add one.")
+        return differentiate(ctx, *grads)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    twin = type(compat.name_of_derivative(overload), (torch.autograd.Function,), methods)
+    world.twins[twin] = twin
+    return twin

@@ -5,9 +5,9 @@ runtime/            dispatch to cache entries, recapture, eager fallback (Dynamo
 pipeline/           the order of the stages; read it first (torch.compile: compile_fx, OutputGraph)
 autograd/           joint graph, partitioner, autograd.Function at run time (AOTAutograd)
 residual/           generated prologue and epilogue, view replay (Dynamo: codegen; AOTAutograd: runtime_wrappers)
-backend/            eager, aot_eager, Inductor; passes, autotuning, verification (torch._inductor)
+backend/            eager, aot_eager, Inductor; passes, autotuning, verification (Inductor)
 functionalization/  in-place operations, views, numbers out of the graph (AOTAutograd: functional_utils)
-capture/            Python step -> graph, side effects, guards (torch._dynamo)
+capture/            Python step -> graph, side effects, guards (Dynamo)
 graph/              the values between stages, view chains, validation (AOTAutograd: schemas)
 native/             C++ modules: kernels, guards, optimizer updates
 ops/                definitions of the ``sidefx::`` operators

@@ -18,7 +18,7 @@ import torchmetrics  # noqa: F401 - programs use it
 from lightning import pytorch as pl
 
 import sidefx_train
-from tests.parity.harness import photograph, same
+from tests.support.parity import photograph, same
 
 HEAD = """
 import functools

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 
 import sidefx_train
-from tests.parity.harness import photograph, same
+from tests.support.parity import photograph, same
 
 
 class Block(nn.Module):

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from tests.caches import new_cache
 from tests.fuzz.compare import Differs
 from tests.fuzz.kernels import check, generate
 from tests.fuzz.shrink import shrink
+from tests.support.disk_cache import new_cache
 
 FIXED = (1010, 1015, 1021, 3009)
 """Added to where it was read; an index with a maximum in a remainder; drawn less than eager draws; saved for the

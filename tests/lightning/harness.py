@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import sidefx_train
-from tests.parity.harness import photograph, same
+from tests.support.parity import photograph, same
 
 
 def data(rows: int = 26, seed: int = 3) -> DataLoader:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from tests.lightning.harness import Classifier, data, parity, quiet_trainer
-from tests.parity.harness import photograph, same
+from tests.support.parity import photograph, same
 
 ROWS = 24
 """Six batches of one size."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from tests.lightning.harness import Classifier, fit, parity
-from tests.parity.harness import photograph, same
+from tests.support.parity import photograph, same
 
 EVEN = 24
 """Rows for six batches of one size."""

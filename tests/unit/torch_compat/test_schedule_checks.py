@@ -13,7 +13,7 @@ from torch import nn
 import sidefx_train
 from sidefx_train.errors import SideFXWarning
 from sidefx_train.switches import without
-from tests.caches import new_cache
+from tests.support.disk_cache import new_cache
 
 Rows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 

@@ -1,0 +1,46 @@
+"""The bodies of the interpreter's tests a third way: in captured steps, without falling back to eager Python."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interpreter import (
+    test_calls_and_scopes as test_interpreter_calls,
+)
+from tests.interpreter import (
+    test_classes as test_interpreter_classes,
+)
+from tests.interpreter import (
+    test_control_flow as test_interpreter_control,
+)
+from tests.interpreter import (
+    test_operators as test_interpreter_operators,
+)
+from tests.support.interpreter import bodies
+
+pytest.importorskip("torch")
+
+from tests.support.interpreter_compiled import check_compiled, check_refused  # noqa: E402
+
+MODULES = (test_interpreter_calls, test_interpreter_classes, test_interpreter_control, test_interpreter_operators)
+
+REFUSED = {
+    "body_subclass_of_builtins": "SFX111",  # instances of a class made in the step leave it
+    "body_container_subclass_with_attributes": "SFX111",
+    "body_dict_missing_and_default": "SFX111",
+    "body_del_method": "SFX104",  # a replay would not make the object that is deleted
+    "body_format_exc": "SFX103",  # reads source files
+}
+"""What is not captured, with the code of the reason."""
+
+BODIES = {body.__name__: body for module in MODULES for body in bodies(vars(module))}
+
+
+@pytest.mark.parametrize("name", [name for name in BODIES if name not in REFUSED])
+def test_captured(name):
+    check_compiled(BODIES[name])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    check_refused(lambda: (BODIES[name], None), REFUSED[name])

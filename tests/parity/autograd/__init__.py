@@ -1,0 +1,1 @@
+"""Backward, hooks and derivatives (`autograd`, `hooks`)."""

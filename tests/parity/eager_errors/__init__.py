@@ -1,0 +1,1 @@
+"""What eager refuses, a captured step refuses (`capture/recording/eager_parity`)."""

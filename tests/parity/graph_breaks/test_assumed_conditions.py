@@ -1,0 +1,292 @@
+"""Conditions on tensors taken for granted: one graph, which checks them; a step that meets another runs eagerly."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sidefx_train
+from tests.support.conditions import (
+    FORMS,
+    asserting_a_number,
+    by_math,
+    difference_with_itself,
+    raising,
+    raising_in_parts,
+    raising_twice,
+    skipping,
+    times_zero,
+)
+from tests.support.parity import Program, mlp, parity, run, same
+
+BAD = (3, 6)
+"""Calls whose batch is not what the conditions ask for."""
+
+
+NAN, INFINITE = -1.0, 0.0
+"""What comes of it to the power of -0.5."""
+
+
+def batch(i: int, bad: float = NAN):
+    generator = torch.Generator().manual_seed(i)
+    x, y = torch.randn(6, 6, generator=generator), torch.randint(0, 3, (6,), generator=generator)
+    return x, y, torch.tensor([1.0, bad if i in BAD else 1.0])
+
+
+def training(unwanted, bad=NAN, fused=True):
+    """A step with buffers, random numbers, an optimizer and side effects on both sides of the condition."""
+
+    def make() -> Program:
+        model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=fused)
+        log = {"calls": 0, "skipped": 0, "losses": []}
+
+        def step(x, y, scale):
+            log["calls"] += 1
+            loss = F.cross_entropy(model(x), y) * scale.pow(-0.5).prod()
+            if unwanted(loss):
+                log["skipped"] += 1
+                return None
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            log["losses"].append(loss.detach())
+            return loss.detach()
+
+        return Program(step, lambda i: batch(i, bad), (model, optimizer, log))
+
+    return make
+
+
+def granted(make, backend="eager", fallbacks=len(BAD), steps=9, captures=1):
+    options = {"rng": "eager"} if backend == "inductor" else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(make, steps=steps, backend=backend, whole=False, captures=captures, **options)
+    assert not report.breaks, f"{report}"
+    assert [record.code for record in report.fallbacks] == ["SFX208"] * bool(fallbacks), f"{report}"
+    assert report.fallback_count == fallbacks, f"{report}"
+    return report
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_graph(form, backend):
+    granted(training(form), backend)
+
+
+@pytest.mark.parametrize("form", [skipping, raising_in_parts, asserting_a_number, difference_with_itself])
+@pytest.mark.parametrize("fused", [True, False])
+def test_inductor(form, fused):
+    granted(training(form, fused=fused), "inductor")
+
+
+@pytest.mark.parametrize("form", [by_math, times_zero, raising_twice], ids=lambda form: form.__name__)
+def test_infinity(form):
+    granted(training(form, bad=INFINITE))
+
+
+def test_the_report_says_so():
+    report = granted(training(raising))
+    (note,) = [note for note in report.captures[0].notes if "taken for granted" in note]
+    line = raising.__code__.co_firstlineno + 1
+    assert f"{raising.__code__.co_filename}:{line} in raising" in note
+    assert f":{line}" in str(report.fallbacks[0].location)
+
+
+def test_gradients_are_asked():
+    def make() -> Program:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        skipped = []
+
+        def step(x, y, scale):
+            (F.cross_entropy(model(x), y) * scale.pow(-0.5).prod()).backward()
+            if any(p.grad.isnan().any() for p in model.parameters()):
+                skipped.append(True)
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+
+        return Program(step, batch, (model, optimizer, skipped))
+
+    granted(make)
+
+
+def test_distributions():
+    """They look at their parameters and values, and raise."""
+
+    def make() -> Program:
+        policy = mlp()
+        optimizer = torch.optim.Adam(policy.parameters(), lr=0.05)
+
+        def step(x, y, scale):
+            chosen = torch.distributions.Categorical(logits=policy(x) * scale.pow(-0.5).prod(), validate_args=True)
+            action = chosen.sample()
+            loss = -(chosen.log_prob(action) * y).mean() - 0.1 * chosen.entropy().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach(), action
+
+        return Program(step, batch, (policy, optimizer))
+
+    granted(make)
+
+
+def test_caught():
+    """What is raised may be caught in the step: it is one of its ways, if a rare one."""
+
+    def check(loss):
+        try:
+            return raising(loss)
+        except FloatingPointError:
+            return True
+
+    granted(training(check))
+
+
+def test_of_the_first_call():
+    def make() -> Program:
+        program = training(skipping)()
+        return Program(program.step, lambda i: batch(i + BAD[0]), program.watch)
+
+    granted(make, steps=7, captures=2)  # what the first made for the optimizer is taken back
+
+
+def test_not_for_ever():
+    """Where the condition is otherwise call after call, the step is captured in parts around it."""
+    calls = 8
+
+    def make() -> Program:
+        program = training(skipping)()
+        return Program(program.step, lambda i: batch(BAD[0]), program.watch)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(make, steps=calls, captures=None, whole=False)
+    assert report.fallback_count == 3 and report.replays == calls - 3, f"{report}"
+    assert {record.code for record in report.breaks} == {"SFX101"}
+
+
+def test_rare_ones_are_not_doubted():
+    """One in fifty calls is rare enough."""
+
+    def make() -> Program:
+        program = training(skipping)()
+        return Program(program.step, lambda i: batch(BAD[0] if i % 60 == 59 else 0), program.watch)
+
+    granted(make, steps=250, fallbacks=4)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_backward_outside(backend):
+    """A graph that is cut in two has no place for them: the branch is a break."""
+
+    def make() -> Program:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss_of(x, y, scale):
+            loss = F.cross_entropy(model(x), y) * scale.pow(-0.5).prod()
+            raising(loss)
+            return loss
+
+        return Program(loss_of, batch, (model, optimizer))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(make, steps=5, backend=backend, captures=None, whole=False)
+    assert {record.code for record in report.breaks} == {"SFX101"}
+    assert report.fallback_count == 0
+
+
+def test_both_sides_raise():
+    def step(x, y, scale):
+        if x.sum() > 0:
+            raise ValueError("more")
+        raise ValueError("less")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(lambda: Program(step, batch), steps=5, captures=None, whole=False)
+    assert {record.code for record in report.breaks} == {"SFX101"}
+
+
+def test_within_a_branch_of_cond():
+    def step(x, y, scale):
+        def one(x):
+            if torch.isnan(x.sum()):
+                raise ValueError("nan")
+            return x * 2
+
+        return torch.cond(y.sum() > 6, one, lambda x: x * 3, (x,))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(lambda: Program(step, lambda i: batch(0)), steps=3, captures=None, whole=False)
+    assert report.fallback_count or report.breaks
+
+
+def test_what_was_asked_is_written_later():
+    """The question is of what the tensor held then."""
+
+    def make() -> Program:
+        def step(x, y, scale):
+            total = x.sum() * scale.pow(-0.5).prod()
+            value = total.item()
+            total.fill_(1.0)
+            if value != value:
+                raise ValueError("no number")
+            return total, value
+
+        return Program(step, batch)
+
+    for backend in ("eager", "aot_eager"):
+        granted(make, backend)
+
+
+NUMBERS = [1.0, 2.0, math.nan, 3.0, math.inf, -math.inf, 4.0, math.nan, 1e-17, 1e17, 0.1, -0.0]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda v: v == v,
+        lambda v: v != v,
+        lambda v: v <= v,
+        lambda v: v - v == 0,
+        lambda v: v * 0 == 0,
+        lambda v: (v + 1.0) - v == 1.0,
+        lambda v: v + 1.0 > v,
+        lambda v: v * v >= 0,
+        lambda v: abs(v) == v or abs(v) == -v,
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_algebra_is_not_arithmetic(question, inside, backend):
+    """Of NaN, of infinity and of what is rounded, comparisons say otherwise than algebra does."""
+
+    def step(x, v):
+        value = v.sum().item() if inside else v
+        return x * 2 if question(value) else x * 3
+
+    def arguments(i):
+        v = NUMBERS[i]
+        return torch.ones(2), torch.tensor([v, 0.0], dtype=torch.float64) if inside else v
+
+    def make() -> Program:
+        return Program(step, arguments)
+
+    expected = run(make, len(NUMBERS), lambda fn: fn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        found = run(make, len(NUMBERS), lambda fn: sidefx_train.compile(fn, backend=backend))
+    for i, (want, have) in enumerate(zip(expected, found, strict=True)):
+        same(want.outcome, have.outcome, f"{NUMBERS[i]}", True)

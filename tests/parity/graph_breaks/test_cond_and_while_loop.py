@@ -1,0 +1,211 @@
+"""``torch.cond`` and ``while_loop`` in a captured step: operators of the graph over captured branches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sidefx_train
+from sidefx_train._torch_compat import while_loop
+from tests.parity.autograd.test_features import trained
+from tests.support.parity import Program, batches, mlp, parity
+
+
+def plain(step, *watch) -> Program:
+    return Program(step, batches((5, 6), classes=3), watch)
+
+
+def test_forward():
+    def step(x, y):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: (x * 2).add_(1).relu_(), (x,))
+
+    parity(lambda: plain(step), steps=5)
+
+
+def test_nested_results():
+    def step(x, y):
+        return torch.cond(
+            x.sum() > 0,
+            lambda x: {"a": x.sin(), "b": (x.cos(), x * 2)},
+            lambda x: {"a": x.cos(), "b": (x.sin(), x * 3)},
+            (x,),
+        )
+
+    parity(lambda: plain(step), steps=5)
+
+
+def by_layers(model, x, y):
+    """Parameters reach the branches as operands and as variables around them; one branch ignores a layer."""
+    hidden = model[0](x)
+    hidden = torch.cond(hidden.sum() > 0, lambda h: model[1](h), lambda h: (h + model[1].bias).tanh(), (hidden,))
+    return F.cross_entropy(hidden * hidden.detach().sigmoid(), y)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_training(backend):
+    def make() -> Program:
+        return trained(by_layers, nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4)))
+
+    parity(make, steps=5, backend=backend)
+
+
+@pytest.mark.slow
+def test_training_inductor():
+    def make() -> Program:
+        return trained(by_layers, nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4)))
+
+    parity(make, steps=5, backend="inductor")
+
+
+def test_number_decides():
+    """A Python condition takes one branch, as eagerly."""
+
+    def step(x, y):
+        return torch.cond(x.shape[0] > 3, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    parity(lambda: plain(step), steps=2)
+
+
+def effects(true_word: str, false_word: str):
+    """A step whose branches append a word, and the same with a Python branch, which is what eager would do."""
+    log: list[str] = []
+
+    def on_true(x):
+        log.append(true_word)
+        return x.sin()
+
+    def on_false(x):
+        log.append(false_word)
+        return x.cos()
+
+    def step(x):
+        return torch.cond(x.sum() > 0, on_true, on_false, (x,))
+
+    def eager(x):
+        return on_true(x) if x.sum() > 0 else on_false(x)
+
+    return step, eager, log
+
+
+def test_equal_side_effects_are_kept():
+    step, eager, log = effects("taken", "taken")
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    for sign in (1.0, -1.0, 1.0):
+        x = torch.full((3,), sign)
+        assert torch.equal(compiled(x), eager(x))
+    assert log == ["taken"] * 6
+
+
+def test_different_side_effects_are_refused():
+    step, _, log = effects("true", "false")
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    with pytest.raises(sidefx_train.errors.GraphBreakError) as refusal:
+        compiled(torch.ones(3))
+    assert refusal.value.code == "SFX111"
+    assert "the branches of torch.cond leave different side effects" in str(refusal.value)
+    assert "'true'" in str(refusal.value) and "'false'" in str(refusal.value) and "log" in str(refusal.value)
+    assert log == []
+
+
+def double(x):
+    return x * 2
+
+
+class Odd(torch.autograd.Function):
+    """Its backward is not that of its operations."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 7
+
+
+def without_grad(h):
+    with torch.no_grad():
+        scale = h.sum()
+    return h * scale
+
+
+def hooked(h):
+    h = h * 2
+    h.register_hook(lambda grad: grad * 3)
+    return h
+
+
+def written(h):
+    with torch.no_grad():
+        BUFFER.add_(1)
+    return h * BUFFER
+
+
+BUFFER = torch.zeros(3)
+WORDS = "a branch of torch.cond switches grad mode, or has a backward of its own"
+TRUE = "the true branch of torch.cond"
+REFUSED = [
+    (Odd.apply, WORDS),
+    (without_grad, WORDS),
+    (hooked, "a branch of torch.cond registers a hook"),
+    (written, f"{TRUE} writes in place to a tensor from outside"),
+    (lambda h: F.dropout(h), f"{TRUE} draws random numbers"),
+    (lambda h: h * h.sum().item(), f"{TRUE} computes a number"),
+    (lambda h: h * torch.tensor(2.0), f"{TRUE} makes a tensor from Python values or branches again"),
+    (lambda h: 1, f"{TRUE} returns a int, not tensors"),
+    (lambda h: (h * 2,), "the branches of torch.cond return differently nested tensors"),
+]
+
+
+@pytest.mark.parametrize(("branch", "words"), REFUSED, ids=range(len(REFUSED)))
+def test_refused(branch, words):
+    """What an operator over branches cannot keep stops the capture, with the reason."""
+    model = mlp()
+
+    def step(x):
+        hidden = model(x)
+        return torch.cond(hidden.sum() > 0, branch, double, (hidden,)).sum().backward()
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    with pytest.raises(sidefx_train.errors.GraphBreakError) as refusal:
+        compiled(torch.ones(5, 6))
+    assert refusal.value.reason == words
+    assert all(p.grad is None for p in model.parameters())
+
+
+# ---------------------------------------------------------------------- loops
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_while_loop(backend):
+    weight = torch.full((6,), 1.5)
+
+    def step(x, y):
+        goes_on = lambda i, h: (i < 6) & (h.abs().sum() < 300)
+        return while_loop(goes_on, lambda i, h: (i + 1, h * weight + x), (torch.tensor(0), x))
+
+    parity(lambda: plain(step, weight), steps=4, backend=backend)
+
+
+def test_while_loop_with_side_effects_is_refused():
+    log: list[int] = []
+
+    def body(i):
+        log.append(1)
+        return (i + 1,)
+
+    compiled = sidefx_train.compile(lambda x: while_loop(lambda i: i < 3, body, (x,)), backend="eager", fullgraph=True)
+    with pytest.raises(sidefx_train.errors.GraphBreakError) as refusal:
+        compiled(torch.tensor(0))
+    assert refusal.value.reason.startswith("the body of while_loop has side effects, and how often is unknown")
+    assert log == []
+
+
+def test_while_loop_under_autograd_is_refused():
+    def step(x):
+        return while_loop(lambda h: h.sum() < 5, lambda h: (h + 1,), (x,))[0].sum().backward()
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    with pytest.raises(sidefx_train.errors.GraphBreakError) as refusal:
+        compiled(torch.zeros(2, requires_grad=True))
+    assert refusal.value.reason == "autograd through while_loop; put it under torch.no_grad()"

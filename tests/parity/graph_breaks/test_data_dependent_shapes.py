@@ -1,0 +1,147 @@
+"""Tensors whose size only the graph knows, in the operations of a training step and of the residual backward."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sidefx_train
+from tests.parity.autograd.test_features import trained
+from tests.support.parity import Program, batches, mlp, parity
+
+BACKENDS = ("eager", "inductor")
+
+
+def chosen(x, y):
+    """The rows of one label: another number of them in every batch, none in some."""
+    return x[y == 1]
+
+
+def products(x, y):
+    rows = chosen(x, y)
+    return rows @ rows.t(), torch.bmm(rows[:, :, None], rows[:, None, :]), torch.addmm(rows.sum(0), rows, x.t() @ x)
+
+
+def written(x, y):
+    rows = chosen(x, y)
+    rows.add_(1)
+    return rows
+
+
+def written_through_a_view(x, y):
+    rows = chosen(x, y)
+    rows.t().mul_(2)
+    return rows, rows.sum(0)
+
+
+def written_through_an_expanded_view(x, y):
+    rows = chosen(x, y)
+    rows.unsqueeze(0).expand(1, -1, -1).add_(1)
+    return rows
+
+
+def sorted_rows(x, y):
+    rows = chosen(x, y)
+    return rows[rows[:, 0].argsort()], torch.arange(rows.shape[0]), rows / (rows.shape[0] + 1)
+
+
+FUNCTIONS = (products, written, written_through_a_view, written_through_an_expanded_view, sorted_rows)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_functions_of_chosen_rows(function, backend):
+    parity(lambda: Program(function, batches((9, 6), classes=3)), steps=4, backend=backend)
+
+
+# ---------------------------------------------------------------------- trained through
+def mean_over_rows(model, x, y):
+    return model(chosen(x, y)).square().sum() / x.shape[0]
+
+
+def entropy_of_rows(model, x, y):
+    keep = x[:, 0] > -10
+    return F.cross_entropy(model(x[keep]), y[keep])
+
+
+def written_rows(model, x, y):
+    rows = chosen(x, y)
+    rows.mul_(0.5)
+    return model(rows).sum()
+
+
+LOSSES = (mean_over_rows, entropy_of_rows, written_rows)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loss_of", LOSSES, ids=lambda loss_of: loss_of.__name__)
+def test_trained_on_chosen_rows(loss_of, backend):
+    parity(lambda: trained(loss_of), steps=4, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_experts_that_are_each_given_their_rows(backend):
+    def make() -> Program:
+        experts, gate = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3)
+        optimizer = torch.optim.SGD([*experts.parameters(), *gate.parameters()], lr=0.1)
+
+        def step(x, y):
+            weights = gate(x).softmax(-1)
+            best, out = weights.argmax(-1), torch.zeros_like(x)
+            for number, expert in enumerate(experts):
+                rows = torch.where(best == number)[0]
+                out.index_add_(0, rows, expert(x[rows]) * weights[rows, number, None])
+            loss = F.mse_loss(out, x.flip(0))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, batches((8, 6), classes=3), (experts, gate, optimizer))
+
+    parity(make, steps=5, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loss_of", LOSSES, ids=lambda loss_of: loss_of.__name__)
+def test_backward_of_chosen_rows_outside(loss_of, backend):
+    """The backward graph is given the rows: their count is a size of an input there, no number of its own."""
+    torch.manual_seed(0)
+    model = mlp()
+    twin = copy.deepcopy(model)
+    compiled = sidefx_train.compile(lambda x, y: loss_of(model, x, y), backend=backend, fullgraph=True)
+    batch = batches((9, 6), classes=3)
+    for index in range(4):
+        x, y = batch(index)
+        loss, want = compiled(x, y), loss_of(twin, x, y)
+        assert loss.requires_grad
+        loss.backward()
+        want.backward()
+        got = [loss.detach(), *(p.grad for p in model.parameters())]
+        for have, like in zip(got, [want.detach(), *(p.grad for p in twin.parameters())], strict=True):
+            torch.testing.assert_close(have, like, rtol=1e-5, atol=1e-6)
+    assert sidefx_train.explain(compiled).fallback_count == 0
+
+
+def test_chosen_rows_beside_a_convolution():
+    """Convolutions turn images, and views are laid out anew behind them: not those of sizes that the graph knows."""
+
+    def make() -> Program:
+        model = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 6))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            rows = torch.where(y == 1)[0]
+            loss = (model(x)[None, rows].reshape(-1, 6) + x[rows]).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, batches((8, 6), classes=3), (model, optimizer))
+
+    parity(make, steps=4, backend="inductor", autotune="off")

@@ -1,0 +1,177 @@
+"""A step that itself ends what its capture relies on: that capture serves one call, and is not compiled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sidefx_train
+from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline.entry import Entry
+from sidefx_train.compile.residual.generate import MISS
+from tests.support.parity import Program, parity
+
+ONCE = "runs once, operation by operation"
+
+
+def once(report: Any) -> list[bool]:
+    return [any(note.startswith(ONCE) for note in capture.notes) for capture in report.captures]
+
+
+def batch(i: int) -> tuple[torch.Tensor]:
+    return (torch.randn(4, 3, generator=torch.Generator().manual_seed(i)),)
+
+
+def trained(extra: Callable[[dict[str, Any]], Any], **state: Any) -> Callable[[], Program]:
+    def make() -> Program:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        box = dict(state)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean() * extra(box)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, batch, (model, optimizer, box))
+
+    return make
+
+
+def first_call(box: dict[str, Any]) -> float:
+    if box["count"] == 0:
+        box["begun"] = True
+    box["count"] += 1
+    return 1.0
+
+
+def by_flag(box: dict[str, Any]) -> float:
+    factor = 0.5 if box["first"] else 1.0
+    box["first"] = False
+    return factor
+
+
+def by_cache(box: dict[str, Any]) -> Any:
+    if box["mask"] is None:
+        box["mask"] = torch.full((), 0.5)
+    return box["mask"]
+
+
+def toggled(box: dict[str, Any]) -> float:
+    box["odd"] = not box["odd"]
+    return 2.0 if box["odd"] else 1.0
+
+
+def every_third(box: dict[str, Any]) -> float:
+    box["count"] += 1
+    return 2.0 if box["count"] % 3 == 0 else 1.0
+
+
+CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], list[bool]]] = {
+    "a count at its beginning": (first_call, {"count": 0, "begun": False}, [True, False]),
+    "a flag that is cleared": (by_flag, {"first": True}, [True, False]),
+    "a cache that is filled": (by_cache, {"mask": None}, [True, False]),
+    "a flag to and fro: compiled when it comes again": (toggled, {"odd": False}, [True, True, False, False]),
+    "every third call": (every_third, {"count": 0}, [False, True, False]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_compiled_where_it_holds_for_more_than_one_call(name):
+    extra, state, want = CASES[name]
+    report = parity(trained(extra, **state), steps=9, backend="inductor", captures=len(want))
+    assert once(report) == want, str(report)
+    assert report.replays == 9, str(report)
+    lowered = ["runner" in capture.seconds for capture in report.captures]
+    assert lowered == [not single for single in want], str(report)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_without_a_compiler_there_is_nothing_to_save(backend):
+    extra, state, _ = CASES["a flag that is cleared"]
+    report = parity(trained(extra, **state), steps=4, backend=backend, captures=2)
+    assert once(report) == [False, False], str(report)
+
+
+def test_a_scheduler_asks_whether_it_is_at_its_first_step():
+    def make() -> Program:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+        def step(x):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+
+        return Program(step, batch, (model, optimizer, scheduler))
+
+    report = parity(make, steps=5, backend="inductor", captures=2)
+    assert once(report) == [True, False], str(report)
+
+
+def test_an_error_in_that_one_call_is_eagers():
+    def make() -> Program:
+        box = {"first": True, "seen": 0}
+        weight = torch.ones(3, requires_grad=True)
+
+        def step(x):
+            box["seen"] += 1
+            if box["first"]:
+                box["first"] = False
+                (weight * x).sum().backward()
+                raise ValueError("the first")
+            (weight * x).sum().backward()
+
+        return Program(step, batch, (box, weight))
+
+    parity(make, steps=4, backend="inductor", captures=None, whole=False)
+
+
+def test_a_guard_that_does_not_hold_at_once_leaves_the_call_to_eager(monkeypatch):
+    """Regression: what was to run once was taken out twice, which raised."""
+    compiled = pipeline.compile_captured
+
+    def missing(*args: Any) -> Entry:
+        return replace(compiled(*args), replay=lambda args, kwargs: MISS)
+
+    monkeypatch.setattr(pipeline, "compile_captured", missing)
+    box = {"first": True}
+
+    def step(x):
+        factor = 3.0 if box["first"] else 1.0
+        box["first"] = False
+        return x * factor
+
+    with pytest.warns(sidefx_train.errors.SideFXWarning, match="SFX204"):
+        fn = sidefx_train.compile(step)
+        assert fn(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert box == {"first": False}
+
+
+def test_beside_the_training_nothing_is_compiled_for_one_call():
+    box = {"count": 0}
+
+    def step(x):
+        box["count"] += 1
+        return x * 2 if box["count"] == 2 else x + 1  # the second call, at which a capture is made
+
+    fn = sidefx_train.compile(step, warmup="background")
+    found = []
+    for i in range(8):
+        found.append(fn(torch.full((2,), float(i))).tolist())
+        assert fn.wait(timeout=120)
+    assert found == [[i * 2.0] * 2 if i == 1 else [i + 1.0] * 2 for i in range(8)]
+    assert box["count"] == 8
+    report = fn.report()
+    assert len(report.captures) == 1, str(report)
+    assert report.captures[0].trigger == "first call"
+    assert report.replays >= 4, str(report)

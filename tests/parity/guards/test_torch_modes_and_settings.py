@@ -1,0 +1,390 @@
+"""Torch's modes, thread-wide settings and tensor subclasses, around a step and inside it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sidefx_train
+from sidefx_train.compile.common.trace_rules import Policy
+from tests.parity.autograd.test_features import refused, trained
+from tests.support.parity import Program, batches, mlp, parity
+
+SEEN: list[str] = []
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        SEEN.append("function")
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        SEEN.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def packing():
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: SEEN.append("pack") or t, lambda t: t)
+
+
+@pytest.mark.parametrize("order", [(False, True, False), (True, False, True)], ids=["after", "before"])
+@pytest.mark.parametrize("around", [Functions, Operations, packing])
+def test_modes_around_a_step_see_its_operations(around, order):
+    weight = torch.randn(3, requires_grad=True)
+
+    def step(x):
+        return (x * weight).exp().sum().detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+
+    def seen(fn, inside):
+        SEEN.clear()
+        with around() if inside else contextlib.nullcontext():
+            fn(torch.ones(3))
+        return list(SEEN)
+
+    expected = {inside: seen(step, inside) for inside in (False, True)}
+    assert expected[True] and not expected[False]
+    for inside in order:
+        assert seen(compiled, inside) == expected[inside]
+    report = sidefx_train.explain(compiled)
+    assert report.replays == order.count(False)
+    assert [(f.code, f.count) for f in report.fallbacks] == [("SFX111", order.count(True))]
+
+
+def test_default_device_is_guarded():
+    compiled = sidefx_train.compile(lambda: torch.ones(2), backend="eager", on_failure="raise")
+    for kind in ("cpu", "meta", "cpu", "meta"):
+        with torch.device(kind):
+            assert compiled().device.type == kind
+    assert compiled().device.type == "cpu"
+    assert sidefx_train.explain(compiled).graph_count == 3
+
+
+def test_default_device_of_the_caller_is_not_the_compilers():
+    """Tensors that the compiler makes for itself stay where it wants them."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+
+    def step(x):
+        (x * weight).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(torch.ones(3))  # torch 2.11 makes an optimizer's counter on the caller's device
+    with torch.device("meta"):
+        compiled = sidefx_train.compile(step, backend="inductor", on_failure="raise", fullgraph=True)
+        for _ in range(3):
+            compiled(torch.ones(3, device="cpu"))
+    assert sidefx_train.explain(compiled).replays == 3
+
+
+def state() -> tuple:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_anomaly_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+CONTEXTS = [
+    torch.no_grad,
+    torch.inference_mode,
+    lambda: torch.autocast("cpu", dtype=torch.float16),
+    lambda: torch.device("meta"),
+    packing,
+    lambda: torch.autograd.graph.disable_saved_tensors_hooks("not here"),
+    torch.autograd.detect_anomaly,
+    torch.autograd.forward_ad.dual_level,
+]
+
+
+@pytest.mark.parametrize("index", range(len(CONTEXTS)))
+@pytest.mark.filterwarnings("ignore:Anomaly")
+def test_capture_that_stops_inside_a_context_leaves_it(index):
+    def step(x):
+        with CONTEXTS[index]():
+            if x.sum() > 100:
+                return x
+        return x * 2
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    before = state()
+    for _ in range(2):
+        compiled(torch.ones(3))
+        assert state() == before
+    assert {found.code for found in sidefx_train.explain(compiled).breaks} == {"SFX101"}
+    SEEN.clear()
+    (torch.ones(3, requires_grad=True) ** 2).sum().backward()
+    assert not SEEN, "hooks on saved tensors were left behind"
+
+
+def test_capture_that_stops_inside_a_transform_leaves_it():
+    def step(x):
+        return torch.func.grad(lambda v: v.sum() if v.sum() > 0 else v.prod())(x)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(3)), torch.ones(3))
+    assert torch.equal(torch.ones(3) + 1, torch.full((3,), 2.0))
+    assert {found.code for found in sidefx_train.explain(compiled).breaks} == {"SFX101"}
+
+
+@pytest.mark.parametrize("setting", ["dtype", "deterministic"])
+def test_setting_changed_by_the_step(setting):
+    def step(x):
+        if setting == "dtype":
+            torch.set_default_dtype(torch.float64)
+        else:
+            torch.use_deterministic_algorithms(True)
+        return x + torch.ones(3, dtype=torch.get_default_dtype())
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    try:
+        for _ in range(2):
+            assert compiled(torch.ones(3)).dtype == (torch.float64 if setting == "dtype" else torch.float32)
+            assert torch.are_deterministic_algorithms_enabled() == (setting == "deterministic")
+            torch.set_default_dtype(torch.float32)
+            torch.use_deterministic_algorithms(False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+    assert [f.code for f in sidefx_train.explain(compiled).fallbacks] == ["SFX111"]
+
+
+# ---------------------------------------------------------------------- inside a step
+def autocast(model, x, y):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = model(x)
+        assert hidden.dtype == torch.bfloat16
+        with torch.autocast("cpu", enabled=False):
+            loss = F.cross_entropy(hidden.float(), y)
+    assert not torch.is_autocast_enabled("cpu")
+    return loss + cast(model, x).float().mean()
+
+
+@torch.autocast("cpu", dtype=torch.bfloat16)
+def cast(model, x):
+    return model(x)
+
+
+def inference(model, x, y):
+    with torch.inference_mode():
+        target = model(x).softmax(-1)
+    return F.cross_entropy(model(x) + target.clone(), y)
+
+
+def default_device(model, x, y):
+    with torch.device("cpu"):
+        return F.cross_entropy(model(x + torch.ones(5, 6)), y)
+
+
+@pytest.mark.parametrize("loss", [autocast, inference, default_device], ids=lambda loss: loss.__name__)
+def test_context_inside(loss):
+    parity(lambda: trained(loss), steps=4)
+
+
+@pytest.mark.parametrize("mode", [Functions, Operations])
+def test_mode_inside_is_refused(mode):
+    def loss(model, x, y):
+        with mode():
+            return F.cross_entropy(model(x), y)
+
+    kind = "TorchFunctionMode" if mode is Functions else "TorchDispatchMode"
+    refused(loss, "SFX111", f"enters {mode.__qualname__}, a {kind}")
+
+
+class Tagged(torch.Tensor):
+    """Plain data with a class of its own."""
+
+
+class Wrapped(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        SEEN.append(str(func))
+        return func(*[a.inner if isinstance(a, Wrapped) else a for a in args], **(kwargs or {}))
+
+
+@pytest.mark.parametrize("cls", [Tagged, Wrapped])
+def test_subclass_made_inside_is_refused(cls):
+    def loss(model, x, y):
+        x = x.as_subclass(Tagged) if cls is Tagged else Wrapped(x)
+        return F.cross_entropy(model(x * 1), y)
+
+    refused(loss, "SFX109", f"makes a {cls.__name__}, a tensor subclass")
+
+
+@pytest.mark.parametrize("where", ["argument", "parameter"])
+def test_subclass_from_outside_is_refused(where):
+    def make() -> Program:
+        model = mlp()
+        program = trained(lambda model, x, y: F.cross_entropy(model(x), y), model)
+        if where == "parameter":
+            model[0].weight = torch.nn.Parameter(model[0].weight.detach().as_subclass(Tagged))
+        else:
+            plain = program.batch
+            program.batch = lambda i: (plain(i)[0].as_subclass(Tagged), plain(i)[1])
+        return program
+
+    report = parity(make, steps=3, captures=None, whole=False)
+    label = "x" if where == "argument" else "model.0.weight"
+    assert ("SFX109", f"{label} is a Tagged, a tensor subclass") in {(b.code, b.reason) for b in report.breaks}
+
+
+def test_sparse_gradient_is_refused():
+    def make() -> Program:
+        model = torch.nn.Sequential(torch.nn.Embedding(9, 6, sparse=True), torch.nn.Flatten(), torch.nn.Linear(6, 3))
+        optimizer = torch.optim.SparseAdam([*model[0].parameters()])
+
+        def step(ids, y):
+            loss = F.cross_entropy(model(ids), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return Program(step, lambda i: (torch.tensor([[1], [i % 3]]), torch.tensor([0, 1])), (model, optimizer))
+
+    report = parity(make, steps=4, captures=None, whole=False)
+    assert "SFX109" in {found.code for found in report.breaks}
+
+
+def test_module_made_in_a_step_after_torch_compile():
+    """``torch.compile`` notes every module that is made from then on; in a captured step that is no side effect."""
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(2))
+    compiled = sidefx_train.compile(lambda x: torch.nn.Softmax(0)(x), backend="eager", fullgraph=True)
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 0.5))
+    report = sidefx_train.explain(compiled)
+    assert report.effects == [] and report.graph_count == 1, report
+
+
+def test_plain_batch_still_replays():
+    """The refusals above are about subclasses, not about parameters and buffers."""
+    parity(lambda: trained(lambda model, x, y: F.cross_entropy(model(x), y)), steps=3)
+    assert batches((1,))(0)[0].shape == (1,)
+
+
+def _default(setter, getter, value):
+    before = getter()
+    setter(value)
+    return lambda: setter(before)
+
+
+SETTINGS = {
+    "default dtype": lambda: _default(torch.set_default_dtype, torch.get_default_dtype, torch.float64),
+    "determinism": lambda: _default(
+        torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, True
+    ),
+    "precision of products": lambda: _default(
+        torch.set_float32_matmul_precision, torch.get_float32_matmul_precision, "high"
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_changes_between_calls(name, backend):
+    """It gets an entry of its own, and the first one is found again."""
+
+    def step(x):
+        return (x @ x.t()) * torch.full((4, 4), 0.5), torch.get_default_dtype()
+
+    call = sidefx_train.compile(step, backend=backend, fullgraph=True, on_failure="raise")
+    x = torch.linspace(-1, 1, 20).view(4, 5)
+    for changed in (False, True, False, True):
+        undo = SETTINGS[name]() if changed else lambda: None
+        try:
+            (want, dtype), (have, other) = step(x), call(x)
+        finally:
+            undo()
+        assert torch.equal(want, have) and want.dtype == have.dtype and dtype == other, f"{name} changed: {changed}"
+    assert call.report().graph_count == 2, str(call.report())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_autocast_that_is_entered_between_calls(backend):
+    call = sidefx_train.compile(lambda x: x @ x.t(), backend=backend, fullgraph=True, on_failure="raise")
+    x = torch.linspace(-1, 1, 20).view(4, 5)
+    for kind in (None, torch.bfloat16, torch.float16, None, torch.bfloat16):
+        with torch.autocast("cpu", dtype=kind or torch.bfloat16, enabled=kind is not None):
+            want, have = x @ x.t(), call(x)
+        assert torch.equal(want, have) and want.dtype == have.dtype, f"autocast to {kind}"
+    assert call.report().graph_count == 3, str(call.report())
+
+
+@pytest.mark.parametrize("ask", [torch.cuda.is_available, torch.cuda.device_count, torch.xpu.is_available])
+def test_asking_for_devices_loads_no_driver_while_capturing(ask):
+    """Where torch is built for CUDA, to ask whether there is a device opens the driver's library."""
+    assert not Policy().inline(ask)
+    step = sidefx_train.compile(lambda x: x * 2 if ask() else x + 1, fullgraph=True)
+    assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
+
+
+class _PartlyCast(nn.Module):
+    """A part of it runs under autocast, if that is on, and a part never does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.exact, self.last = (
+            nn.Linear(6, 6),
+            nn.LayerNorm(6),
+            nn.Linear(6, 4),
+            nn.Conv1d(1, 2, 3),
+        )
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x)).relu()
+        with torch.autocast("cpu", enabled=False):
+            hidden = self.exact(hidden.float())
+        return self.last(hidden.unsqueeze(1)), hidden
+
+
+def _gradients_under(forward, model, x, casts):
+    """Gradients of a forward and a backward, each under autocast or not."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=casts[0]):
+        out, hidden = forward(x)
+        loss = out.float().sin().sum() + hidden.exp().sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=casts[1]):
+        loss.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_backward_under_another_autocast_than_the_forward(backend):
+    torch.manual_seed(0)
+    model, x = _PartlyCast(), torch.randn(3, 6)
+    call = sidefx_train.compile(model, backend=backend, fullgraph=True, on_failure="raise")
+    for casts in ((False, False), (False, True), (True, False), (True, True), (False, True)):
+        want, have = _gradients_under(model, model, x, casts), _gradients_under(call, model, x, casts)
+        for name, a, b in zip(dict(model.named_parameters()), want, have, strict=True):
+            if backend != "inductor":
+                assert torch.equal(a, b), f"{name}, forward and backward under autocast: {casts}"
+            else:  # it keeps what eager rounds; where nothing is cast, they are close
+                close = (5e-2, 5e-2) if any(casts) else (1e-5, 1e-5)
+                torch.testing.assert_close(
+                    a, b, rtol=close[0], atol=close[1], msg=lambda m, n=name: f"{n}, {casts}: {m}"
+                )

@@ -1,0 +1,1 @@
+"""Tensors of the outside that a step writes (`functionalization`, `residual`)."""

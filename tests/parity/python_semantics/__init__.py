@@ -1,0 +1,1 @@
+"""Python's data model inside a step (`capture/world`, `capture/shadows`)."""

@@ -1,0 +1,201 @@
+"""NumPy arrays and scalars in a step: new contents give eager's result, as an input or by a recapture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import sidefx_train
+from tests.support.parity import Program, mlp, parity
+
+
+def trained(loss_of, batch, *watch) -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(*args):
+        loss = loss_of(model, *args)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, batch, ([*model.parameters()], optimizer, *watch))
+
+
+def arrays(index: int) -> tuple:
+    random = np.random.default_rng(index)
+    return random.normal(size=(5, 6)).astype("float32"), random.integers(0, 3, 5)
+
+
+WAYS = {
+    "from_numpy": (torch.from_numpy, torch.from_numpy),
+    "as_tensor": (lambda a: torch.as_tensor(a, dtype=torch.float32), torch.as_tensor),
+    "tensor": (torch.tensor, lambda a: torch.tensor(a, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_of_arrays(way):
+    """Arrays that become tensors are inputs: one graph for all contents; shapes are read without a recapture."""
+    x_of, y_of = WAYS[way]
+
+    def loss(model, x, y):
+        assert isinstance(x, np.ndarray) and x.ndim == 2
+        return F.cross_entropy(model(x_of(x)), y_of(y)) * len(y) / x.shape[0]
+
+    parity(lambda: trained(loss, arrays), steps=5)
+
+
+def test_array_in_a_dict():
+    def batch(index):
+        x, y = arrays(index)
+        return ({"x": torch.from_numpy(x), "y": y, "w": np.full(3, 1.0 + index, "float32")},)
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch["x"]), torch.from_numpy(batch["y"]), weight=torch.tensor(batch["w"]))
+
+    parity(lambda: trained(loss, batch), steps=4)
+
+
+def test_array_from_outside_changes():
+    """An array in a closure is read at every call: written in place and replaced between calls."""
+
+    def make() -> Program:
+        state = {"weight": np.ones(3, "float32")}
+        loss = lambda model, x, y: F.cross_entropy(
+            model(torch.from_numpy(x)), torch.from_numpy(y), weight=torch.from_numpy(state["weight"])
+        )
+        program = trained(loss, arrays)
+        program.state = state
+        return program
+
+    def between(program, index):
+        program.state["weight"][0] += 1
+        if index == 3:
+            program.state["weight"] = np.full(3, 5.0, "float32")
+
+    parity(make, steps=6, between=between)
+
+
+def test_contents_read_by_numpy_are_guarded():
+    """What NumPy computes from an array is a constant of the graph: other contents are captured anew."""
+
+    def make() -> Program:
+        limits = np.array([1.0, 2.0])
+        loss = lambda model, x, y: (
+            F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)) * float(limits.mean())
+            + limits[0] * (limits.T > 1).sum()
+        )
+        program = trained(loss, arrays)
+        program.limits = limits
+        return program
+
+    def between(program, index):
+        if index == 2:
+            program.limits[1] = 7.0
+
+    parity(make, steps=4, between=between, captures=2)
+
+
+def test_scalars():
+    def make() -> Program:
+        scale = np.float64(0.25)
+        batch = lambda index: (*arrays(index), np.float32(0.5 + index // 2))
+
+        def loss(model, x, y, s):
+            return F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)) * s * float(scale)
+
+        return trained(loss, batch)
+
+    parity(make, steps=4, captures=2)
+
+
+def test_learning_rate_from_numpy():
+    """A schedule computed with NumPy leaves ``np.float64`` in param_groups: an input like any other rate."""
+
+    def make() -> Program:
+        return trained(lambda model, x, y: F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)), arrays)
+
+    def between(program, index):
+        program.watch[1].param_groups[0]["lr"] = np.float64(0.05) * np.cos(index / 10)
+
+    parity(make, steps=5, between=between)
+
+
+def test_write_through_a_tensor():
+    """``from_numpy`` shares memory: what the step writes is in the array."""
+
+    def make() -> Program:
+        running = np.zeros(3, "float32")
+
+        def loss(model, x, y):
+            out = model(torch.from_numpy(x))
+            torch.from_numpy(running).mul_(0.9).add_(out.detach().mean(0), alpha=0.1)
+            return F.cross_entropy(out, torch.from_numpy(y))
+
+        program = trained(loss, arrays)
+        program.watch = (*program.watch, torch.from_numpy(running))
+        return program
+
+    parity(make, steps=4)
+
+
+@pytest.mark.parametrize("how", ["setitem", "inplace", "both"])
+def test_writes_in_numpy_are_refused(how):
+    def make() -> Program:
+        counts = np.zeros(3)
+
+        def loss(model, x, y):
+            if how == "setitem":
+                counts[0] = 1.0
+            elif how == "inplace":
+                view = counts
+                view += 1
+            else:
+                torch.from_numpy(counts).add_(float(counts.sum()) + 1)
+            return F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+
+        return trained(loss, arrays, torch.from_numpy(counts))
+
+    report = parity(make, steps=3, captures=None, whole=False)
+    what = "reads counts and writes to it through a tensor" if how == "both" else "writes into counts, a NumPy array"
+    assert ("SFX104", what) in {(found.code, found.reason) for found in report.breaks}
+
+
+def test_printed_array():
+    def loss(model, x, y):
+        print("labels", y)
+        return F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+
+    parity(lambda: trained(loss, arrays), steps=3)
+
+
+def test_large_arrays_read_by_numpy_are_not_compared():
+    """A replay buffer: rows of a large array, picked in the step, are no part of the program."""
+    buffer = np.random.default_rng(0).standard_normal((20_000, 3)).astype(np.float32)
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(rows, label):
+        picked = torch.from_numpy(buffer[rows])
+        loss = (picked * weight).sum() * len(label)
+        loss.backward()
+        return loss.detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    generator = np.random.default_rng(1)
+    for call in range(6):
+        rows, label = generator.integers(0, 20_000, 4), "long " * 100
+        buffer[rows] += call
+        found = [compiled(rows, label), weight.grad.clone()]
+        weight.grad = None
+        wanted = [step(rows, label), weight.grad.clone()]
+        weight.grad = None
+        assert all(map(torch.equal, found, wanted))
+    report = compiled.report()
+    assert report.replays == 6 and not report.recaptures, str(report)
+    assert [record.code for record in report.breaks] == ["SFX104"]
+    assert all(len(source) < 20_000 for source in report.sources().values())
+    assert "long long" not in report.sources()["residual"]

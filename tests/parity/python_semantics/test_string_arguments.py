@@ -1,0 +1,206 @@
+"""Texts: those in a batch, other ones at every call; and what objects of C show of what they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import sidefx_train
+from tests.support.parity import Program, parity
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+
+def rows(index):
+    return torch.full((2, 3), float(index)), [{"id": f"row {index}.{i}", "split": "train"} for i in range(2)]
+
+
+def test_ids_are_handed_on():
+    def make() -> Program:
+        seen, last = [], {}
+
+        def step(x, meta):
+            seen.extend(row["id"] for row in meta)
+            last["id"] = meta[0]["id"]
+            print(f"batch of {meta[0]['id']} in {meta[0]['split']}: {x.sum():.1f}")
+            return x * 2, [row["id"] for row in meta], f"{meta[1]['id']}!"
+
+        return Program(step, rows, (seen, last))
+
+    report = parity(make, steps=12, captures=None)
+    assert report.graph_count <= 3, [r.source for r in report.recaptures]
+
+
+def test_what_c_code_does_with_texts():
+    """Each of these looks into the texts: they are exact then, or the line runs natively."""
+    uses = {
+        "set": lambda names, log: len(set(names)),
+        "dict": lambda names, log: {name: 1 for name in names},
+        "in a list": lambda names, log: "same" in names,
+        "index": lambda names, log: names.index(names[1]),
+        "join": lambda names, log: "-".join(names),
+        "sorted": lambda names, log: sorted(names),
+        "max": lambda names, log: max(names),
+        "split": lambda names, log: names[0].split(" "),
+        "slice": lambda names, log: names[0][:2],
+        "length": lambda names, log: len(names[0]),
+        "count": lambda names, log: log.setdefault("seen", set()).update(names),
+        "key": lambda names, log: log.__setitem__(names[0], log.get(names[0], 0) + 1),
+        "or": lambda names, log: names[0] or "nothing",
+    }
+    for title, use in uses.items():
+
+        def make(use=use) -> Program:
+            log: dict = {}
+
+            def step(x, names):
+                return x * 2, use(names, log)
+
+            def batch(index):
+                return torch.ones(3), ["same", "same"] if index % 3 == 0 else [f"b {index}", f"a {index}"]
+
+            return Program(step, batch, (log,))
+
+        report = parity(make, steps=9, captures=None, whole=False)
+        assert not any(f.code == "SFX204" for f in report.fallbacks), title
+
+
+def test_a_text_that_is_decided_on_is_exact():
+    def make() -> Program:
+        seen: list = []
+
+        def step(x, mode, name):
+            seen.append(name)
+            if mode == "double":
+                return x * 2
+            return x + len(mode)
+
+        def batch(index):
+            return torch.ones(3) * index, ("double", "half", "other")[index % 3], f"name {index}"
+
+        return Program(step, batch, (seen,))
+
+    parity(make, steps=12, captures=None, whole=False)
+
+
+FORMATS = (
+    "'{:04d} {0!s}'.format(box.n)",
+    "f'{box.n:.2q}'",
+    "f'{loss:d}'",
+    "f'{loss.item():d}'",
+    "'%d %s' % (box.n,)",
+    "'%q' % box.n",
+    "'{a}'.format(b=box.n)",
+    "f'{x:.3f}'",
+    "'%x' % loss.item()",
+    "f'{box.n:s}'",
+    "', '.join([box.n])",
+    "f'{loss:.3f}'",
+    "f'{loss!r:>30}'",
+    "'{:>{w}}'.format(box.n, w=box.n + 3)",
+    "f'{box.n > 1:d}'",
+    "f'{[box.n, loss]}'",
+    "str(box.n) + f'{loss:.1f}'",
+    "'a' + f'{box.n}' + 'b'",
+    "format(loss, '.2e')",
+)
+
+
+class Box:
+    pass
+
+
+@pytest.mark.parametrize("caught", [False, True])
+@pytest.mark.parametrize("made", FORMATS)
+def test_what_came_before_a_text_that_cannot_be_made_is_kept(made, caught):
+    """The error of a text is raised in its turn; one that can be made is made after the graph."""
+    space: dict = {}
+    body = f"text = {made}"
+    if caught:
+        body = f"try: {body}\n    except Exception as error: text = repr(error)"
+    exec(
+        "def step(box, x):\n    box.log.append('before')\n    loss = (x * 2).sum()\n"
+        f"    {body}\n    box.log.append(text)\n    box.n += 1\n    return loss",
+        space,
+    )
+
+    def history(run):
+        box, found = Box(), []
+        box.n, box.log = 0, []
+        for call in range(4):
+            try:
+                found.append(run(box, torch.ones(2) * call).item())
+            except Exception as error:
+                found.append(repr(error))
+            found.append((box.n, list(box.log)))
+        return found
+
+    compiled = sidefx_train.compile(space["step"], backend="eager")
+    assert history(compiled) == history(space["step"])
+    assert not compiled.report().fallbacks, str(compiled.report())
+
+
+def test_texts_are_put_together_in_one_graph():
+    def step(box, x):
+        text = "step " + str(box.n) + ": "
+        text += f"{(x * 2).sum():.1f}"
+        box.log.append("<" + text + ">")
+        box.n += 1
+        return x
+
+    compiled, box = sidefx_train.compile(step, backend="eager"), Box()
+    box.n, box.log = 0, []
+    for call in range(3):
+        compiled(box, torch.ones(2) * call)
+    assert box.log == ["<step 0: 0.0>", "<step 1: 4.0>", "<step 2: 8.0>"]
+    assert compiled.report().graph_count <= 2 and not compiled.report().breaks
+
+
+FAILED = ValueError([1, 2], {"a": [3]})
+PREPARED = functools.partial(print, [1], k={"a": [2]})
+GROUP = ExceptionGroup("several", [ValueError([1]), TypeError(2)])
+
+
+@dataclasses.dataclass
+class Holding:
+    error: Any
+    prepared: Any
+
+
+HOLDING = Holding(FAILED, PREPARED)
+
+
+def test_texts_of_objects_of_c_show_what_they_hold():
+    """Lists and dicts within an exception or a partial are read when it is shown."""
+
+    def step(x, log):
+        log.append((repr(FAILED), str(FAILED), f"{FAILED!r}", "%s" % FAILED, repr(PREPARED)))  # noqa: UP031
+        log.append((repr(GROUP), repr(HOLDING)))
+        FAILED.args[0].append(len(FAILED.args[0]))
+        PREPARED.keywords["k"]["a"].append(0)
+        return x * 2
+
+    lines = []
+    for fn in (step, sidefx_train.compile(step, backend="eager")):
+        FAILED.args[0][:] = [1, 2]
+        PREPARED.keywords["k"]["a"][:] = [2]
+        lines.append([])
+        for _ in range(3):
+            fn(torch.ones(2), lines[-1])
+    assert lines[0] == lines[1]
+
+
+def test_a_warning_from_a_module_without_a_loader(recwarn):
+    """Of a module's globals a warning needs the registry alone; newer Pythons refuse those without a loader."""
+    space = {"__name__": "made", "__spec__": None, "__loader__": None, "warnings": warnings}
+    exec("def step(x):\n    warnings.warn(f'at {x.shape}')\n    return x + 1\n", space)
+    compiled = sidefx_train.compile(space["step"], backend="eager", fullgraph=True, on_failure="raise")
+    for size in (1, 2):
+        compiled(torch.ones(size))
+    assert [str(w.message) for w in recwarn] == ["at torch.Size([1])", "at torch.Size([2])"]
+    assert {w.category for w in recwarn} == {UserWarning}

@@ -1,0 +1,1 @@
+"""What a step does to Python objects (`capture/side_effects`, `residual`)."""

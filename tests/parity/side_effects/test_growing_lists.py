@@ -1,0 +1,142 @@
+"""Lists that a step appends to and reads: their ends and lengths are read without the rest."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+
+from tests.support.parity import Program, batches, parity
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+
+def program(step, start=()):
+    def make() -> Program:
+        log = list(start)
+        return Program(lambda x: step(x, log), batches((3,)), (log,))
+
+    return make
+
+
+def last_item(x, log):
+    log.append(x.sum().item())
+    log.append(x)
+    return log[-2], log[-1] * 2
+
+
+def item_of_an_earlier_call(x, log):
+    before = log[-1]
+    log.append(x.mean())
+    return x + before, log[-1] - log[-2]
+
+
+def length(x, log):
+    log.append(x)
+    return x * len(log), len(log) % 7 == 0, bool(log)
+
+
+def moving_window(x, log):
+    log.append(x.sum())
+    if len(log) > 4:
+        del log[0]
+    return torch.stack(log).mean(), len(log)
+
+
+@pytest.mark.parametrize("step", [last_item, item_of_an_earlier_call, length], ids=lambda f: f.__name__)
+def test_end_and_length_cost_no_capture(step):
+    report = parity(program(step, start=[torch.ones(3)]), steps=30, captures=None)
+    assert report.graph_count <= 3, [r.source for r in report.recaptures]
+
+
+def test_moving_window():
+    report = parity(program(moving_window), steps=20, captures=None)
+    assert report.graph_count <= 7, [r.source for r in report.recaptures]
+
+
+def test_an_empty_list_raises_like_eager():
+    def step(x, log):
+        try:
+            return log[-1]
+        except IndexError as error:
+            log.append(x)
+            return str(error)
+
+    parity(program(step), steps=3, captures=None)
+
+
+def test_length_and_end_see_what_others_do():
+    def make() -> Program:
+        log: list = [1.0]
+
+        def step(x):
+            log.append(x.sum().item())
+            return len(log), log[-1], log[-2], x * len(log)
+
+        return Program(step, batches((3,)), (log,))
+
+    def between(program, index):
+        if index % 3 == 0:
+            program.watch[0].clear()
+            program.watch[0].append(float(index))
+        elif index % 3 == 1:
+            program.watch[0].insert(0, 7.0)
+        else:
+            program.watch[0].append(index * 0.5)
+
+    parity(make, steps=12, captures=None, between=between)
+
+
+def test_read_after_append_then_whole():
+    def step(x, log):
+        log.append(x.sum().item())
+        end = log[-1] + log[-2]
+        log.reverse()
+        return end, log[0], list(log)
+
+    parity(program(step, start=[1.0, 2.0]), steps=3, captures=None)
+
+
+def test_a_bounded_deque_becomes_steady():
+    def make() -> Program:
+        recent: deque = deque(maxlen=8)
+
+        def step(x):
+            recent.append(x.sum().item())
+            return sum(recent) / len(recent)
+
+        return Program(step, batches((3,)), (recent,))
+
+    report = parity(make, steps=20, captures=None)
+    assert report.graph_count <= 11 and not report.breaks
+
+
+def test_the_whole_of_a_growing_list_is_read_natively():
+    def step(x, log):
+        loss = (x * 2).sum()
+        log.append(loss.item())
+        mean = sum(log) / len(log)
+        return mean, loss * mean
+
+    report = parity(program(step), steps=25, captures=None, whole=False)
+    assert [b.code for b in report.breaks] == ["SFX114"]
+    assert not report.fallbacks and report.graph_count <= 8
+
+
+def test_another_bound_of_a_deque():
+    def make() -> Program:
+        owner = type("Owner", (), {})()
+        owner.recent = deque([1, 2], maxlen=4)
+
+        def step(x):
+            owner.recent.appendleft(7)
+            return x * 2
+
+        return Program(step, batches((3,)), (owner,))
+
+    def between(program, index):
+        if index == 2:
+            program.watch[0].recent = deque([2], maxlen=2)
+
+    parity(make, steps=5, captures=None, between=between)

@@ -1,0 +1,214 @@
+"""``vars(obj)`` and ``obj.attribute`` are one thing under two names, wherever it is reached first, wherever it goes."""
+
+from __future__ import annotations
+
+import collections
+import time
+import weakref
+
+import pytest
+import torch
+
+import sidefx_train
+from tests.support.parity import Program, batches, parity
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+
+class Box:
+    def __init__(self, n=0):
+        self.n = n
+        self.d = {}
+
+
+class Rows(list):
+    def __init__(self, items):
+        super().__init__(items)
+        self.n = 3
+
+
+def program(step, owner=Box):
+    def make() -> Program:
+        box, kept = owner((1, 2)) if owner is Rows else owner(1), []
+        return Program(lambda x: step(x, box, vars(box), kept), batches((3,)), (box, vars(box), kept))
+
+    return make
+
+
+def dict_before_attribute(x, box, space, kept):
+    space["n"] += 1
+    seen = box.n
+    box.n += 5
+    space["late"] = space["n"]
+    return x * seen, space["n"], box.late
+
+
+def attribute_before_dict(x, box, space, kept):
+    seen = box.n
+    space["n"] += 1
+    box.n += 5
+    return x * seen, space["n"], space is vars(box)
+
+
+def removed_and_added(x, box, space, kept):
+    space.pop("d", None)
+    found = hasattr(box, "d")
+    box.d = {"again": box.n}
+    del space["d"]
+    return x * 2, found, hasattr(box, "d"), list(space)
+
+
+def leaves_the_step(x, box, space, kept):
+    kept.append(vars(box))
+    kept.append(vars(box).update)
+    box.n += 1
+    return x * box.n
+
+
+def of_an_instance_made_inside(x, box, space, kept):
+    made = Box(7)
+    kept.append(vars(made))
+    kept.append(made)
+    vars(made)["extra"] = x.sum()
+    kept[-2]["itself"] = made
+    return x * 2
+
+
+def of_an_instance_that_only_its_dict_keeps(x, box, space, kept):
+    made = Box(7)
+    made.n += 1
+    kept.append(vars(made))
+    return x * 2
+
+
+STEPS = [
+    dict_before_attribute,
+    attribute_before_dict,
+    removed_and_added,
+    leaves_the_step,
+    of_an_instance_made_inside,
+    of_an_instance_that_only_its_dict_keeps,
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda f: f.__name__)
+def test_whole_steps(step):
+    parity(program(step), steps=4, captures=None)
+
+
+@pytest.mark.parametrize("step", STEPS[:4], ids=lambda f: f.__name__)
+def test_a_list_with_attributes(step):
+    def made(x, box, space, kept):
+        space.setdefault("d", 1)
+        return step(x, box, space, kept)
+
+    parity(program(made, Rows), steps=4, captures=None)
+
+
+def test_held_over_a_break():
+    def step(x, box, space, kept):
+        held, put = vars(box), box.__dict__.update
+        high = bool(x.mean() > 0)
+        held["high"] = high
+        box.n += 1
+        put(more=held["n"], **{"low": not high})
+        vars(box).update(extra=3, last=int(bool(x.sum() > 1)))
+        return box.high, box.more, held is space
+
+    report = parity(program(step), steps=6, captures=None, whole=False)
+    assert not report.fallbacks, report.fallbacks
+
+
+def test_a_dict_becomes_that_of_an_instance():
+    box = Box(1)
+
+    def step(x, d):
+        d["n"] += 1
+        seen = box.n
+        box.n = seen + 10
+        return x * d["n"]
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True, on_failure="raise")
+    x = torch.ones(2)
+    assert compiled(x, {"n": 4})[0] == 5, "another dict"
+    assert box.n == 11
+    assert compiled(x, vars(box))[0] == 22, "its own: 11 + 1, then + 10"
+    assert box.n == 22
+    assert compiled(x, {"n": 4})[0] == 5, "another dict again"
+    assert box.n == 32
+
+
+class Counting(dict):
+    looked = 0
+
+    def __missing__(self, key):
+        Counting.looked += 1
+        return 0
+
+
+def test_guards_make_no_default():
+    compiled = sidefx_train.compile(lambda x, d, flag: x * d["a"][0] if flag else x, backend="eager")
+    table = collections.defaultdict(lambda: [3], a=[2])
+    x = torch.ones(2)
+    assert torch.equal(compiled(x, table, True), x * 2)
+    del table["a"]
+    assert torch.equal(compiled(x, table, False), x)
+    assert not table
+    assert torch.equal(compiled(x, table, True), x * 3)
+    assert table == {"a": [3]}
+
+
+def test_guards_do_not_run_missing():
+    compiled = sidefx_train.compile(lambda x, d, flag: x * d["a"] if flag else x, backend="eager")
+    table = Counting(a=2)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x, table, True), x * 2)
+    del table["a"]
+    assert torch.equal(compiled(x, table, False), x)
+    assert Counting.looked == 0
+
+
+def test_a_capture_that_is_given_up_makes_no_optimizer_state():
+    model = torch.nn.Linear(3, 2)
+    opt = torch.optim.Adam(model.parameters())
+
+    def step(x):
+        model(x).sum().backward()
+        model.weight.register_hook(lambda grad: grad)  # a hook that is left is not captured
+        if len(opt.state) > 5:
+            return
+        raise_it(x)
+        opt.step()
+
+    def raise_it(x):
+        torch.linalg.cholesky(-x.t() @ x)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    with pytest.raises(torch.linalg.LinAlgError):
+        compiled(torch.randn(4, 3))
+    assert not opt.state
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+def test_a_dict_that_leads_back_to_its_object():
+    """Behind a break the ``__dict__`` may be met before its object, to which a weak reference in it refers."""
+
+    class Owner:
+        pass
+
+    def course(compiled):
+        owner = Owner()
+        owner.kept = {"a": 1}
+
+        def step(x):
+            vars(owner).update(now=time.time() > 0, count=len(owner.kept))
+            owner.itself = weakref.ref(owner)
+            return x * owner.count
+
+        run = sidefx_train.compile(step, backend="eager") if compiled else step
+        results = [(run(torch.ones(2)).tolist(), list(vars(owner)), owner.itself() is owner) for _ in range(4)]
+        return results, run
+
+    (have, compiled), (want, _) = course(True), course(False)
+    assert have == want
+    assert "SFX204" not in [record.code for record in compiled.report().fallbacks], compiled.report()

@@ -1,0 +1,1 @@
+"""Numbers that change from call to call (`capture/world/symbolic_numbers`)."""

@@ -1,0 +1,186 @@
+"""Steps that decide on what a one-element tensor of the outside holds: the prologue tells, also through comparisons."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from tests.parity.autograd.test_features import trained
+from tests.support.parity import Program, batches, mlp, parity
+
+# ---------------------------------------------------------------------- what a step may ask of its counter
+DECISIONS = {
+    "equal": lambda count: count == 0,
+    "greater": lambda count: count > 2,
+    "at_most": lambda count: count <= 2,
+    "from_the_right": lambda count: 2 < count,
+    "every_third": lambda count: count % 3 == 0,
+    "halves": lambda count: count // 2 >= 1,
+    "one_more": lambda count: count + 1 > 2,
+    "twice": lambda count: count * 2 - 1 > 3,
+    "detached": lambda count: count.detach() > 2,
+    "copied": lambda count: count.clone() > 2,
+    "negated": lambda count: ~(count > 2),
+    "logical": lambda count: torch.logical_not(count > 2),
+    "combined": lambda count: (count > 1) & (count < 4),
+    "either": lambda count: (count < 1) | (count > 3),
+    "any": lambda count: (count > 2).any(),
+    "viewed": lambda count: count.view(1) > 2,
+    "reading": lambda count: (count > 2).item(),
+    "number": lambda count: int(count % 4) > 2,
+    "itself": lambda count: count == count.clone(),
+    "constant": lambda count: count == torch.tensor(3),
+}
+
+
+class Counting(nn.Module):
+    """Doubles its output where ``decide`` says so, before or after the count goes on."""
+
+    def __init__(self, decide, late: bool, count: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0) if count is None else count)
+        self.layer = nn.Linear(6, 3)
+        self.decide, self.late = decide, late
+
+    def forward(self, x):
+        decided = self.decide(self.count) if not self.late else None
+        self.count += 1
+        if self.late:
+            decided = self.decide(self.count)
+        return self.layer(x) * (2 if decided else 1)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", DECISIONS)
+def test_decided_by_a_count(name, late):
+    def make() -> Program:
+        return trained(lambda model, x, y: F.cross_entropy(model(x), y), Counting(DECISIONS[name], late))
+
+    def between(program, index):
+        if index == 6:
+            program.watch[0].count.fill_(1)
+
+    parity(make, steps=9, captures=None, between=between)
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 1 / 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fractions_are_compared_as_the_kernel_does(threshold, dtype):
+    """A number beside a float32 tensor is rounded to float32 first: ``torch.tensor(0.1) == 0.1``."""
+
+    def step(x, share):
+        return (x * 2 if share == threshold else x), (x + 1 if share > threshold else x)
+
+    shares = [torch.tensor(value, dtype=dtype) for value in (threshold, 0.2, threshold, 0.5)]
+    parity(lambda: Program(step, lambda i: (torch.ones(3), shares[i % 4])), steps=8, captures=None)
+
+
+def test_decided_inside_a_device_context():
+    """``with torch.device`` is for the tensors the step makes, not for the numbers that its decisions are about."""
+
+    def step(x, share):
+        with torch.device("meta"):
+            return x * 2 if share > 0.1 else x
+
+    shares = [torch.tensor(value) for value in (0.1, 0.2, 0.0)]
+    parity(lambda: Program(step, lambda i: (torch.ones(3), shares[i % 3])), steps=6, captures=None)
+
+
+def test_two_flags_and_a_limit():
+    def step(x, on, off, count, limit):
+        x = x * 2 if on & ~off else x
+        return -x if count < limit else x
+
+    def batch(i):
+        return torch.ones(3), torch.tensor(i % 2 == 0), torch.tensor(i % 3 == 0), torch.tensor(i), torch.tensor(4)
+
+    parity(lambda: Program(step, batch), steps=8, captures=None)
+
+
+@pytest.mark.parametrize(
+    ("function", "buffers"),
+    [
+        (get_ema_multi_avg_fn(0.9), False),
+        (get_ema_multi_avg_fn(0.9), True),
+        (get_swa_multi_avg_fn(), False),
+        (None, False),
+    ],
+    ids=["ema", "ema_of_buffers", "swa_at_once", "swa"],
+)
+def test_averaged_weights(function, buffers):
+    """``AveragedModel`` asks ``n_averaged == 0`` once, and ``n_averaged > 0`` ever after."""
+
+    def make() -> Program:
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        average = AveragedModel(model, multi_avg_fn=function, use_buffers=buffers)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        def step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+            return loss.detach()
+
+        return Program(step, batches((5, 6), classes=3), (model, average, optimizer))
+
+    parity(make, steps=6, captures=3)
+
+
+# ---------------------------------------------------------------------- what the prologue cannot tell
+def changed_after_it_was_asked(count):
+    decided = count > 2
+    decided.logical_not_()
+    return decided
+
+
+def changed_by_a_product(count):
+    count.mul_(2)
+    return count > 4
+
+
+def changed_through_a_view(count):
+    count.view(1).mul_(2)
+    return count.detach() > 4
+
+
+def of_a_fraction(count):
+    return count > 2.5
+
+
+def of_other_elements(count):
+    return count.expand(3).sum() > 6
+
+
+LEFT = (changed_after_it_was_asked, changed_by_a_product, changed_through_a_view, of_a_fraction, of_other_elements)
+
+
+@pytest.mark.parametrize("decide", LEFT, ids=lambda decide: decide.__name__)
+def test_left_to_a_break(decide):
+    def make() -> Program:
+        return trained(lambda model, x, y: F.cross_entropy(model(x), y), Counting(decide, False))
+
+    report = parity(make, steps=7, captures=None, whole=False)
+    assert {found.code for found in report.breaks} == {"SFX101"}
+
+
+def test_asked_before_the_count_goes_on_and_looked_at_after():
+    """A comparison holds the value of its moment; a view of the count the one of now."""
+
+    def make() -> Program:
+        model, count = mlp(), torch.tensor(0)
+
+        def loss_of(model, x, y):
+            first, seen = count == 1, count.detach()
+            count.add_(1)
+            loss = F.cross_entropy(model(x), y)
+            loss = loss * 2 if first else loss
+            return loss * 3 if seen == 3 else loss
+
+        return trained(loss_of, model, count)
+
+    parity(make, steps=6, captures=None)

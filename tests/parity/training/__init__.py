@@ -1,0 +1,1 @@
+"""Models, optimizers and libraries as they are trained."""

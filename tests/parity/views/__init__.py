@@ -1,0 +1,1 @@
+"""Views, aliases and storage (`functionalization`, `residual`)."""

@@ -1,0 +1,1 @@
+"""Bugs once found, one test each."""

@@ -1,0 +1,1 @@
+"""Harnesses; no test file imports another test file."""

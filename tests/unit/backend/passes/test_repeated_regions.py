@@ -1,0 +1,248 @@
+"""Graphs that repeat themselves are lowered by parts, and compute what they compute as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+import sidefx_train
+from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.passes import repeated_regions as repeats
+from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
+from tests.support.disk_cache import new_cache
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, p: float, hidden: int) -> None:
+        super().__init__()
+        self.first, self.second, self.dropout = nn.LayerNorm(width), nn.LayerNorm(width), nn.Dropout(p)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)  # the gradient of keys' bias is nothing but rounding
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.first(x)).chunk(3, -1)
+        x = x + self.dropout(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class Network(nn.Module):
+    def __init__(self, layers: int = 4, p: float = 0.0, hidden: tuple[int, ...] = (32,)) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 16)
+        self.blocks = nn.ModuleList(Block(16, p, hidden[i % len(hidden)]) for i in range(layers))
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 5)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+@pytest.fixture
+def divisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Division | None]]:
+    """How each graph was divided."""
+    new_cache(tmp_path, monkeypatch)
+    found: list[Division | None] = []
+
+    def noted(graph: fx.Graph) -> Division | None:
+        found.append(divide(graph))
+        return found[-1]
+
+    monkeypatch.setattr(inductor, "divide", noted)
+    yield found
+
+
+def _train(make: Callable[[], nn.Module], wrap: Callable[..., Any], steps: int = 4) -> tuple[list[Any], Any]:
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    ids = torch.randint(0, 8, (3, 7))
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten() % 5)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = wrap(step)
+    results = [step(ids).clone() for _ in range(steps)]
+    return [*results, *(p.detach() for p in model.parameters())], step
+
+
+def _compile(step: Any) -> Any:
+    return sidefx_train.compile(step, fullgraph=True, autotune="off")
+
+
+def _same(expected: list[Any], actual: list[Any]) -> None:
+    for a, b in zip(expected, actual, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_layers_are_lowered_once(divisions: list[Division | None]) -> None:
+    expected, _ = _train(Network, lambda step: step)
+    actual, step = _train(Network, _compile)
+    _same(expected, actual)
+    (division,) = divisions
+    assert division is not None
+    counts = sorted(division.kinds.count(kind) for kind in set(division.kinds))
+    assert counts[-2:] == [4, 4], "forward and backward of four layers"
+    notes = [note for capture in step.report().captures for note in capture.notes]
+    assert any("parts of" in note for note in notes) and not any("failed" in note for note in notes), notes
+
+
+def test_parts_compute_what_the_whole_computes(
+    divisions: list[Division | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    divided, _ = _train(Network, _compile)
+    assert divisions[-1] is not None
+    monkeypatch.setattr(inductor, "divide", lambda graph: None)
+    new_cache(tmp_path / "another", monkeypatch)
+    whole, _ = _train(Network, _compile)
+    _same(whole, divided)
+
+
+def test_random_numbers_are_drawn_in_eagers_order(divisions: list[Division | None]) -> None:
+    def make() -> nn.Module:
+        return Network(p=0.2)
+
+    expected, _ = _train(make, lambda step: step)
+    actual, _ = _train(make, _compile)
+    assert divisions[-1] is not None
+    _same(expected, actual)
+
+
+def test_a_library_of_parts_is_kept(divisions: list[Division | None]) -> None:
+    first, _ = _train(Network, _compile)
+    second, step = _train(Network, _compile)
+    assert len(divisions) == 1, "the second comes from the cache"
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert any("from the cache" in note for capture in step.report().captures for note in capture.notes)
+
+
+def test_layers_that_are_not_alike_are_not(divisions: list[Division | None]) -> None:
+    def make() -> nn.Module:
+        return Network(hidden=(24, 32, 40, 48))
+
+    expected, _ = _train(make, lambda step: step)
+    actual, _ = _train(make, _compile)
+    assert divisions == [None]
+    _same(expected, actual)
+
+
+def test_alternating_layers(divisions: list[Division | None]) -> None:
+    def make() -> nn.Module:
+        return Network(layers=6, hidden=(24, 40))
+
+    expected, _ = _train(make, lambda step: step)
+    actual, _ = _train(make, _compile)
+    division = divisions[-1]
+    assert division is not None and max(map(division.kinds.count, division.kinds)) == 3, "pairs of layers"
+    _same(expected, actual)
+
+
+def test_what_leaves_a_graph_between_its_parts(divisions: list[Division | None]) -> None:
+    """Results of every layer, views of them, an argument, a constant, and one value twice."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(Block(16, 0.0, 32) for _ in range(6))
+
+    @torch.no_grad()
+    def step(x: torch.Tensor, other: torch.Tensor) -> Any:
+        seen = []
+        for layer in layers:
+            x = layer(x)
+            seen.append(x.transpose(0, 1))
+        return x, x, seen, other, torch.ones(3), other.view(-1), x.sum()
+
+    x, other = torch.randn(2, 5, 16), torch.randn(4)
+    compiled = _compile(step)
+    for _ in range(3):
+        expected, actual = step(x, other), compiled(x, other)
+        assert actual[0] is actual[1] and actual[3] is other and actual[5]._base is other
+        _same([*expected[2], *expected], [*actual[2], *actual])
+    assert divisions and divisions[-1] is not None
+
+
+def test_a_part_that_raises_leaves_an_error_and_a_working_step(divisions: list[Division | None]) -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleList(Block(16, 0.0, 32) for _ in range(6))
+    table = torch.randn(8, 16)
+
+    @torch.no_grad()
+    def step(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            x = layer(x)
+        return x + table[at]
+
+    compiled = _compile(step)
+    x = torch.randn(2, 5, 16)
+    good, bad = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([1, 2, 3, 4, 9])
+    _same([step(x, good)], [compiled(x, good)])
+    for _ in range(3):
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            compiled(x, bad)
+    _same([step(x, good)], [compiled(x, good)])
+    assert divisions and divisions[-1] is not None
+
+
+def _graph(function: Callable[..., Any], *args: torch.Tensor) -> fx.Graph:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, tracing_mode="fake")(*args).graph
+
+
+def test_every_value_that_a_part_takes_is_given_before() -> None:
+    torch.manual_seed(0)
+    layers = [Block(16, 0.0, 32).requires_grad_(False) for _ in range(5)]
+
+    def run(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        given = iter(parameters)
+        for layer in layers:
+            names = dict(layer.named_parameters())
+            x = torch.func.functional_call(layer, {name: next(given) for name in names}, (x,))
+        return x
+
+    graph = _graph(run, torch.randn(2, 5, 16), *(p for layer in layers for p in layer.parameters()))
+    division = divide(graph)
+    assert division is not None
+    there = {node for node in graph.nodes if node.op == "placeholder"}
+    for part, kind in zip(division.parts, division.kinds, strict=True):
+        assert set(part.takes) <= there, "taken before it is made"
+        there |= {part.items[i] for i in part.gives}
+        first = division.parts[kind]
+        assert [node.target for node in part.items] == [node.target for node in first.items]
+        assert len(part.takes) == len(first.takes) and part.gives == first.gives
+    assert repeats.divide(_graph(lambda x: x.sin() + x, torch.randn(3))) is None
+
+
+def test_writes_and_symbols_are_lowered_as_a_whole() -> None:
+    def writes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in range(60):
+            y = torch.mm(y, y).sin().cos().tanh()
+        x.copy_(y)
+        return y
+
+    assert divide(_graph(writes, torch.randn(4, 4), torch.randn(4, 4))) is None
+    assert divide(_graph(lambda y: writes(torch.zeros(4, 4), y), torch.randn(4, 4))) is None
+
+
+def test_a_fork_lowers_some_kinds_to_what_they_are_lowered_to_here(
+    divisions: list[Division | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not inductor.may_fork():
+        pytest.skip("no second processor, or no fork")
+    shared, step = _train(Network, _compile)
+    (capture,) = step.report().captures
+    assert any("by a fork of the process" in note for note in capture.notes), capture.notes
+    monkeypatch.setattr(inductor, "may_fork", lambda: False)
+    new_cache(tmp_path / "another", monkeypatch)
+    alone, other = _train(Network, _compile)
+    assert all(torch.equal(a, b) for a, b in zip(shared, alone, strict=True))
+    assert step.report().sources()["inductor"] == other.report().sources()["inductor"]

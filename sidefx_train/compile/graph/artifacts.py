@@ -37,6 +37,9 @@ name and by its place in the order of the forward."""
 FORWARD = "sidefx_forward"
 """In ``meta`` of any other node: the place of the autograd node that was made last, its own if it has one."""
 
+LINE = "sidefx_line"
+"""In ``meta`` of a node: the program's line that it was recorded at; of a derivative, that of the forward."""
+
 ORIGIN = "sidefx_origin"
 """In ``meta`` of a node of the forward that a backward reads: its name in the graph that was recorded."""
 

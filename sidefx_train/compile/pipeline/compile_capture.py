@@ -132,6 +132,7 @@ def _capture_once(
     state_check = compat.GlobalState()
     tracer = GraphTracer()
     world = TraceWorld(tracer, learned.symbolic, learned.moving, learned.whole)
+    tracer.locate = world.locate
     suspension: Suspension | None = None
     try:
         with tracer.active(), compat.restoring_state(), world.ending():

@@ -636,7 +636,7 @@ class CompiledStep:
         if self.config.on_failure == "raise":
             raise VerificationError("SFX205", what)
         self._report.record_break("SFX205", what)
-        self._warn(CaptureFailed("SFX205", what, None, None), ("SFX205", what))
+        self._warn(CaptureFailed("SFX205", what, None, None), ("SFX205", what), "runs operation by operation")
 
     def _drop(self, entry: Entry) -> None:
         self._retire(entry)

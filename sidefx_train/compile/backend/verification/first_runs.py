@@ -1,18 +1,17 @@
 """The first runs of a compiled graph beside the captured graph run op by op.
 
 A compiled graph is used once it has proved itself: both run from the same inputs and the same random state, on copies,
-and all that they return and write is compared. What counts as equal is what rounding can make of it: first the plain
-distance, and where that is not small, the distance between runs of the captured graph whose operations round otherwise
-(``rounding_noise.py``).
+and all that they return and write is compared (``comparison.py``). A forked worker that compiles beside the training
+compares as well; what it found counts for the first run here.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,20 +19,40 @@ import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
+from sidefx_train.compile.backend.verification.comparison import Outcome, differing, pairs
+from sidefx_train.compile.backend.verification.exact import widened
+from sidefx_train.compile.backend.verification.origins import Origins
 from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.fx_utils import generators
 
-RELATIVE = 1e-3
-"""Largest difference, in norm, that counts as equal at once: relative to the value, or to the change of what is
-written."""
-
-NOISY_RUNS = 3
-FACTOR = 8.0
-"""How many times as far off as the farthest of the noisy runs the compiled graph may be."""
-
 LATER = (3, 10, 30)
 """Runs after which a graph is compared again that had results of zeros only, in which nothing shows."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison came to.
+
+    Attributes:
+        differs: what differs, in words; empty if nothing does.
+        unproven: why nothing could be compared; empty if it was.
+        shows: no result was of zeros only, in which a mistake may not show.
+        seconds: what it took.
+        beside: it was made beside the training, which did not wait.
+    """
+
+    differs: str = ""
+    unproven: str = ""
+    shows: bool = True
+    seconds: float = 0.0
+    beside: bool = False
+
+    def __str__(self) -> str:
+        if self.unproven:
+            return f"not compared with the captured graph: {self.unproven}"
+        took = f"the comparison took {1e3 * self.seconds:.1f} ms{', beside the training' if self.beside else ''}"
+        return f"equal to the captured graph run op by op ({took})"
 
 
 def verified(
@@ -43,6 +62,7 @@ def verified(
     runs: int | None,
     report: Callable[[str], None],
     done: Callable[[str], None] = lambda text: None,
+    verdict: Verdict | None = None,
 ) -> Executable:
     """Compares the first runs with the graph run op by op.
 
@@ -55,8 +75,12 @@ def verified(
         runs: how many runs to compare; ``None``: the first, and a few later ones while results are zeros only.
         report: told in words what differs; it may raise, since nothing has been changed by then.
         done: told in words what a comparison came to and what it cost.
+        verdict: what a comparison made elsewhere came to, in place of that of the first run.
     """
-    return replace(executable, run=Proving(executable, traced, reference, runs, report, done))
+    proving = Proving(executable, traced, reference, runs, report, done)
+    if verdict is None or verdict.unproven:
+        return replace(executable, run=proving)
+    return replace(executable, run=executable.run if proving.hear(verdict) else proving)
 
 
 class Proving:
@@ -87,48 +111,95 @@ class Proving:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self._run(args)
 
-    def _compared(self, args: list[Any]) -> Sequence[Any]:
+    def hear(self, verdict: Verdict) -> bool:
+        """Takes in what a comparison of the first run came to; returns true if nothing more is to be compared."""
+        if verdict.differs:
+            self._run = self._refused(verdict.differs)
+            return False
+        self._done(str(verdict))
+        return self._passed(verdict)
+
+    def compare(self, args: list[Any]) -> Verdict:
+        """Runs both on copies of the inputs; the random state is afterwards what it was."""
         if not all(compat.has_memory(value) for value in args if isinstance(value, torch.Tensor)):
-            return self._executable.run(args)  # a freed storage can be neither copied nor compared
+            return Verdict(unproven="an input has no memory")
         began = time.perf_counter()
         if self._reference is None:
             try:
                 self._reference = self._make_reference()
             except Exception as error:  # the report says so
-                return self._unproven(f"{type(error).__name__}: {error}", args)
-        if self._reference is None:
-            return self._unproven("it draws random numbers of its own", args)
+                return Verdict(unproven=f"{type(error).__name__}: {error}")
+        reference = self._reference
+        if reference is None:
+            return Verdict(unproven="it draws random numbers of its own")
         try:
-            compiled, captured = _copies(args), _copies(args)
+            compiled, captured = copies(args), copies(args)
         except (MemoryError, torch.OutOfMemoryError):
-            return self._unproven("no memory for copies of the inputs", args)
-        states = [generator.get_state() for generator in self._drawn_from]
-        have = _Outcome(list(self._executable.run(list(compiled))), compiled)
-        self._set_back(states)
+            return Verdict(unproven="no memory for copies of the inputs")
+        with self._same_draws():
+            have = Outcome(list(self._executable.run(list(compiled))), compiled)
         try:
-            want = _Outcome(list(self._reference.run(list(captured))), captured)
+            with self._same_draws():
+                want = Outcome(list(reference.run(list(captured))), captured)
         except Exception as error:  # it cannot take what a compiled forward saved, say; the report says so
-            self._set_back(states)
-            return self._unproven(f"it raised {type(error).__name__}: {error}", args)
-        self._set_back(states)
-        found, shows = self._difference(args, have, want, states)
-        if found:
-            self._settle(self._reference.run)
-            self._report(found)
-            return self._reference.run(args)
-        self._left -= 1
-        milliseconds = 1e3 * (time.perf_counter() - began)
-        self._done(f"equal to the captured graph run op by op (the comparison took {milliseconds:.1f} ms)")
-        if self._left <= 0 and not shows and self._later:
-            self._run, self._left = self._waiting(self._later.pop(0)), 1
-        elif self._left <= 0:
+            return Verdict(unproven=f"it raised {type(error).__name__}: {error}")
+        found = pairs(args, have, want, self._planned())
+
+        def noisy(seed: int) -> Outcome | None:
+            inputs = copies(args)
+            try:
+                with self._same_draws():
+                    return Outcome(list(reference.noisy(list(inputs), seed)), inputs)
+            except RuntimeError:  # noise led out of an operator's domain: the other runs tell
+                return None
+
+        def exact() -> Outcome | None:
+            try:
+                inputs = widened(args)
+                with self._same_draws():
+                    return Outcome(list(reference.exact(list(inputs))), inputs)
+            except Exception:  # operators without float64, no memory for it: what is doubtful stays so
+                return None
+
+        wrong = differing(found, have, want, noisy, exact)
+        differs = Origins(self._traced).in_words(wrong) if wrong else ""
+        return Verdict(differs, "", all(pair.shows for pair in found), time.perf_counter() - began)
+
+    def _compared(self, args: list[Any]) -> Sequence[Any]:
+        if not all(compat.has_memory(value) for value in args if isinstance(value, torch.Tensor)):
+            return self._executable.run(args)  # a freed storage can be neither copied nor compared
+        verdict = self.compare(args)
+        if verdict.differs:
+            return self._refused(verdict.differs)(args)
+        self._done(str(verdict))
+        if verdict.unproven:
             self._settle(self._executable.run)
+        else:
+            self._passed(verdict)
         return self._executable.run(args)
 
-    def _unproven(self, why: str, args: list[Any]) -> Sequence[Any]:
+    def _passed(self, verdict: Verdict) -> bool:
+        """One more comparison found no difference; returns true if it was the last."""
+        self._left -= 1
+        if self._left > 0:
+            return False
+        if not verdict.shows and self._later:
+            self._run, self._left = self._waiting(self._later.pop(0)), 1
+            return False
         self._settle(self._executable.run)
-        self._done(f"not compared with the captured graph: {why}")
-        return self._executable.run(args)
+        return True
+
+    def _refused(self, differs: str) -> Callable[[list[Any]], Sequence[Any]]:
+        """Says what differs, once, and runs the captured graph from then on."""
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            reference = self._reference or self._make_reference()
+            assert reference is not None, "something was compared with"
+            self._settle(reference.run)
+            self._report(differs)
+            return reference.run(args)
+
+        return run
 
     def _settle(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
         self._run = run
@@ -146,158 +217,20 @@ class Proving:
 
         return run
 
-    def _set_back(self, states: list[torch.Tensor]) -> None:
-        for generator, state in zip(self._drawn_from, states, strict=True):
-            generator.set_state(state)
-
-    def _difference(
-        self, args: list[Any], have: _Outcome, want: _Outcome, states: list[torch.Tensor]
-    ) -> tuple[str, bool]:
-        """What differs, in words, and whether anything could be seen in every result that can show something."""
-        pairs = _pairs(args, have, want, self._planned())
-        shows = all(pair.shows for pair in pairs)
-        for pair in pairs:
-            if pair.kind_differs:
-                return f"{self._name(pair)} is {pair.kind_differs}", shows
-        doubtful = [pair for pair in pairs if not pair.distance <= RELATIVE * pair.scale + pair.floor]
-        if not doubtful:
-            return "", shows
-        reference, moved = self._reference, [0.0] * len(doubtful)
-        assert reference is not None, "there is one to compare with"
-        for seed in range(NOISY_RUNS):
-            inputs = _copies(args)
-            try:
-                noisy = _Outcome(list(reference.noisy(list(inputs), seed)), inputs)
-            except (
-                RuntimeError
-            ):  # noise led out of an operator's domain: the other runs tell, and without any it differs
-                continue
-            finally:
-                self._set_back(states)
-            by_place = {(pair.what, pair.index): pair for pair in _pairs(args, noisy, want, [])}
-            for i, pair in enumerate(doubtful):
-                moved[i] = max(moved[i], by_place[pair.what, pair.index].distance)
-        for pair, rounding in zip(doubtful, moved, strict=True):
-            if not pair.distance <= RELATIVE * pair.scale + pair.floor + FACTOR * rounding:
-                error = f"{pair.distance:.3g} in norm, its {pair.measure} is {pair.scale:.3g}, rounding moves it by "
-                return f"{self._name(pair)} is off by {error}{rounding:.3g}", shows
-        return "", shows
+    @contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        """The random state is afterwards what it was."""
+        states = [generator.get_state() for generator in self._drawn_from]
+        try:
+            yield
+        finally:
+            for generator, state in zip(self._drawn_from, states, strict=True):
+                generator.set_state(state)
 
     def _planned(self) -> list[torch.dtype | None]:
         """The dtypes of the outputs as traced: kernels of the reference may round statistics of norms otherwise."""
         outputs = next(iter(reversed(self._traced.module.graph.nodes))).args[0]
         return [getattr(node.meta.get("val"), "dtype", None) if isinstance(node, fx.Node) else None for node in outputs]
-
-    def _name(self, pair: _Pair) -> str:
-        """The tensor in the program's words: where an input comes from, or what computes an output."""
-        if pair.what == "input":
-            return f"input {pair.index} ({self._traced.inputs[pair.index].source})"
-        node = next(iter(reversed(self._traced.module.graph.nodes))).args[0][pair.index]
-        made = f" ({node.target})" if isinstance(node, fx.Node) and node.op == "call_function" else ""
-        return f"output {pair.index}{made}"
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What a run returned, and its inputs afterwards."""
-
-    outputs: list[Any]
-    inputs: list[Any]
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """One value of two runs.
-
-    Attributes:
-        what: ``"output"`` or ``"input"``.
-        index: which.
-        kind_differs: type and shape, where those are others.
-        distance: between the two, in norm; infinite where one is finite and the other is not.
-        scale: norm of the value, or of its change where an input was written.
-        floor: rounding of the value itself, in norm.
-        measure: what the scale is, in words.
-        shows: false for tensors of zeros, in which a mistake may not show.
-    """
-
-    what: str
-    index: int
-    kind_differs: str = ""
-    distance: float = 0.0
-    scale: float = 0.0
-    floor: float = 0.0
-    measure: str = "norm"
-    shows: bool = True
-
-
-def _pairs(before: list[Any], have: _Outcome, want: _Outcome, planned: list[torch.dtype | None]) -> list[_Pair]:
-    """All values of two runs; outputs of ``have`` may have the ``planned`` dtypes where those of ``want`` do not."""
-    dtypes = planned or [None] * len(want.outputs)
-    outputs = enumerate(zip(have.outputs, want.outputs, dtypes, strict=True))
-    found = [_pair("output", i, a, b, None, dtype) for i, (a, b, dtype) in outputs]
-    found += [
-        _pair("input", i, a, b, old) for i, (a, b, old) in enumerate(zip(have.inputs, want.inputs, before, strict=True))
-    ]
-    return found
-
-
-def _pair(what: str, index: int, a: Any, b: Any, before: Any, planned: torch.dtype | None = None) -> _Pair:
-    if not isinstance(b, torch.Tensor):
-        if isinstance(b, float) and isinstance(a, float):
-            same = a == b or (math.isnan(a) and math.isnan(b))
-            return _Pair(what, index, distance=0.0 if same else abs(a - b), scale=abs(b), measure="value")
-        return _Pair(what, index, "" if a == b and type(a) is type(b) else f"{a!r}, expected {b!r}")
-    narrow = isinstance(a, torch.Tensor) and a.dtype == planned and _is_float(a) and _is_float(b)
-    if not isinstance(a, torch.Tensor) or a.shape != b.shape or (a.dtype != b.dtype and not narrow):
-        kind = f"{a.dtype}{list(a.shape)}" if isinstance(a, torch.Tensor) else type(a).__name__
-        return _Pair(what, index, f"{kind}, expected {b.dtype}{list(b.shape)}")
-    if before is not None and torch.equal(_dense(a), _dense(b)) and _same_bits(before, b):
-        return _Pair(what, index)  # not written
-    if b.device.type == "meta":
-        return _Pair(what, index)
-    if not _is_float(b):  # no rounding in them: each must be equal
-        wrong = _dense(a) != _dense(b)
-        return _Pair(what, index, distance=float(wrong.sum()), measure="count of what may differ")
-    x, y = _numbers(a), _numbers(b)
-    finite = y.isfinite()
-    if not torch.equal(x.isfinite(), finite) or not torch.equal(x[~finite].nan_to_num(), y[~finite].nan_to_num()):
-        return _Pair(what, index, distance=math.inf, scale=_norm(y[finite]))
-    distance = _norm((x - y)[finite])
-    if isinstance(before, torch.Tensor) and before.shape == b.shape and before.dtype == b.dtype:
-        change = (y - _numbers(before))[finite]
-        floor = torch.finfo(b.dtype).eps * _norm(y[finite]) if b.is_floating_point() else 0.0
-        scale = _norm(change.nan_to_num(0, 0, 0))
-        return _Pair(what, index, "", distance, scale, floor, "change", scale > 0)
-    scale = _norm(y[finite])
-    floor = torch.finfo(a.dtype).eps * scale if a.dtype != b.dtype else 0.0
-    return _Pair(what, index, "", distance, scale, floor, shows=scale > 0 or b.numel() == 0)
-
-
-def _is_float(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _same_bits(before: Any, after: torch.Tensor) -> bool:
-    return (
-        isinstance(before, torch.Tensor) and before.shape == after.shape and torch.equal(_dense(before), _dense(after))
-    )
-
-
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's numbers as float64, real and imaginary parts apart."""
-    tensor = _dense(tensor)
-    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double().reshape(-1)
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    if tensor.is_quantized:
-        return tensor.dequantize()
-    return tensor if tensor.layout == torch.strided else tensor.to_dense()
-
-
-def _norm(values: torch.Tensor) -> float:
-    return float(values.norm())
 
 
 def _device_generators(traced: TracedGraph) -> list[torch.Generator]:
@@ -306,7 +239,7 @@ def _device_generators(traced: TracedGraph) -> list[torch.Generator]:
     return [torch.cuda.default_generators[device.index or 0] for device in devices if device.type == "cuda"]
 
 
-def _copies(args: list[Any]) -> list[Any]:
+def copies(args: list[Any]) -> list[Any]:
     """Copies of the tensors; what shares memory is copied with the memory."""
     strided = [each for each in args if isinstance(each, torch.Tensor) and each.layout == torch.strided]
     storages = Counter(value.untyped_storage().data_ptr() for value in strided)

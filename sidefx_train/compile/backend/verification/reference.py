@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from sidefx_train import _torch_compat as compat
 from sidefx_train.compile.backend.eager import build_eager
 from sidefx_train.compile.backend.reset_generators import beginning_anew
 from sidefx_train.compile.backend.runner import generate
+from sidefx_train.compile.backend.verification.exact import Exact
 from sidefx_train.compile.backend.verification.inductor_random import drawing_functions
-from sidefx_train.compile.backend.verification.rounding_noise import Noisy, noisy_run
+from sidefx_train.compile.backend.verification.rounding_noise import Noisy
 from sidefx_train.compile.graph.artifacts import FunctionalGraph, TracedGraph
-from sidefx_train.compile.graph.fx_utils import generators
+from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
 
 
 @dataclass(frozen=True)
@@ -29,22 +31,36 @@ class Reference:
     Attributes:
         run: ``run(args) -> outputs``, as of an executable.
         noisy: ``noisy(args, seed) -> outputs``: the same, every operation moved by noise like rounding.
+        exact: ``exact(args) -> outputs``: the same in float64, from inputs in float64 (:func:`exact.widened`).
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
     noisy: Callable[[list[Any], int], Sequence[Any]]
+    exact: Callable[[list[Any]], Sequence[Any]]
 
 
 def captured_reference(traced: TracedGraph) -> Reference:
     """The captured graph."""
     run = beginning_anew(build_eager(traced), traced).run
 
-    def noisy(args: list[Any], seed: int) -> Sequence[Any]:
+    def reset() -> None:
         for generator, state in traced.anew:
             generator.set_state(state)
-        return noisy_run(traced, args, seed)
 
-    return Reference(run, noisy)
+    def module() -> fx.GraphModule:
+        return for_any_layout(traced.module) if traced.gradients else traced.module
+
+    def noisy(args: list[Any], seed: int) -> Sequence[Any]:
+        reset()
+        with torch.no_grad(), compat.training_kernels():
+            return list(Noisy(module(), seed).run(*args))
+
+    def exact(args: list[Any]) -> Sequence[Any]:
+        reset()
+        with torch.no_grad(), compat.training_kernels():
+            return list(Exact(module()).run(*args))
+
+    return Reference(run, noisy, exact)
 
 
 def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced: TracedGraph) -> Reference:
@@ -73,7 +89,11 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
         reset()
         return through(lambda given: list(Noisy(module, seed, functions).run(*given)))(args)
 
-    return Reference(through(plain), noisy)
+    def exact(args: list[Any]) -> Sequence[Any]:
+        reset()
+        return through(lambda given: list(Exact(module, functions).run(*given)))(args)
+
+    return Reference(through(plain), noisy, exact)
 
 
 class _Calling(fx.Interpreter):

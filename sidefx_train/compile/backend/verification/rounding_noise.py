@@ -8,15 +8,15 @@ random noise of the size of a rounding error shows what such differences come to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from sidefx_train import _torch_compat as compat
-from sidefx_train.compile.graph.artifacts import TracedGraph
-from sidefx_train.compile.graph.fx_utils import for_any_layout
 
 aten = torch.ops.aten
 
@@ -49,22 +49,6 @@ _EXACT = (
 """Operations that compute nothing that is rounded."""
 
 
-def noisy_run(traced: TracedGraph, args: list[Any], seed: int) -> Sequence[Any]:
-    """Runs a captured graph op by op, the result of each operation moved by noise.
-
-    Args:
-        traced: the captured graph.
-        args: its inputs, which it may write to.
-        seed: of the noise.
-
-    Returns:
-        The graph's outputs.
-    """
-    module = for_any_layout(traced.module) if traced.gradients else traced.module
-    with torch.no_grad(), compat.training_kernels():
-        return list(Noisy(module, seed).run(*args))
-
-
 class Noisy(fx.Interpreter):
     """Runs a graph with noise on every operation that rounds.
 
@@ -78,7 +62,7 @@ class Noisy(fx.Interpreter):
         self, module: fx.GraphModule, seed: int, functions: Mapping[Any, Callable[..., Any]] | None = None
     ) -> None:
         super().__init__(module)
-        self._draw = torch.Generator().manual_seed(seed)
+        self._noise = _Noise(seed)
         self._functions = functions or {}
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -98,11 +82,31 @@ class Noisy(fx.Interpreter):
         if not _is_float(tensor) or tensor.numel() == 0 or overlaps:
             return
         plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        eps = torch.finfo(tensor.dtype).eps
-        values = torch.nan_to_num(plain.detach().double(), 0.0, 0.0, 0.0)
-        size = eps * _ROUNDINGS.get(tensor.dtype, _OTHERS) * (values.abs() + _rms(values)) + eps * terms.of(tensor)
-        noise = torch.rand(plain.shape, generator=self._draw, dtype=torch.float64).to(plain.device) * 2 - 1
-        plain.add_((noise * size).to(plain.dtype))
+        eps, roundings = torch.finfo(tensor.dtype).eps, _ROUNDINGS.get(tensor.dtype, _OTHERS)
+        sizes = torch.nan_to_num(plain.detach().abs(), 0.0, 0.0)
+        wide = sizes if sizes.dtype not in _ROUNDINGS else sizes.float()
+        wide = wide.mul_(eps * roundings).add_(eps * roundings * _rms(plain) + eps * terms.of(tensor))
+        plain.add_(wide.mul_(self._noise.like(wide)).to(plain.dtype))
+
+
+class _Noise:
+    """Numbers from -1 to 1, drawn once and taken from another position for each tensor: drawing costs more than most
+    operations do."""
+
+    _COUNT = 2**17
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._pool = torch.rand(2 * self._COUNT, generator=generator, dtype=torch.float32) * 2 - 1
+        self._position = random.Random(seed)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Noise for a tensor."""
+        noise = torch.empty(tensor.numel(), dtype=torch.float32)
+        for first in range(0, len(noise), self._COUNT):
+            piece, start = noise[first : first + self._COUNT], self._position.randrange(self._COUNT)
+            piece.copy_(self._pool[start : start + len(piece)])
+        return noise.to(tensor.device, tensor.dtype).reshape(tensor.shape)
 
 
 class _Terms:
@@ -136,8 +140,12 @@ def _written(target: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 def _rms(tensor: torch.Tensor) -> float:
     plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    values = torch.nan_to_num(plain.double(), 0.0, 0.0, 0.0)
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+    if plain.numel() == 0:
+        return 0.0
+    norm = float(torch.linalg.vector_norm(plain, dtype=torch.float64))
+    if not math.isfinite(norm):
+        norm = float(torch.nan_to_num(plain.double(), 0.0, 0.0, 0.0).norm())
+    return norm / math.sqrt(plain.numel())
 
 
 def _rounds(target: Any) -> bool:

@@ -22,9 +22,9 @@ from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only impo
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, turn
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
-from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, NO_GRAD, UNSEEN
+from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, LINE, NO_GRAD, UNSEEN
 from sidefx_train.compile.graph.kernel_strides import is_misplaced, lay_out, lay_out_filled, unfilled
-from sidefx_train.errors import Unsupported
+from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer
@@ -76,10 +76,11 @@ class RepeatingMode(compat.RecordingMode):
         self.cursors: dict[str, int] = {}
         self.grad_switched = False
         self.observer: Any = None
+        self._lines: dict[int, Location | None] = {}  # by place in the autograd graph
 
     def draws(self, kind: str) -> list[fx.Node]:
         """Nodes that drew new numbers, in order."""
-        nodes = [node for node in self.graph_tracer.graph.nodes if _is_draw(node.target, node.args, node.kwargs)]
+        nodes = [node for node in self.graph_tracer.graph.nodes if is_draw(node.target, node.args, node.kwargs)]
         return [node for node in nodes if _device_type(node.meta.get("val")) == kind]
 
     def save(self, kind: str) -> RandomState:
@@ -138,7 +139,7 @@ class RepeatingMode(compat.RecordingMode):
         called, func = func, _SHARING.get(func, func)
         check_overlap(func, args, kwargs or {})
         check_strided(self.graph_tracer, func, args, kwargs or {})
-        if self.cursors and _is_draw(func, args, kwargs or {}):
+        if self.cursors and is_draw(func, args, kwargs or {}):
             kind = _device_type((args, kwargs)) or "cpu"
             if kind in self.cursors:
                 drawn = self.draws(kind)[self.cursors[kind]]
@@ -185,7 +186,13 @@ class RepeatingMode(compat.RecordingMode):
             node = node.prev
         if node.target is func:
             derived = compat.running_derivative()
-            node.meta |= {FORWARD: compat.last_place()} if derived is None else {DERIVED: derived}
+            line = self.graph_tracer.locate()
+            if derived is None:
+                place = compat.last_place()
+                self._lines.setdefault(place, line)
+                node.meta |= {FORWARD: place, LINE: line}
+            else:
+                node.meta |= {DERIVED: derived, LINE: self._lines.get(derived[1], line)}
 
     def _node(self, func: Any) -> fx.Node:
         """The node of the call of ``func`` that was recorded last."""
@@ -221,7 +228,7 @@ class RepeatingMode(compat.RecordingMode):
         return fake
 
 
-def _is_draw(func: Any, args: Any, kwargs: Any) -> bool:
+def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
     """True if a call draws random numbers; attention without dropout does not, though its operator may."""
     if not compat.is_random(func):
         return False

@@ -8,7 +8,7 @@ where eager would run them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,14 @@ from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only impo
 from sidefx_train.compile.graph.artifacts import COUNTER, DATA, GraphInput, InputKind, TracedGraph
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.view_chains import storage_of
-from sidefx_train.errors import Unsupported
+from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.objects.storage_rebinding import GivenMemory
+
+
+def _nowhere() -> None:
+    return None
 
 
 class GraphTracer:
@@ -33,6 +37,7 @@ class GraphTracer:
     Attributes:
         views: views that were made while autograd recorded, by the nodes that made them.
         memory: told of operations that give tensors other memory; there is none without a heap.
+        locate: says which of the program's lines is being run.
     """
 
     def __init__(self) -> None:
@@ -46,6 +51,7 @@ class GraphTracer:
         self.placeholders: list[fx.Node] = []
         self.views: dict[fx.Node, torch.Tensor] = {}
         self.memory: GivenMemory | None = None
+        self.locate: Callable[[], Location | None] = _nowhere
         self.stop: Unsupported | None = None
         """Why nothing that was recorded can be used, if so: found where it could not be raised."""
         self._twins: list[torch.Tensor | None] = []

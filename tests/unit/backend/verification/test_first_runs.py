@@ -288,3 +288,135 @@ def test_noise_that_leads_out_of_a_domain_is_no_error_of_the_step():
     with pytest.warns(SideFXWarning, match="SFX205"):
         assert torch.equal(step(p, y), F.binary_cross_entropy(p, y))
     assert step.report().replays == 1 and not step.report().fallbacks, str(step.report())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_who_overflows_on_the_way_is_no_measure(dtype):
+    """Eager's kernel for GELU has infinities, and not a number, where the compiled one has the right values."""
+    numbers = torch.tensor([3e38, -3e38, 1.8e38, 1e38, float("inf"), float("-inf"), float("nan"), 1e20, -10.0, 0.5] * 4)
+    step = sidefx_train.compile(lambda x: F.gelu(x))
+    step(numbers.to(dtype))
+    assert not step.report().breaks, str(step.report())
+    (found,) = step.report().captures[0].verification
+    assert found.startswith("equal"), found
+
+
+def test_an_infinity_at_the_edge_of_a_domain_hides_nothing_else():
+    """Rounding decides whether one element is finite; the others are wrong all the same."""
+    step = sidefx_train.compile(lambda x: torch.log1p(-(x * 1.0)), backend=_changed(lambda out: out * 1.1))
+    x = torch.tensor([0.5, 1.0, 0.25, 0.125] * 8)
+    with pytest.warns(SideFXWarning, match="SFX205"):
+        assert torch.equal(step(x), torch.log1p(-x))
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan"), float("-inf")])
+def test_one_element_that_should_be_finite(wrong):
+    def spoilt(out):
+        out = out.clone()
+        out[5] = wrong
+        return out
+
+    step = sidefx_train.compile(lambda x: x * 3, backend=_changed(spoilt))
+    with pytest.warns(SideFXWarning, match=r"SFX205.*element 5 \(1 of 8 are"):
+        assert torch.equal(step(torch.ones(8)), torch.full((8,), 3.0))
+
+
+def _in_float64(gm, example_inputs):
+    """A compiler that is more exact than eager."""
+
+    def run(*args):
+        wide = [arg.double() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        return [out.float() for out in gm(*wide)]
+
+    return run
+
+
+def _ill_conditioned():
+    n = 5
+    rows = torch.arange(1.0, n + 1)
+    return 1 / (rows[:, None] + rows - 1), torch.ones(n)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_graph_that_is_more_exact_than_eager_is_no_mistake(right):
+    """Eager's float32 leaves two digits of the solution; what decides is the same in float64."""
+    backend = _in_float64 if right else _changed(lambda out: out * 1.1)
+    step = sidefx_train.compile(torch.linalg.solve, backend=backend)
+    matrix, side = _ill_conditioned()
+    if right:
+        step(matrix, side)
+        assert not step.report().breaks, str(step.report())
+    else:
+        with pytest.warns(SideFXWarning, match="SFX205"):
+            assert torch.equal(step(matrix, side), torch.linalg.solve(matrix, side))
+
+
+def _line_of(marker):
+    with open(__file__) as file:
+        return next(number for number, line in enumerate(file, 1) if line.rstrip().endswith(f"# {marker}"))
+
+
+def test_the_first_wrong_value_is_named_with_its_operator_and_line():
+    def step(x, y):
+        a = torch.tanh(x)
+        b = a + y  # here it goes wrong
+        return b * 2, a, b
+
+    wrong = sidefx_train.compile(step, backend=_wrong_from("aten.add.Tensor"))
+    with pytest.warns(SideFXWarning, match="SFX205") as caught:
+        wrong(torch.ones(4), torch.ones(4))
+    (text,) = [str(each.message) for each in caught if "SFX205" in str(each.message)]
+    place = f"{__file__}:{_line_of('here it goes wrong')}"
+    assert f"output 2, computed by aten.add.Tensor at {place} in " in text and "1 more differ" in text, text
+
+
+def _wrong_from(operator):
+    """A backend whose every call of an operator gives something else."""
+
+    def backend(gm, example_inputs):
+        class Wrong(torch.fx.Interpreter):
+            def call_function(self, target, args, kwargs):
+                made = super().call_function(target, args, kwargs)
+                return made * 1.5 if str(target) == operator else made
+
+        return lambda *args: Wrong(gm).run(*args)
+
+    return backend
+
+
+def test_of_a_written_input_what_is_written_is_named():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+
+    def step(x):
+        loss = torch.sigmoid(model(x)).sum()  # what is differentiated
+        loss.backward()
+        with torch.no_grad():
+            model.bias.copy_(model.bias.grad * 0.5)  # what is written
+        model.zero_grad(set_to_none=False)
+        return model.bias.grad
+
+    wrong = sidefx_train.compile(step, backend=_wrong_from("aten.sum.dim_IntList"))
+    step(torch.randn(5, 4))
+    with pytest.warns(SideFXWarning, match="SFX205") as caught:
+        wrong(torch.randn(5, 4))
+    (text,) = [str(each.message) for each in caught if "SFX205" in str(each.message)]
+    assert f"computed by aten.mul.Tensor at {__file__}:{_line_of('what is written')} in " in text, text
+
+
+def test_of_a_gradient_the_line_of_the_forward_is_named():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+
+    def step(x):
+        loss = torch.sigmoid(model(x)).sum()  # what has a derivative
+        loss.backward()
+        return loss.detach()
+
+    wrong = sidefx_train.compile(step, backend=_wrong_from("aten.mm.default"))
+    with pytest.warns(SideFXWarning, match="SFX205") as caught:
+        wrong(torch.randn(5, 4))
+    (text,) = [str(each.message) for each in caught if "SFX205" in str(each.message)]
+    assert (
+        f"computed by aten.mm.default in the derivative of {__file__}:{_line_of('what has a derivative')} in " in text
+    )

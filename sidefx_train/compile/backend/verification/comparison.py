@@ -1,0 +1,249 @@
+"""Two runs of one graph: which of their values differ by more than rounding can explain.
+
+First the plain distance. Where that is not small, the captured graph is run again with noise of the size of a rounding
+error on each operation (``rounding_noise.py``), until a run explains the difference; where none does, in float64
+(``exact.py``): a value that is as near to that as eager's own is right. Elements that are finite in one run only are
+judged one by one, by the same runs: a kernel may overflow on the way where another does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+RELATIVE = 1e-3
+"""Largest difference, in norm, that counts as equal at once: relative to the value, or to the change of what is
+written."""
+
+NOISY_RUNS = 3
+FACTOR = 8.0
+"""How many times as far off as the farthest of the noisy runs the compiled graph may be."""
+
+EXACT_FACTOR = 2.0
+"""How many times as far from the result in float64 as eager's own."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run returned, and its inputs afterwards."""
+
+    outputs: list[Any]
+    inputs: list[Any]
+
+    def value(self, what: str, index: int) -> Any:
+        """An output, or an input as the run left it."""
+        return (self.outputs if what == "output" else self.inputs)[index]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One value of two runs.
+
+    Attributes:
+        what: ``"output"`` or ``"input"``.
+        index: which.
+        kind_differs: type and shape, where those are others.
+        distance: between the two where both are finite, in norm.
+        unlike: elements that are finite, infinite or not a number in one run and something else in the other.
+        scale: norm of the value, or of its change where an input was written.
+        floor: rounding of the value itself, in norm.
+        measure: what the scale is, in words.
+        shows: false for tensors of zeros, in which a mistake may not show.
+    """
+
+    what: str
+    index: int
+    kind_differs: str = ""
+    distance: float = 0.0
+    unlike: int = 0
+    scale: float = 0.0
+    floor: float = 0.0
+    measure: str = "norm"
+    shows: bool = True
+
+    @property
+    def allowed(self) -> float:
+        """The distance that counts as equal at once."""
+        return RELATIVE * self.scale + self.floor
+
+    @property
+    def doubtful(self) -> bool:
+        """True if it takes more to know that they are equal."""
+        return self.unlike > 0 or not self.distance <= self.allowed
+
+
+class Doubt:
+    """A pair that is not equal at once, and what further runs say of it.
+
+    Args:
+        pair: the pair.
+        have: the value of the compiled graph.
+        want: that of the captured graph.
+    """
+
+    def __init__(self, pair: Pair, have: Any, want: Any) -> None:
+        self.pair = pair
+        self._dtype = want.dtype if isinstance(want, torch.Tensor) else torch.float64
+        self._have, self._want = values_of(have), values_of(want)
+        self._unlike = ~same_kind(self._have, self._want)
+        self._moved = 0.0
+        self._exact = False
+
+    def settled(self) -> bool:
+        """True if rounding explains the difference."""
+        near = self._exact or self.pair.distance <= self.pair.allowed + FACTOR * self._moved
+        return near and not self._unlike.any()
+
+    def hear_noisy(self, value: Any) -> None:
+        """Takes in a run in which operations round otherwise."""
+        value = values_of(value)
+        self._moved = max(self._moved, distance(value, self._want))
+        self._unlike &= ~same_kind(self._have, value)
+
+    def hear_exact(self, value: Any) -> None:
+        """Takes in a run in float64."""
+        exact = values_of(value)
+        if exact.is_floating_point():
+            near = (self._have - exact).abs() <= max(RELATIVE, 4 * torch.finfo(self._dtype).eps) * exact.abs()
+            rounded = exact.to(self._dtype).double() if self._dtype.is_floating_point else exact
+            self._unlike &= ~(same_kind(self._have, rounded) & (near | ~rounded.isfinite()))
+        compared = self._have.isfinite() & self._want.isfinite()
+        mine, eagers = distance(self._have[compared], exact[compared]), distance(self._want[compared], exact[compared])
+        self._exact = mine <= self.pair.allowed + EXACT_FACTOR * eagers
+
+    def in_words(self) -> str:
+        """What differs, behind the value's name."""
+        pair, unlike = self.pair, int(self._unlike.sum())
+        if unlike:
+            first = int(self._unlike.nonzero()[0, 0])
+            have, want = float(self._have[first]), float(self._want[first])
+            return (
+                f"has {have:.3g} for {want:.3g} in element {first} ({unlike} of {self._unlike.numel()} are like that)"
+            )
+        error = f"{pair.distance:.3g} in norm, its {pair.measure} is {pair.scale:.3g}"
+        return f"is off by {error}, rounding moves it by {self._moved:.3g}"
+
+
+def pairs(before: list[Any], have: Outcome, want: Outcome, planned: list[torch.dtype | None]) -> list[Pair]:
+    """All values of two runs; outputs of ``have`` may have the ``planned`` dtypes where those of ``want`` do not."""
+    dtypes = planned or [None] * len(want.outputs)
+    outputs = enumerate(zip(have.outputs, want.outputs, dtypes, strict=True))
+    found = [_pair("output", i, a, b, None, dtype) for i, (a, b, dtype) in outputs]
+    inputs = enumerate(zip(have.inputs, want.inputs, before, strict=True))
+    return found + [_pair("input", i, a, b, old) for i, (a, b, old) in inputs]
+
+
+def differing(
+    found: list[Pair],
+    have: Outcome,
+    want: Outcome,
+    noisy: Callable[[int], Outcome | None],
+    exact: Callable[[], Outcome | None],
+) -> list[tuple[Pair, str]]:
+    """The pairs that differ by more than rounding, each with what differs, in words.
+
+    Args:
+        found: all pairs.
+        have: the run of the compiled graph.
+        want: that of the captured graph.
+        noisy: runs the captured graph with noise of a seed; ``None`` if that raises.
+        exact: runs it in float64; likewise.
+    """
+    wrong = [(pair, f"is {pair.kind_differs}") for pair in found if pair.kind_differs]
+    if wrong:
+        return wrong
+    doubts = [
+        Doubt(pair, have.value(pair.what, pair.index), want.value(pair.what, pair.index))
+        for pair in found
+        if pair.doubtful
+    ]
+    for seed in range(NOISY_RUNS):
+        if all(doubt.settled() for doubt in doubts):
+            return []
+        moved = noisy(seed)
+        if moved is not None:
+            for doubt in doubts:
+                doubt.hear_noisy(moved.value(doubt.pair.what, doubt.pair.index))
+    doubts = [doubt for doubt in doubts if not doubt.settled()]
+    known = exact() if doubts else None
+    if known is not None:
+        for doubt in doubts:
+            doubt.hear_exact(known.value(doubt.pair.what, doubt.pair.index))
+    return [(doubt.pair, doubt.in_words()) for doubt in doubts if not doubt.settled()]
+
+
+def _pair(what: str, index: int, a: Any, b: Any, before: Any, planned: torch.dtype | None = None) -> Pair:
+    if not isinstance(b, torch.Tensor):
+        if not isinstance(b, float) or not isinstance(a, float):
+            return Pair(what, index, "" if a == b and type(a) is type(b) else f"{a!r}, expected {b!r}")
+        x, y = values_of(a), values_of(b)
+        scale = abs(b) if math.isfinite(b) else 0.0
+        return Pair(what, index, "", distance(x, y), int(not same_kind(x, y)), scale, measure="value")
+    narrow = isinstance(a, torch.Tensor) and a.dtype == planned and _is_float(a) and _is_float(b)
+    if not isinstance(a, torch.Tensor) or a.shape != b.shape or (a.dtype != b.dtype and not narrow):
+        kind = f"{a.dtype}{list(a.shape)}" if isinstance(a, torch.Tensor) else type(a).__name__
+        return Pair(what, index, f"{kind}, expected {b.dtype}{list(b.shape)}")
+    if b.device.type == "meta":
+        return Pair(what, index)
+    if before is not None and torch.equal(_dense(a), _dense(b)) and _same_bits(before, b):
+        return Pair(what, index)  # not written
+    x, y = values_of(a), values_of(b)
+    if not _is_float(b):  # no rounding in them: each must be equal
+        return Pair(what, index, distance=distance(x, y), measure="count of what may differ")
+    unlike = int((~same_kind(x, y)).sum())
+    if isinstance(before, torch.Tensor) and before.shape == b.shape and before.dtype == b.dtype:
+        floor = torch.finfo(b.dtype).eps * norm(y) if b.is_floating_point() else 0.0
+        scale = norm(y - values_of(before))
+        return Pair(what, index, "", distance(x, y), unlike, scale, floor, "change", scale > 0)
+    scale = norm(y)
+    floor = torch.finfo(a.dtype).eps * scale if a.dtype != b.dtype else 0.0
+    return Pair(what, index, "", distance(x, y), unlike, scale, floor, shows=scale > 0 or b.numel() == 0)
+
+
+def values_of(value: Any) -> torch.Tensor:
+    """A tensor's numbers, or a number, as one dimension: in float64 unless they are integers, complex ones as two."""
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else None)
+    plain = _dense(value)
+    if plain.is_complex():
+        plain = torch.view_as_real(plain.resolve_conj())
+    return (plain.double() if plain.is_floating_point() else plain).reshape(-1)
+
+
+def same_kind(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where both are finite, or both not a number, or the same infinity."""
+    return (a.isfinite() & b.isfinite()) | (a == b) | (a.isnan() & b.isnan())
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """In norm, where both are finite; of numbers that do not round, how many differ."""
+    if not (a.is_floating_point() and b.is_floating_point()):
+        return float((a != b).sum())
+    return norm(a - b)
+
+
+def norm(values: torch.Tensor) -> float:
+    """Of those that are finite."""
+    found = float(values.norm())
+    return found if math.isfinite(found) else float(values[values.isfinite()].norm())
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _same_bits(before: Any, after: torch.Tensor) -> bool:
+    return (
+        isinstance(before, torch.Tensor) and before.shape == after.shape and torch.equal(_dense(before), _dense(after))
+    )
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()

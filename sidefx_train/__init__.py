@@ -14,12 +14,12 @@ from sidefx_train.gc_control import fewer_collections as _fewer_collections
 with _fewer_collections():
     from sidefx_train import compile as compile
     from sidefx_train import errors as errors
-    from sidefx_train._torch_compat import import_what_captures_need as _import_what_captures_need
     from sidefx_train.compile.api import explain as explain
     from sidefx_train.compile.api import mark_dynamic as mark_dynamic
     from sidefx_train.compile.runtime.compiled_step import CompiledStep as CompiledStep
     from sidefx_train.disk_cache import cache_dir as cache_dir
     from sidefx_train.report import StepReport as StepReport
+    from sidefx_train.torch_compat import import_what_captures_need as _import_what_captures_need
 
     _import_what_captures_need()
 

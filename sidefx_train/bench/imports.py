@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from sidefx_train._torch_compat import NEEDED
+from sidefx_train.torch_compat import NEEDED
 
 _PROCESSES = 3
 

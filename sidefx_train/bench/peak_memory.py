@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 
 def held_mb(step: Callable[[Any], Any], batch: Any) -> float:

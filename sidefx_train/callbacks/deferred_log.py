@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.callbacks.training_step import Lightning
 from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model.function_calls import ANSWERED
 from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.records import TensorRecord

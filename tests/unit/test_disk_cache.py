@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
 from sidefx_train import disk_cache as cache
+from sidefx_train import torch_compat as compat
 from sidefx_train.__main__ import main
 from sidefx_train.compile.backend import graph_cache as stored
 from sidefx_train.errors import SideFXWarning

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.accumulation_order import Place, Point
 from sidefx_train.compile.autograd.higher_order import TapeRunner, differentiated, link_to, refuse_derivative
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Stage

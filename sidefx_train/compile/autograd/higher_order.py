@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.node_tape import NodeBackward
 from sidefx_train.compile.graph.artifacts import ORIGIN
 from sidefx_train.errors import SideFXError

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Origin
 from sidefx_train.compile.autograd.saved_tensor_errors import Look, Saved
 from sidefx_train.compile.graph.alias_analysis import Aliases, drop_dead, is_pure

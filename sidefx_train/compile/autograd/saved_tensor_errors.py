@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.artifacts import DERIVED, FORWARD
 from sidefx_train.compile.graph.fx_utils import schema_args
 from sidefx_train.compile.residual.saved_tensor_refs import Shown

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 Edge = tuple[Any, int]
 Levels = list[tuple[tuple[Any, ...], tuple[Any, ...]]]

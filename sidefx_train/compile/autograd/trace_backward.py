@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.accumulation_order import Place, Point, in_turn, times
 from sidefx_train.compile.autograd.gradient_contributions import Uses, contributions
 from sidefx_train.compile.autograd.node_tape import TapeRecorder

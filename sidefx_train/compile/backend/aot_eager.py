@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.runner import generate
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.alias_analysis import Aliases

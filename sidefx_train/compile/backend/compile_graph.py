@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.aot_eager import build_functional
 from sidefx_train.compile.backend.autocast_backward import build_casting
 from sidefx_train.compile.backend.autotune.timing import measure_apart

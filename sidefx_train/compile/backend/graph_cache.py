@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
 from sidefx_train import disk_cache as cache
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.user_code import PACKAGE_DIR
 from sidefx_train.compile.graph.artifacts import (
     OWN,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.allocator import keep_freed_memory
 from sidefx_train.compile.backend.aot_eager import example_inputs
 from sidefx_train.compile.backend.autotune.attention import expand_attention, has_attention, is_written_out

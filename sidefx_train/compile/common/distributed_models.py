@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.errors import Location, Unsupported
 
 CODE = "SFX121"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.artifacts import FunctionalGraph
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.validation import around

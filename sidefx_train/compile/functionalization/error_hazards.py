@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import IndexCheck
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization.check import check_functional
 from sidefx_train.compile.functionalization.error_hazards import factorizes, find_hazards, held_back
 from sidefx_train.compile.functionalization.input_views import refuse_unsupported, view_bits, view_layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.artifacts import GraphInput, TracedGraph
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.view_chains import way_up

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization import memory_format as layouts
 from sidefx_train.compile.functionalization.error_hazards import FACTORIZED, IndexUse
 from sidefx_train.compile.functionalization.fused_optimizers import fused_update, whole_update

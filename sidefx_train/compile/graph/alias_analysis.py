@@ -12,7 +12,7 @@ import operator
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import node_args, schema_args, written_args
 
 

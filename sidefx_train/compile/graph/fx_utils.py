@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 _UNANNOTATED_WRITES: dict[str, tuple[int, ...]] = {
     # operators that write arguments which their schema calls read-only: (positions), if `training` is true

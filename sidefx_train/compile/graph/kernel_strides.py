@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 _MOST_ELEMENTS = 1 << 16
 _LAID_OUT_ALIKE = (torch.ops.aten.view.default, torch.ops.aten.empty_like.default, torch.ops.aten.clone.default)

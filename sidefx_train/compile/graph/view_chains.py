@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.artifacts import CALLED, COUNTER, DATA
 from sidefx_train.compile.graph.fx_utils import schema_args, written_args
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
 from sidefx_train import disk_cache as cache
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.native import (
     attention_kernel as attention,
 )

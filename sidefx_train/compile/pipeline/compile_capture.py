@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.compiled_function import join
 from sidefx_train.compile.autograd.extract_graphs import cut
 from sidefx_train.compile.autograd.min_cut_partition import recompute

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.capture.guards.native_check import follow, object_check, split
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
 from sidefx_train.compile.capture.shadows.deferred_values import Later

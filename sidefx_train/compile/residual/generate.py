@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.native_check import follow, split
 from sidefx_train.compile.capture.guards.python_check import FETCH_ERRORS, cell_is_set, write_guards

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.functionalization.synthetic_bases import STRIDED
 from sidefx_train.compile.graph.artifacts import CALLED, DATA, NO_GRAD

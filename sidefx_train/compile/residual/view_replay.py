@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.interpreter.generator_finalizers import cleans_up
 from sidefx_train.compile.capture.resume.driver import Parts

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -278,3 +279,20 @@ def within_vector(index: Any, var: Any, length: int) -> Any:
         elif type(part) is ModularIndexing and numbers[0] == 1 and numbers[1] % length == 0:
             known[part] = var + fixed
     return index.xreplace(known)
+
+
+def codegen_parts() -> types.SimpleNamespace:
+    """What of Inductor's C++ code generation ``compile/backend/cpp_codegen/loop_dedup.py`` works with."""
+    from torch._inductor import config, metrics
+    from torch._inductor.codegen import common, cpp
+    from torch._inductor.utils import IndentedBuffer
+    from torch._inductor.virtualized import V
+
+    return types.SimpleNamespace(
+        V=V,
+        Buffer=IndentedBuffer,
+        DeferredLine=common.DeferredLine,
+        Proxy=cpp.CppKernelProxy,
+        metrics=metrics,
+        patch=config.patch,
+    )

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train._torch_compat import while_loop
+from sidefx_train.torch_compat import while_loop
 from tests.parity.autograd.test_features import trained
 from tests.support.parity import Program, batches, mlp, parity
 

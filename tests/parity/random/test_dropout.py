@@ -165,7 +165,7 @@ def test_inductors_cache_is_known_by_what_fills_it(monkeypatch):
     """Regression: graphs that are not kept in ours were found as an earlier version had lowered them."""
     from torch._inductor.codecache import FxGraphHashDetails
 
-    from sidefx_train import _torch_compat as compat
+    from sidefx_train import torch_compat as compat
 
     seen = []
     for maker in ("one", "another"):

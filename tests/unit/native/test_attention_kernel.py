@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import attention
 from sidefx_train.compile.backend.autotune import native_attention as blockwise
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller

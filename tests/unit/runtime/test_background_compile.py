@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.native import guards_module, native_module, products_module
 from sidefx_train.compile.runtime import background_compile as background
 from sidefx_train.errors import BackendError
@@ -188,7 +188,8 @@ def test_a_worker_that_fails_leaves_a_line_and_training_goes_on(where, empty_cac
 
 def test_a_graph_that_cannot_be_handed_over_is_compiled_by_a_thread(empty_cache, monkeypatch):
     """A recurrent layer is an operator written in Python; where C++ cannot call it, the graph is not one library."""
-    monkeypatch.setattr(compat, "calls_dispatcher", lambda: False)
+    for module in (compat, compat.inductor.compile):
+        monkeypatch.setattr(module, "calls_dispatcher", lambda: False)
 
     def trained(**options):
         torch.manual_seed(0)

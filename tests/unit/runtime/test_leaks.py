@@ -13,9 +13,9 @@ import gc, sys
 import torch
 from torch import nn
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
-compat._SOURCES_KEPT = 8
+compat.recording._SOURCES_KEPT = 8
 
 def one_round():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.autotune.attention import is_written_out
 from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
@@ -297,7 +297,7 @@ assert "networkx" in sys.modules
 def test_the_compilers_words_are_torchs_own() -> None:
     script = """if True:
     import sys
-    from sidefx_train import _torch_compat as compat
+    from sidefx_train import torch_compat as compat
     with compat.quick_vector_probes(lambda flags: True):
         table = compat.inductor_decompositions()
         words = compat.cpp_command(True), compat.cpp_command(False)

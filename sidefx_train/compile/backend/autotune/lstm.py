@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune.timing import MEASURES, Task, fastest, measured, timings
 from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.native import lstm_module

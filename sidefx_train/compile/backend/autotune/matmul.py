@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune.timing import LARGEST, MEASURES, Task, fastest, measured, timings
 from sidefx_train.compile.native import NARROW, products_module
 from sidefx_train.report import ChoiceRecord

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.native import cpu_description
 from sidefx_train.disk_cache import cache_dir
 

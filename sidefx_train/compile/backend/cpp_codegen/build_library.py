@@ -20,8 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sidefx_train import _torch_compat as compat
 from sidefx_train import disk_cache as cache
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, Unit, Workshop
 from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import HEADER
 from sidefx_train.compile.backend.cpp_codegen.kernel_units import Kernels

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 _PATIENCE = 5.0
 """Seconds, and by how much longer than this process took, that a fork is waited for."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen import simd_helpers_source as helpers
 from sidefx_train.compile.backend.cpp_codegen import simd_source as lanes
 

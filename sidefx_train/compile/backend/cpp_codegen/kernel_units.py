@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen.compile_queue import Unit, Workshop
 from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import lean_header, lean_kernels
 

@@ -3,7 +3,7 @@
 It is a unit of its own, so that the caller does without Python's headers, and is compiled before the caller is known.
 """
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 _TYPES = """
 typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_t, int64_t, const void*, void*,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.passes.repeated_regions import Division, Part
 
 _CALLER = """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 _NEEDED = (
     "aoti_torch_delete_tensor_object",

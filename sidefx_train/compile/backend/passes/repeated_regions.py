@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import node_args, written_args
 
 _SHORTEST = 12

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
 from sidefx_train.compile.ops.runtime_assert import GRANTED
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.verification.comparison import Outcome, differing, pairs
 from sidefx_train.compile.backend.verification.exact import widened
 from sidefx_train.compile.backend.verification.origins import Origins

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.verification.comparison import Pair
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import DERIVED, LINE, TracedGraph

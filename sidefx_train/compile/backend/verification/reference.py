@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.eager import build_eager
 from sidefx_train.compile.backend.reset_generators import beginning_anew
 from sidefx_train.compile.backend.runner import generate

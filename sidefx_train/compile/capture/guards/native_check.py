@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.definition_guards import Body, Taken
 from sidefx_train.compile.capture.guards.guard import Guard, told_apart
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards

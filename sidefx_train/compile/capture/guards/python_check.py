@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition, TensorFacts, same_value
 from sidefx_train.compile.capture.guards.source import Source, stored_keys, stored_length
 from sidefx_train.compile.capture.guards.source_writer import Writer

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import NumberCondition
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.common.source_literals import literal

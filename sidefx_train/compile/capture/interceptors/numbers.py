@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
 from sidefx_train.compile.common import interceptor_registry as registry

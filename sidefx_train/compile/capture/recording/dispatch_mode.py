@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another

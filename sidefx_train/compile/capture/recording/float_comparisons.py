@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.ops.runtime_assert import GRANTED, take_for_granted
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.dispatch_mode import RepeatingMode
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
 from sidefx_train.compile.graph.artifacts import COUNTER, DATA, GraphInput, InputKind, TracedGraph

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, GuardKind
 from sidefx_train.compile.capture.guards.source import Source, SourceTable
 from sidefx_train.compile.capture.guards.storage_guards import HeldMemory

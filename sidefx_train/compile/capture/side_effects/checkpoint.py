@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.world import ABSENT

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from sidefx_train._torch_compat import hook_numbers, output_of
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
@@ -28,6 +27,7 @@ from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
 from sidefx_train.compile.capture.side_effects.compare import Comparison
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import is_set, slot_names, stored_entries
+from sidefx_train.torch_compat import hook_numbers, output_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import attributes
 from sidefx_train.compile.capture.interpreter.world import ABSENT, LOCAL, hidden_attr
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space, space_of, thread_space

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE

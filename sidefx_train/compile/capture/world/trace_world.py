@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.interpreter.object_model import operators

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import attention
 from tests.support.disk_cache import new_cache
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import conv_layout as convolutions
 from sidefx_train.compile.backend.autotune import timing as measuring
 from sidefx_train.compile.backend.autotune.conv_layout import AS_CAPTURED, LAST

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import lstm as recurrent
 from sidefx_train.compile.backend.autotune.lstm import INPUT, STATES, WEIGHTS
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller

@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import matmul as products
 from sidefx_train.compile.backend.autotune import timing as measuring
 from sidefx_train.compile.backend.cpp_codegen import python_entry as entry

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
 from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, Unit, Workshop
 from sidefx_train.compile.backend.cpp_codegen.kernel_units import LARGEST_PART, Kernels

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
 from sidefx_train.compile.backend.cpp_codegen import kernel_units as kernels

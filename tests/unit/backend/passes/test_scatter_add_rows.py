@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from sidefx_train.compile.backend.passes import scatter_add_rows as rows
 

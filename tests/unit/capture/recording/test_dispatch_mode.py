@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 aten = torch.ops.aten
 

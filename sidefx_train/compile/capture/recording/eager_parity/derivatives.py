@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 aten = torch.ops.aten
 _PICKS = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")

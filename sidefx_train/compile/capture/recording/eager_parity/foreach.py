@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.errors import Unsupported
 
 if not TYPE_CHECKING:

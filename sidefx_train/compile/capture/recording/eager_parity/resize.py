@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance

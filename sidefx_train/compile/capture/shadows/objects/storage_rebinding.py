@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.eager_parity.resize import turn
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.kernel_strides import without_outs

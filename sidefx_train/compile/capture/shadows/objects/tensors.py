@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.storage_guards import storage_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.query_guards import Asked, NotImportable, same_answer
 from sidefx_train.compile.common import trace_rules as policy

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common import interceptor_registry as registry
 

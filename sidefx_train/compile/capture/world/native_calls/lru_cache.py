@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.python_check import cell_is_set
 from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.definition_tracking import chains_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import special
 from sidefx_train.compile.capture.interpreter.world import ABSENT

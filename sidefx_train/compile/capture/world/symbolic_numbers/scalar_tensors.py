@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train import _torch_compat as compat
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.constant_folding import constant_of
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.fx_utils import written_args

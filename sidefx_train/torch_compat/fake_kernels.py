@@ -1,0 +1,73 @@
+"""Fake kernels that torch lacks or gets wrong: connectionist temporal classification, grouped matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def know_grouped_products() -> None:
+    """Stand-ins of grouped products for the types that CPU kernels take: torch's own knows bfloat16 alone."""
+    from torch._subclasses import fake_impls
+
+    op = torch.ops.aten._grouped_mm.default
+    if op not in fake_impls.op_implementations_dict:
+        fake_impls.register_op_impl(op)(_grouped_product)
+
+
+def know_ctc_loss() -> None:
+    """Stand-ins of connectionist temporal classification on the CPU, which torch has none of.
+
+    What the forward saves has the size that the longest target needs; where that is in a tensor, what the batch of
+    targets has room for.
+    """
+    from torch._subclasses import fake_impls
+
+    forward, backward = torch.ops.aten._ctc_loss, torch.ops.aten._ctc_loss_backward
+    if getattr(fake_impls.op_implementations_dict.get(forward.default), "__module__", None) == __name__:
+        return
+    for op in (forward.default, forward.Tensor):
+        fake_impls.op_implementations_dict[op] = _ctc_loss
+    for op in (backward.default, backward.Tensor):
+        fake_impls.op_implementations_dict[op] = _ctc_loss_backward
+
+
+def _ctc_loss(
+    mode: Any, func: Any, log_probs: Any, targets: Any, _: Any, lengths: Any, *rest: Any, **named: Any
+) -> Any:
+    if log_probs.device.type != "cpu":
+        return NotImplemented
+    time, batch = log_probs.shape[:2]
+    if isinstance(lengths, torch.Tensor):
+        columns = 2 * targets.shape[1] + 1 if targets.dim() == 2 else 0
+    else:
+        columns = 2 * max(lengths, default=0) + 1
+    with mode:
+        return log_probs.new_empty(batch), log_probs.new_empty(batch, time, columns)
+
+
+def _ctc_loss_backward(mode: Any, func: Any, grad: Any, log_probs: Any, *rest: Any, **more: Any) -> Any:
+    if log_probs.device.type != "cpu":
+        return NotImplemented
+    with mode:
+        return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _grouped_product(
+    mode: Any, func: Any, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    if (
+        a.device.type != "cpu"
+        or a.dtype not in (torch.float32, torch.float16)
+        or b.dtype != a.dtype
+        or bias is not None
+    ):
+        return NotImplemented
+    groups = (a if a.dim() == 3 else b).shape[:1] if a.dim() == 3 or b.dim() == 3 else offs.shape
+    size = (*(groups if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
+    dtype = out_dtype or a.dtype
+    alignment = 16 // dtype.itemsize  # rows begin at multiples of 16 bytes
+    row = (size[-1] + alignment - 1) // alignment * alignment
+    with mode:
+        return torch.empty_strided(size, (size[-2] * row, row, 1)[-len(size) :], dtype=dtype, device=a.device)

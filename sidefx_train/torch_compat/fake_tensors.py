@@ -1,0 +1,199 @@
+"""Fake tensors: their mode, fakes of inputs, strides and storages of fakes, errors of what has no fake kernel."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_slot
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from sidefx_train.torch_compat.autograd import below_autograd, creation_of, set_creation, set_version, training_kernels
+from sidefx_train.torch_compat.recording import no_recording
+from sidefx_train.torch_compat.symbols import _NamedSource
+
+
+def new_fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
+    return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
+
+
+def fake_snapshot(fake: torch.Tensor) -> torch.Tensor:
+    """A detached twin over the same fake storage that keeps today's sizes and strides."""
+    with disable_proxy_modes_tracing(), torch.no_grad():
+        return fake.detach()
+
+
+def fake_of(mode: FakeTensorMode, real: torch.Tensor, dynamic: frozenset[int], name: str) -> torch.Tensor:
+    """A fake stand-in; the sizes of the dimensions in ``dynamic`` are symbols."""
+    if not dynamic:
+        made = _complex_view(mode, real)
+        return mode.from_tensor(real, static_shapes=True) if made is None else made
+    sizes = [DimDynamic.DYNAMIC if i in dynamic else DimDynamic.STATIC for i in range(real.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    return mode.from_tensor(real, source=_NamedSource(name), symbolic_context=context)
+
+
+def _complex_view(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor | None:
+    """A stand-in of a complex view of a real tensor, for which torch wants the base to be a list of pairs."""
+    base = real._base
+    if base is None or not real.is_complex() or base.is_complex() or base.itemsize * 2 != real.itemsize:
+        return None
+    if real.requires_grad or real.is_conj() or mode.fake_tensor_converter._get_memo(real) is not None:
+        return None
+    if base.dim() and base.shape[-1] == 2:
+        return None
+    whole = mode.from_tensor(base, static_shapes=True)
+    pairs = (*(2 * stride for stride in real.stride()), 1)
+    with mode:
+        view = torch.view_as_complex(whole.as_strided((*real.shape, 2), pairs, 2 * real.storage_offset()))
+    set_creation(view, creation_of(real))
+    mode.fake_tensor_converter.set_tensor_memo(real, view)
+    return view
+
+
+def forget_reals(mode: FakeTensorMode) -> None:
+    """Drops the weak references to real tensors by which stand-ins are found: torch swaps no tensors that have some."""
+    converter = mode.fake_tensor_converter.meta_converter
+    for known in (converter.tensor_memo, converter.storage_memo):
+        known.clear()
+    for known in (converter.describer.lookup_tensor, converter.describer.lookup_storage):
+        known.clear()
+
+
+def fake_twin(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
+    """A stand-in of a tensor that shares the version counter of another, whose stand-in is ``fake``.
+
+    That of a later tensor of which ``real`` is the base is made from it. There is none of a type that makes it a view.
+    """
+    version = fake._version
+    with torch.no_grad():
+        twin = fake.detach()
+        if twin.dtype != real.dtype:
+            twin = twin.as_strided_((fake.untyped_storage().nbytes() // fake.itemsize,), (1,), 0).view(real.dtype)
+        twin.as_strided_(real.size(), real.stride(), real.storage_offset())
+    set_version(fake, version)
+    if twin._is_view():
+        return None
+    twin.requires_grad_(real.requires_grad)
+    mode.fake_tensor_converter.set_tensor_memo(real, twin)
+    return twin
+
+
+def fake_counted(fake: torch.Tensor) -> torch.Tensor:
+    """A detached twin in the same memory, with the same version counter, unseen by the graph.
+
+    A mode that calls this is below what gives it that counter.
+    """
+    counts = torch._C.DispatchKey.ADInplaceOrView
+    with (
+        no_recording(),
+        torch.no_grad(),
+        torch._C._IncludeDispatchKeyGuard(counts),
+        torch._C._SetExcludeDispatchKeyGuard(counts, False),
+    ):
+        return fake.detach()
+
+
+def forget_contents(fake: torch.Tensor) -> None:
+    """Makes void what was noted of the contents of a stand-in."""
+    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo"):
+        if hasattr(type(fake), memo):
+            setattr(fake, memo, None)
+    fake.constant = None  # type: ignore[attr-defined]
+
+
+def forget_constant(fake: torch.Tensor, tracer: Any) -> None:
+    """Makes void what torch takes a stand-in's contents for; its recorder misses what is written through a view."""
+    fake.constant = None  # type: ignore[attr-defined]
+    slot = get_proxy_slot(fake, tracer, None)
+    if slot is not None:
+        slot.constant = None
+
+
+def set_strides(fake: torch.Tensor, strides: tuple[int, ...]) -> None:
+    """Gives a new stand-in other strides; nobody has seen it."""
+    with below_autograd(), no_recording():
+        torch.ops.aten.as_strided_.default(fake, fake.shape, strides)
+
+
+def set_memory(fake: torch.Tensor, other: torch.Tensor) -> None:
+    """Puts a new stand-in where another begins in memory; nobody has seen it."""
+    place = (other.untyped_storage(), other.storage_offset(), fake.shape, fake.stride())
+    with below_autograd(), no_recording():
+        torch.ops.aten.set_.source_Storage_storage_offset(fake, *place)
+
+
+def data_dependent_errors() -> tuple[type[BaseException], ...]:
+    """Raised when the program asks for a value that only exists when the graph runs."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+def unsupported_fake_errors() -> tuple[type[BaseException], ...]:
+    """Raised when an operation has no fake implementation."""
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+    return (UnsupportedOperatorException,)
+
+
+@contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keeps torch from printing a traceback for every error of a fake tensor: eager shows those of the step."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@contextmanager
+def without_recording(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Operations inside run on fake tensors and leave no mark, neither in a graph nor among the conditions."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    env = fake_mode.shape_env
+    with _disable_current_modes(), fake_mode, torch.no_grad(), training_kernels():
+        with env.suppress_guards() if env is not None else nullcontext(), torch.autocast("cpu", enabled=False):
+            yield
+
+
+def fake_constant(fake_mode: FakeTensorMode, constant: Any) -> Any:
+    """The fake of a constant tensor of a graph; anything else is itself."""
+    return fake_mode.from_tensor(constant, static_shapes=True) if isinstance(constant, torch.Tensor) else constant
+
+
+def mode_of(tensor: torch.Tensor) -> Any:
+    """The fake mode that a fake tensor belongs to."""
+    return getattr(tensor, "fake_mode", None)
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Operations inside run for real, whatever is being recorded."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
+    """The transpose of a fake matrix."""
+    with disable_proxy_modes_tracing(), torch.no_grad():
+        return fake.t()
+
+
+@contextmanager
+def real_world() -> Iterator[None]:
+    """Tensor operations inside run on real tensors and are not recorded, also in the middle of a capture."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with disable_proxy_modes_tracing(), unset_fake_temporarily():
+        yield

@@ -1,0 +1,203 @@
+"""Torch's thread-wide settings: their guard, how they are restored, and modes around a step that are not captured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+
+class GlobalState:
+    """Torch's thread-wide state now: grad mode, autocast, determinism, default dtype and device, threads, modes."""
+
+    def __init__(self) -> None:
+        _no_replays_under_dynamo()
+        self._settings = torch._C._dynamo.guards.GlobalStateGuard()
+        self._devices = _default_devices()
+        self._contexts = _entered_contexts()
+        self._switches = [ask() for ask, _ in _switches()]
+
+    def same_settings(self) -> bool:
+        """True if every setting is the same again and every context of torch that was entered has been left."""
+        same = bool(self._settings.check()) and _default_devices() == self._devices
+        same = same and self._switches == [ask() for ask, _ in _switches()]
+        return same and _entered_contexts() == self._contexts
+
+    def check(self) -> bool:
+        """True if the state is the same again, and nothing of the caller's watches tensor operations."""
+        return (
+            self._settings.check()
+            and not torch._C._len_torch_dispatch_stack()
+            and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+            and forward_ad._current_level < 0
+            and (_default_devices() == self._devices if torch._C._len_torch_function_stack() else not self._devices)
+        )
+
+
+@cache
+def _no_replays_under_dynamo() -> None:
+    """Has torch's own compiler, where it traces a compiled step (``torch.cond`` does), find that no entry fits.
+
+    It is told once, so that replays need not ask.
+    """
+    told = torch.compiler.substitute_in_graph(GlobalState.check, skip_signature_check=True)
+    told(lambda self: False)
+
+
+@cache
+def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
+    """Global settings of torch beside those that :class:`GlobalState` tests: how to ask for each, and how to set it."""
+    pairs = [(f"_get_{name[5:]}", name) for name in dir(torch._C) if name.startswith("_set_")]
+    kernels = ("cudnn", "flash", "math", "mem_efficient", "overrideable")
+    pairs += [(f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in kernels]
+    pairs.append(("_is_view_replay_enabled", "_set_view_replay_enabled"))
+    found = [(getattr(torch._C, ask, None), getattr(torch._C, give)) for ask, give in pairs if not _KEPT.search(ask)]
+    return tuple((ask, give) for ask, give in found if ask is not None and _answers(ask))
+
+
+_KEPT = re.compile(
+    "default|function_state|trac|dispatch|metaclass|preferred|thread|float32_matmul|metadata|deterministic_algorithms"
+)
+"""Settings that are kept otherwise, or that asking for may load a library."""
+
+
+def _answers(ask: Callable[[], Any]) -> bool:
+    try:
+        return isinstance(ask(), (bool, int, str, list))
+    except (RuntimeError, TypeError):  # it wants arguments, or a library that this build lacks
+        return False
+
+
+def answers_changed_by_captures() -> dict[Any, Any]:
+    """Functions that ask for what a capture itself sets otherwise, with what they answer now, before it."""
+    return {torch._C._is_multithreading_enabled: torch._C._is_multithreading_enabled()}
+
+
+def settings_of(fn: Any) -> tuple[Callable[[], Any], ...]:
+    """What an operation of torch asks for and decides on while it is recorded: which attention kernels may be used."""
+    if getattr(fn, "__name__", "") not in ("scaled_dot_product_attention", "multi_head_attention_forward"):
+        return ()
+    names = ("flash", "math", "mem_efficient", "cudnn")
+    return tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in names)
+
+
+def _entered_contexts() -> tuple[Any, ...]:
+    """Contexts of torch that have been entered, apart from those that set one of the common settings."""
+    return (
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        forward_ad._current_level,
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+        torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
+        torch._C._functorch.peek_interpreter_stack() is None,
+    )
+
+
+def _default_devices() -> tuple[Any, ...]:
+    """What stands on the stack of function modes: devices of ``torch.device`` contexts, and other modes."""
+    stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return tuple(mode.device if type(mode) is DeviceContext else mode for mode in stack)
+
+
+def default_device_cpu() -> Any:
+    """A context in which new tensors are on the CPU; nothing at all, which is faster, where they are anyway."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+@contextmanager
+def restoring_state() -> Iterator[None]:
+    """Gives torch's thread-wide state back as it was, whatever a capture that stopped half way left of it."""
+    grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    level = forward_ad._current_level
+    casts = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
+    cache, nesting, functions = torch.is_autocast_cache_enabled(), _autocast_nesting(), _default_devices()
+    switches = [(ask, give, ask()) for ask, give in _switches()]
+    disabled = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        yield
+    finally:
+        while torch._C._functorch.peek_interpreter_stack() is not None:
+            torch._C._functorch.pop_dynamic_layer_stack()
+        while torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() != disabled:
+            torch._C._autograd._saved_tensors_hooks_enable()
+            if disabled is not None:
+                torch._C._autograd._saved_tensors_hooks_disable(disabled)
+        while torch._C._len_torch_function_stack() > len(functions):
+            torch._C._pop_torch_function_stack()
+        while _autocast_nesting() > nesting:
+            torch.autocast_decrement_nesting()
+        for kind, (enabled, cast) in casts.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, cast)
+        torch.set_autocast_cache_enabled(cache)
+        torch.set_grad_enabled(grad)
+        torch.set_anomaly_enabled(*anomaly)
+        for ask, give, before in switches:
+            if ask() != before:
+                give(before)
+        if forward_ad._current_level > level:
+            forward_ad.exit_dual_level(level=forward_ad._current_level)
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+def _autocast_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def surrounding() -> str | None:
+    """What the caller has around a step that must see its operations as they happen, in words."""
+    for mode in _default_devices():
+        if not isinstance(mode, torch.device):
+            return f"runs inside {type(mode).__qualname__}, a TorchFunctionMode"
+    if torch._C._len_torch_dispatch_stack():
+        return "runs inside a TorchDispatchMode"
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "runs inside hooks on saved tensors"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "runs inside a transform of torch.func"
+    if torch._C._get_tracing_state() is not None:
+        return "is traced by torch.jit"
+    if forward_ad._current_level >= 0:
+        return "runs inside a level of forward-mode differentiation: dual tensors carry tangents past a graph"
+    return None
+
+
+set_grad_enabled = torch._C._set_grad_enabled
+
+autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+def autocast_off() -> AbstractContextManager[Any]:
+    """Autocast is off inside, for all devices, whatever it was."""
+    return torch._C._DisableAutocast()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """What autocast makes of weights inside is not kept for what comes after."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def without_autocast(function: Any, *args: Any) -> Any:
+    """Calls ``function`` with autocast off: casts that autocast made are in the captured graph already."""
+    with torch._C._DisableAutocast():
+        return function(*args)

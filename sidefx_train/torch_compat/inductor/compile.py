@@ -1,0 +1,201 @@
+"""Running Inductor: its passes, its lowering of one graph, and its C++ handed to a builder of ours."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sidefx_train.switches import enabled
+from sidefx_train.torch_compat.inductor.checks import checked_codegen
+from sidefx_train.torch_compat.inductor.correctness import recursion_limit_kept, right_results
+from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, _dispatching, calls_dispatcher
+from sidefx_train.torch_compat.inductor.patching import replaced
+from sidefx_train.torch_compat.inductor.speedups import codegen_parts, quick_codegen, without_idle_patterns
+from sidefx_train.torch_compat.recording import late_module
+
+
+@contextmanager
+def inductor_lowering(
+    fake_mode: FakeTensorMode, generating: Callable[[Callable[..., None]], Callable[..., None]] = lambda before: before
+) -> Iterator[None]:
+    """Around :func:`inductor_passes` and :func:`inductor_compile`.
+
+    Args:
+        fake_mode: of the graph's values.
+        generating: gives what stands in for the method that generates a C++ loop.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.virtualized import V
+
+    with (
+        V.set_fake_mode(fake_mode),
+        tracing(TracingContext(fake_mode)),
+        torch.no_grad(),
+        quick_codegen(),
+        right_results(),
+        checked_codegen(),
+        recursion_limit_kept(),
+        replaced(codegen_parts().Proxy, "codegen_nodes", generating),
+    ):
+        yield
+
+
+def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.GraphModule:
+    """A functional graph after Inductor's joint-graph passes.
+
+    Args:
+        module: the graph; it stays as it is.
+        finds_attention: there may be attention in it that is written out; false saves the time to look for it.
+    """
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch._inductor import compile_fx
+
+    module = late_module(module, fx_graph_cse(module.graph))
+    with nullcontext() if finds_attention or not enabled("idle_patterns") else without_idle_patterns(module):
+        return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
+
+
+def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: list[int]) -> tuple[Any, str]:
+    """Lowers what :func:`inductor_passes` gives.
+
+    Args:
+        module: the graph.
+        example_inputs: its inputs, fake ones.
+        static: positions of inputs that stay where they are in memory.
+
+    Returns:
+        A callable that takes one list of real inputs, and the generated code.
+    """
+    from torch._inductor import compile_fx
+
+    _call_unlowered(module.graph)
+    output = next(iter(reversed(module.graph.nodes)))
+    compile_fx.record_original_output_strides(module)
+    output.meta["user_visible_output_idxs"] = [i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node)]
+    compiled = compile_fx.compile_fx_inner(
+        module,
+        example_inputs,
+        static_input_idxs=static,
+        is_inference=True,
+        cpp_wrapper=compile_fx.config.cpp_wrapper,
+    )
+    code = getattr(compiled, "source_code", "")
+    return getattr(compiled, "current_callable", None) or compiled, code
+
+
+@contextmanager
+def numbering_kernels(graph: int) -> Iterator[None]:
+    """Kernels of graphs that are lowered inside have different names, those of graphs of other numbers included."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    numbers = itertools.count()
+    number = lambda before: lambda wrapper: f"{graph}_{next(numbers)}"  # noqa: E731
+    with replaced(PythonWrapperCodegen, "next_kernel_suffix", number):
+        yield
+
+
+@contextmanager
+def lowering_notes() -> Iterator[list[str]]:
+    """What Inductor warns of while it lowers, as notes for the report, complete at the end."""
+    from torch._inductor import lowering
+
+    dispatched: dict[str, None] = {}
+    complex_numbers: dict[str, None] = {}
+
+    def keep(record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith("%s is missing a c-shim implementation"):
+            return True
+        dispatched.update(dict.fromkeys(map(str, record.args or ())))
+        return False
+
+    def note_complex(before: Callable[[], None]) -> Callable[[], None]:
+        return lambda: complex_numbers.update(
+            {"complex numbers are in no loops: each operator on them is a call": None}
+        )
+
+    logger = logging.getLogger("torch._inductor.ir")
+    logger.filters.insert(0, keep)  # before one that is around this
+    notes: list[str] = []
+    try:
+        with replaced(lowering, "_warn_complex_not_supported", note_complex):
+            yield notes
+    finally:
+        logger.removeFilter(keep)
+        notes.extend(complex_numbers)
+        if dispatched:
+            notes.append(f"called through torch's dispatcher: {', '.join(dispatched)}")
+
+
+@contextmanager
+def building_cpp(
+    build: Callable[[str, str, int, list[str]], Callable[[list[Any]], list[Any]]], add: Callable[[str], None]
+) -> Iterator[None]:
+    """What Inductor writes in C++ for a whole CPU graph is built by ``build`` instead of by its own builder.
+
+    Args:
+        build: ``build(caller, kernels, outputs, libraries)`` gets the source of ``inductor_entry_impl``, that of the
+            kernels it calls (empty if it is in the first), the number of outputs, and libraries to link. It returns a
+            function from the capsules of the inputs to those of the outputs.
+        add: is told the source of each kernel in C++ when it has been written, before all that.
+    """
+    from torch._inductor.codecache import CppWrapperCodeCache
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    def telling(before: Callable[..., Any]) -> Callable[..., Any]:
+        def define_kernel(wrapper: Any, name: str, body: str, *rest: Any, **more: Any) -> Any:
+            add(body)
+            return before(wrapper, name, body, *rest, **more)
+
+        return define_kernel
+
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    operators = "generate_fallback_kernel_with_runtime_lookup"
+    calling = replaced(CppWrapperCpu, operators, _dispatching) if calls_dispatcher() else nullcontext()
+    name = "load_pybinding"
+    before = CppWrapperCodeCache.__dict__.get(name)
+    others = CppWrapperCodeCache.load_pybinding
+
+    def load(argtypes: Sequence[str], main_code: str, device_type: str = "cpu", **given: Any) -> Any:
+        if device_type != "cpu":
+            return others(argtypes, main_code, device_type, **given)
+        return build(
+            main_code, given.get("kernel_code") or "", given.get("num_outputs", -1), list(given.get("extra_flags", ()))
+        )
+
+    setattr(CppWrapperCodeCache, name, staticmethod(load))
+    try:
+        with replaced(PythonWrapperCodegen, "define_kernel", telling), calling:
+            yield
+    finally:
+        if before is None:
+            delattr(CppWrapperCodeCache, name)
+        else:
+            setattr(CppWrapperCodeCache, name, before)
+
+
+def call_aoti(entry: Callable[[list[Any]], list[Any]], numbers: Sequence[int] = ()) -> Callable[[list[Any]], list[Any]]:
+    """A function of one list of inputs (emptied by the call) around one over capsules of tensors.
+
+    Args:
+        entry: the function in a library.
+        numbers: positions of inputs that are Python numbers.
+    """
+    to_handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+    from_handles = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+
+    def call(args: list[Any]) -> list[Any]:
+        for i in numbers:
+            args[i] = torch.tensor(args[i], device="cpu")
+        handles = to_handles(args)
+        args.clear()
+        return from_handles(entry(handles))  # type: ignore[no-any-return]
+
+    return call

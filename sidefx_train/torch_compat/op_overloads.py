@@ -1,0 +1,105 @@
+"""Operators of the dispatcher: their classes, arguments, tags, and derivatives written in Python."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._higher_order_ops import utils as _operator_utils
+from torch._higher_order_ops.while_loop import while_loop as while_loop
+
+DEVICE_OF = torch.ops.prim.device.default
+"""The operator by which C++ asks for a tensor's device."""
+
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+run_compiled = _operator_utils._maybe_compile_and_run_fn
+
+
+def is_random(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def changes_in_place(target: Any) -> bool:
+    """True for an operator that writes to one of its arguments."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+BINDING: type = type(torch.autograd._profiler_enabled.__self__)  # type: ignore[attr-defined]
+"""What functions of torch's that are made by pybind11 are bound to."""
+
+OpOverload = torch._ops.OpOverload
+
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+"""Classes of what ``torch.ops`` holds."""
+
+_OWN_OPERATORS = (
+    "aten",
+    "prim",
+    "prims",
+    "sidefx",
+    "quantized",
+    "mkldnn",
+    "inductor",
+    "_c10d_functional",
+    "higher_order",
+)
+
+
+def python_derivative(operator: Any) -> tuple[Any, Any] | None:
+    """An operator's overload and the holder of its derivative in Python; ``None`` if it has no such derivative.
+
+    Both are ``None`` where torch puts more Python around the derivative, for lists of tensors.
+    """
+    if isinstance(operator, torch._ops.OpOverloadPacket):
+        names = operator.overloads()
+        if len(names) != 1:
+            return None
+        operator = getattr(operator, names[0])
+    if operator.namespace in _OWN_OPERATORS:
+        return None
+    name = name_of_derivative(operator)
+    made = [cls for cls in torch.autograd.Function.__subclasses__() if cls.__name__ == name]
+    if not made:
+        return None
+    held = [inspect.getclosurevars(cls.backward).nonlocals for cls in made]
+    registrations = [names["info"] for names in held if "info" in names]
+    return (operator, registrations[-1]) if registrations else (None, None)
+
+
+def name_of_derivative(overload: Any) -> str:
+    """What torch calls the autograd function of an operator with a derivative in Python."""
+    return f"GeneratedBackwardFor_{overload._namespace}_{overload._opname}_{overload._overloadname}"
+
+
+def operator_arguments(
+    overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as the dispatcher passes them: by position, keyword-only ones apart."""
+    found, named = list(args), dict(kwargs)
+    places = [argument for argument in overload._schema.arguments if not argument.kwarg_only][len(args) :]
+    while any(argument.name in named for argument in places):
+        argument = places.pop(0)
+        found.append(named.pop(argument.name, argument.default_value))
+    return tuple(found), named
+
+
+def operator_defaults(
+    overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All arguments of an operator, with those that have their default values."""
+    return torch._library.utils.fill_defaults(overload._schema, args, kwargs)  # type: ignore[no-any-return]
+
+
+def has_keyword_arguments(overload: Any) -> bool:
+    """True if an operator has arguments by keyword only."""
+    return bool(torch._library.utils.has_kwarg_only_args(overload._schema))
+
+
+def decomposition_of(operator: Any) -> Callable[..., Any]:
+    """A function of other operators that computes what ``operator`` does, or itself."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table.get(operator, operator)  # type: ignore[no-any-return]

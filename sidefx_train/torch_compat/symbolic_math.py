@@ -1,0 +1,125 @@
+"""Functions on symbolic numbers, and numbers of derived classes among them."""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx.experimental import sym_node
+from torch.fx.experimental.proxy_tensor import handle_sym_dispatch
+
+_node_of_number = sym_node.to_node
+
+_derived_known = threading.Lock(), [0]
+
+
+def _node_of_derived(node: Any, number: Any) -> Any:
+    """``to_node`` that knows instances of classes derived from ``int`` and ``float`` as the numbers they are."""
+    own = type(number) in NUMBERS or is_numpy_scalar(number)
+    return _node_of_number(node, number if own else plain_number(number))
+
+
+@contextmanager
+def derived_numbers() -> Iterator[None]:
+    """Symbolic numbers compute with members of enumerations and the like; torch finds them unequal to all of them."""
+    lock, captures = _derived_known
+    with lock:
+        captures[0] += 1
+        sym_node.to_node = _node_of_derived
+    try:
+        yield
+    finally:
+        with lock:
+            captures[0] -= 1
+            if not captures[0]:
+                sym_node.to_node = _node_of_number
+
+
+def plain_number(value: Any) -> Any:
+    """An instance of a class derived from ``int`` or ``float`` as the number it is; anything else as it is."""
+    base = next((base for base in (int, float) if issubclass(type(value), base)), None)
+    return value if base is None else base.__pos__(value)
+
+
+def is_numpy_scalar(value: Any) -> bool:
+    """True for numbers of numpy, some of which derive from ``float``."""
+    return any(base.__module__ == "numpy" for base in type(value).__mro__)
+
+
+def _opaque(name: str) -> Callable[[Any], Any]:
+    """``math.name`` as a function that keeps a symbolic float symbolic, where torch has none."""
+    from torch.fx.experimental.sym_node import SymNode
+    from torch.utils._sympy import functions
+
+    function = getattr(math, name)
+    expression = getattr(functions, f"OpaqueUnaryFn_{name}")
+
+    def apply(value: Any) -> Any:
+        if not isinstance(value, torch.SymFloat):
+            return function(value)
+        node = value.node
+        hint = function(node.hint) if node.has_hint() else None
+        return torch.SymFloat(SymNode(expression(node.expr), node.shape_env, float, hint))
+
+    apply.__name__ = name
+    return apply
+
+
+def _traced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Records a call on a symbolic number in the graph."""
+    return lambda value: handle_sym_dispatch(function, (value,), {})
+
+
+_OPAQUE = {getattr(math, name): _opaque(name) for name in ("exp", "log")}
+
+SYMBOLIC_MATH: dict[Any, Callable[[Any], Any]] = {
+    **{
+        getattr(math, name): getattr(torch, f"_sym_{name}")
+        for name in ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan", "log2")
+    },
+    **{function: _traced(opaque) for function, opaque in _OPAQUE.items()},
+}
+"""Functions of ``math`` and the form of each that takes a symbolic float."""
+
+
+def host_functions() -> dict[Any, str]:
+    """Functions on Python numbers that a trace may contain, with the Python expression that calls them."""
+    table: dict[Any, str] = {
+        torch.sym_float: "float",
+        torch.sym_int: "int",
+        torch.sym_max: "max",
+        torch.sym_min: "min",
+        torch.sym_not: "not ",
+        max: "max",
+        min: "min",
+        abs: "abs",
+        operator.abs: "abs",
+        float: "float",
+        int: "int",
+        bool: "bool",
+        round: "round",
+        pow: "pow",
+    }
+    for name in dir(math):
+        function = getattr(math, name)
+        if callable(function) and not name.startswith("_"):
+            table[function] = f"math.{name}"
+            symbolic = getattr(torch, f"_sym_{name}", None)
+            if symbolic is not None:
+                table[symbolic] = f"math.{name}"
+    for function, opaque in _OPAQUE.items():
+        table[opaque] = f"math.{function.__name__}"
+    return table
+
+
+def symbolic_function(function: Any) -> Any:
+    """The variant of a ``math`` function that accepts symbolic numbers, else the function itself."""
+    return getattr(torch, f"_sym_{getattr(function, '__name__', '')}", function)
+
+
+NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)

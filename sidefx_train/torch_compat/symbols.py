@@ -1,0 +1,160 @@
+"""Symbolic numbers: the table of a capture, its symbols and what is known of them, their numbers as Python source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import _lru_cache_wrapper, lru_cache, partial
+from typing import Any
+
+import sympy
+import torch
+from torch._guards import Source
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SLoc
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from sidefx_train.torch_compat.early_imports import NEEDED, _load_apart
+
+_CACHED_OF_TABLES = [(name, value) for name, value in vars(ShapeEnv).items() if type(value) is _lru_cache_wrapper]
+
+
+class _QuietShapeEnv(ShapeEnv):
+    """Does not look for the user's line of every symbol: the capture knows it, and to look for it imports half of
+    ``torch.export``.
+
+    What torch remembers of one table in caches for all tables, some without a limit, dies with the table.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, method in _CACHED_OF_TABLES:
+            limit = method.cache_parameters()["maxsize"]
+            self.__dict__[name] = lru_cache(limit)(partial(method.__wrapped__, self))
+
+    def _get_stack_summary(self, *args: Any, **kwargs: Any) -> tuple[SLoc, str]:
+        return SLoc("", None), ""
+
+
+def new_shape_env() -> ShapeEnv:
+    """Symbol table of one capture; a tensor's ``item()`` may become a symbol."""
+    _load_apart(NEEDED)
+    return _QuietShapeEnv(allow_scalar_outputs=True)
+
+
+@dataclass(frozen=True)
+class _NamedSource(Source):
+    """Where a symbol comes from, by a name of ours."""
+
+    label: str
+
+    @property
+    def _name_template(self) -> str:
+        return self.label
+
+
+def new_symbolic_number(shape_env: ShapeEnv, value: int | float, name: str) -> Any:
+    """A symbolic int or float whose value during the capture is ``value``; 0 and 1 are not special."""
+    source: Any = _NamedSource(f"{name}#{len(shape_env.var_to_range)}")
+    if isinstance(value, float):
+        symbol = shape_env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        return shape_env.create_symfloatnode(symbol, hint=value, source=source)
+    return shape_env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
+
+
+def symbol_of(number: Any) -> Any:
+    """The sympy expression of a symbolic number."""
+    return number.node.expr
+
+
+def comes_from_float(number: torch.SymInt) -> bool:
+    """True for an integer that is computed from a symbolic float."""
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in number.node.expr.free_symbols)
+
+
+def is_unbacked(number: Any) -> bool:
+    """True if the number is known only when the graph runs (it comes from a tensor's contents)."""
+    return not number.node.has_hint()
+
+
+def known_truth(condition: torch.SymBool) -> bool | None:
+    """The truth of a condition that holds, or does not, whatever its numbers are; ``None`` for others."""
+    expression = condition.node.expr
+    if expression not in (True, False) and is_unbacked(condition):
+        expression = condition.node.shape_env._maybe_evaluate_static(expression)
+    return bool(expression) if expression in (True, False) else None
+
+
+def recorded_conditions(shape_env: ShapeEnv) -> list[Any]:
+    """Sympy conditions on input symbols that the capture relied on."""
+    return [guard.expr for guard in shape_env.guards]
+
+
+def has_unbacked_sizes(value: Any) -> bool:
+    """True for tensors with a size that only the running graph knows."""
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return any(
+        isinstance(size, torch.SymInt) and is_unbacked(size)
+        for each in values
+        if isinstance(each, torch.Tensor)
+        for size in each.shape
+    )
+
+
+def rounds(relation: Any) -> bool:
+    """True for a comparison of what is computed from symbolic floats."""
+    sides = [side for side in relation.args if not side.is_Atom and not side.is_integer]
+    return any(symbol_is_type(symbol, SymT.FLOAT) for side in sides for symbol in side.free_symbols)
+
+
+def cut_off(expression: Any) -> list[Any]:
+    """What is computed from symbolic floats and made an integer within a sympy expression (``int``, ``round``)."""
+    made = (part for part in sympy.preorder_traversal(expression) if part.func.__name__ in _INTEGER_OF)
+    inner = (part.args[0] for part in made if not part.args[0].is_Atom)
+    return [part for part in inner if any(symbol_is_type(symbol, SymT.FLOAT) for symbol in part.free_symbols)]
+
+
+_INTEGER_OF = frozenset({"TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"})
+
+
+def terms_of(expression: Any) -> tuple[Any, ...]:
+    """What is added up in a sympy expression."""
+    return tuple(expression.args) if expression.is_Add else (expression,)
+
+
+def python_source(expression: Any) -> str:
+    """A symbolic condition as a Python expression over the names of its symbols, ``math`` and ``torch``."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    class Printer(PythonPrinter):
+        def _print_OpaqueUnaryFn_exp(self, expr: Any) -> str:
+            return f"math.exp({self._print(expr.args[0])})"
+
+        def _print_OpaqueUnaryFn_log(self, expr: Any) -> str:
+            return f"math.log({self._print(expr.args[0])})"
+
+        def _print_IntInfinity(self, expr: Any) -> str:
+            return "math.inf"
+
+        def _print_NegativeIntInfinity(self, expr: Any) -> str:
+            return "(-math.inf)"
+
+        def _print_ComplexInfinity(self, expr: Any) -> str:
+            return "math.nan"  # of no sign: the condition does not hold
+
+        def _print_NumberSymbol(self, expr: Any) -> str:
+            return repr(float(expr))  # pi, e
+
+    return Printer().doprint(expression)
+
+
+def symbol_of_input(number: Any) -> Any:
+    """The symbol that a symbolic input was created with, whatever is known of it by now."""
+    return number.node._expr
+
+
+def hint_of(number: Any) -> Any:
+    """The value that a symbolic number has during the capture; reading it adds no condition."""
+    return number.node.hint
+
+
+UNHASHABLE_NUMBER = ("unhashable type: non-nested SymInt",)
+"""Arguments of the TypeError that hashing a symbolic integer raises."""

@@ -1,0 +1,36 @@
+"""Transforms of ``torch.func``: ``vmap``, ``grad``, ``functionalize``."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+
+def inside_transform() -> bool:
+    """True inside a transform of ``torch.func``: ``vmap``, ``grad``, ``functionalize``..."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_batched(value: Any) -> bool:
+    """True for a batch of gradients, as ``torch.autograd.grad(..., is_grads_batched=True)`` hands over."""
+    return value is not None and (
+        torch._C._functorch.is_legacy_batchedtensor(value) or torch._C._functorch.is_batchedtensor(value)
+    )
+
+
+def outside_transforms() -> Any:
+    """A context outside the transforms of ``torch.func`` that are under way: a tensor made inside would be theirs."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def loads_batching_rules() -> Any:
+    """The function by which torch reads ``vmap``'s decompositions when they are first needed."""
+    from torch._functorch import vmap
+
+    return vmap.lazy_load_decompositions

@@ -16,10 +16,10 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.callbacks.training_step import Lightning
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.sentinels import ABSENT
 
 _KNOWN: set[str] = set()
 _READS_METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics", "metrics")

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.torch_compat import has_step_hooks
 
 _KNOWN: set[str] = set()

@@ -16,10 +16,10 @@ import torch
 from torch.optim import Optimizer
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

@@ -9,7 +9,8 @@ import types
 import pytest
 
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
-from sidefx_train.compile.capture.interpreter.world import ABSENT, DirectWorld
+from sidefx_train.compile.capture.interpreter.world import DirectWorld
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
 from tests.interpreter import (
     test_calls_and_scopes as test_interpreter_calls,

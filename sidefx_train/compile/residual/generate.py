@@ -16,11 +16,11 @@ from sidefx_train.compile.capture.guards.native_check import follow, split
 from sidefx_train.compile.capture.guards.python_check import FETCH_ERRORS, cell_is_set, write_guards
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.containers.iterators import advance
 from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import Effect, SideEffects, follows_anew, updated
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.graph.step_metadata import StepMetadata
 from sidefx_train.compile.residual.reconstruct import Rebuilder

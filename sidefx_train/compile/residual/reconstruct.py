@@ -18,10 +18,9 @@ from sidefx_train.compile.capture.guards.guard import same_value
 from sidefx_train.compile.capture.guards.source import stored_keys
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE, InterpretedGenerator
+from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.interpreter.object_model.iteration import PythonIterable, PythonIterator
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
 from sidefx_train.compile.capture.resume.native_generators import hand_out, resume
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space
@@ -54,6 +53,7 @@ from sidefx_train.compile.common.plain_values import (
     make_tuple,
     slot_names,
 )
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.source_literals import is_name
 from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, shows_another
 from sidefx_train.compile.graph.view_chains import storage_of as fake_storage

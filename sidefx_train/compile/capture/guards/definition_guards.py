@@ -10,7 +10,7 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 
 def entries_of(space: Any) -> Any:

@@ -20,8 +20,8 @@ from sidefx_train.compile.capture.guards.guard import Guard, told_apart
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common.plain_values import is_plain
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.native import guards_module, guards_ready
 from sidefx_train.compile.native.guard_program import LOADS, TESTS
 

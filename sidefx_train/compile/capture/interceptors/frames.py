@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

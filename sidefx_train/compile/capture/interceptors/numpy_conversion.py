@@ -9,9 +9,9 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interceptors.tensor_from_numbers import by_keywords
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

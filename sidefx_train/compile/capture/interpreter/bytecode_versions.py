@@ -96,7 +96,7 @@ class Instruction:
     """One decoded instruction.
 
     Attributes:
-        run: the handler, filled in by ``program.py``.
+        run: the handler, filled in by ``dispatch.py``.
         name: opcode name in the common vocabulary.
         arg: numeric argument (slot number, count, flags).
         value: resolved argument: a name, a constant, a tuple of keyword names.

@@ -1,61 +1,21 @@
-"""Decoded code objects: instructions bound to their handlers, made once per code object."""
+"""Binds the instructions of a code object to their handlers, once per code object."""
 
 from __future__ import annotations
 
-import inspect
 import types
-from typing import Any
 
-from sidefx_train.compile.capture.interpreter import bytecode_versions as versions
 from sidefx_train.compile.capture.interpreter import opcodes
-from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
+from sidefx_train.compile.capture.interpreter.code import CodeInfo
 
-_WRITES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"})
-_CACHE: dict[int, Program] = {}
-
-
-class Program:
-    """What the interpreter needs to know about a code object.
-
-    Attributes:
-        code: the code object.
-        instructions: handlers and arguments, in order.
-        slots: names of the fast-local slots (variables, cells, free variables).
-        arguments: slot of each argument that may be passed by keyword.
-        stubs: code with the same names for frame objects in tracebacks, by instruction.
-        simple: true if all arguments are positional, with no ``*args``, ``**kwargs`` or keyword-only ones.
-    """
-
-    __slots__ = ("_written", "arguments", "code", "instructions", "is_async", "simple", "slots", "stubs")
-
-    def __init__(self, code: types.CodeType) -> None:
-        self.code = code
-        self.instructions: list[Instruction] = versions.decode(code)
-        for instr in self.instructions:
-            instr.run = opcodes.TABLE.get(instr.name, opcodes.unsupported)
-        self.slots = versions.slot_names(code)
-        first, total = code.co_posonlyargcount, code.co_argcount + code.co_kwonlyargcount
-        self.arguments = {code.co_varnames[i]: i for i in range(first, total)}
-        flags = code.co_flags
-        self.simple = not flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) and code.co_kwonlyargcount == 0
-        self.is_async = bool(flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
-        self.stubs: dict[int, types.CodeType] = {}
-        self._written: frozenset[str] | None = None
-
-    @property
-    def written_names(self) -> frozenset[str]:
-        """Names stored by ``STORE_ATTR``, ``STORE_GLOBAL`` or ``STORE_DEREF``."""
-        if self._written is None:
-            self._written = frozenset(self._name(i) for i in self.instructions if i.name in _WRITES)
-        return self._written
-
-    def _name(self, instr: Instruction) -> str:
-        return self.slots[instr.arg] if instr.name == "STORE_DEREF" else instr.value
+_CACHE: dict[int, CodeInfo] = {}
 
 
-def program_of(code: types.CodeType) -> Program:
-    """The decoded form of ``code``, from the cache if it was decoded before."""
-    found: Any = _CACHE.get(id(code))
+def code_info(code: types.CodeType) -> CodeInfo:
+    """The decoded form of ``code`` with a handler at each instruction, from the cache if it was decoded before."""
+    found = _CACHE.get(id(code))
     if found is None:
-        found = _CACHE[id(code)] = Program(code)  # the program keeps the code alive, so its id stays its own
+        found = CodeInfo(code)  # it keeps the code alive, so its id stays its own
+        for instr in found.instructions:
+            instr.run = opcodes.TABLE.get(instr.name, opcodes.unsupported)
+        _CACHE[id(code)] = found
     return found

@@ -7,37 +7,18 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture.interpreter.frame import Frame, Handled
 from sidefx_train.compile.capture.interpreter.frame_objects import stand_in
 from sidefx_train.compile.common.user_code import PACKAGE_DIR
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.frame import Frame
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
 _KEEP_INTERNAL = bool(os.environ.get("SIDEFX_FULL_TRACEBACKS"))
 """Set in the environment to see the library's own frames in tracebacks."""
-
-
-class Handled:
-    """The exception being handled, and what the caller of a generator was handling."""
-
-    __slots__ = ("previous", "value")
-
-    def __init__(self) -> None:
-        self.value: BaseException | None = None
-        self.previous: Handled | None = None
-
-    def topmost(self) -> BaseException | None:
-        """The innermost exception being handled, as ``sys.exception()`` would tell."""
-        item: Handled | None = self
-        while item is not None:
-            if item.value is not None:
-                return item.value
-            item = item.previous
-        return None
 
 
 class HandledOutside(Handled):
@@ -113,7 +94,7 @@ def _reaches(start: BaseException, goal: BaseException) -> bool:
     return False
 
 
-def unwind(interp: Interpreter, frame: Frame, error: BaseException) -> bool:
+def unwind(interp: InterpreterAPI, frame: Frame, error: BaseException) -> bool:
     """Moves ``frame`` to its handler of ``error``; false if it has none and the frame is left."""
     instr = frame.instructions[frame.pc - 1] if frame.pc else frame.instructions[0]
     if interp.in_flight is not error:
@@ -192,7 +173,7 @@ def _extended(frame: Frame, trace: types.TracebackType | None) -> types.Tracebac
     return types.TracebackType(cleaned(trace), stand_in(frame), 0, frame.line)
 
 
-def as_exception(interp: Interpreter, value: Any) -> BaseException:
+def as_exception(interp: InterpreterAPI, value: Any) -> BaseException:
     """The exception that ``raise value`` raises: an instance, made by a call if ``value`` is a class."""
     if isinstance(value, type) and issubclass(value, BaseException):
         made = interp.call(value, (), {})

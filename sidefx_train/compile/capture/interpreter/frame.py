@@ -1,4 +1,4 @@
-"""One activation of a code object."""
+"""One activation of a code object, and the exceptions that it handles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.dispatch import Program
+    from sidefx_train.compile.capture.interpreter.code import CodeInfo
 
 NULL: Any = object()  # of a class whose instances gc.get_objects() does not list
 """An unbound local variable, or the empty half of a call's two callable slots."""
@@ -20,7 +20,7 @@ class Frame:
     """Locals, stack and position of one activation.
 
     Attributes:
-        program: the decoded code.
+        info: the decoded code.
         code: the code object.
         globals: the function's globals.
         locals: one entry per slot: a value, a cell, or :data:`NULL`.
@@ -35,21 +35,34 @@ class Frame:
     """
 
     __slots__ = (
-        "back", "began", "closure", "code", "done", "globals", "instructions", "locals", "namespace", "pc", "pop",
-        "program", "push", "result", "stack",
+        "back",
+        "began",
+        "closure",
+        "code",
+        "done",
+        "globals",
+        "info",
+        "instructions",
+        "locals",
+        "namespace",
+        "pc",
+        "pop",
+        "push",
+        "result",
+        "stack",
     )  # fmt: skip
 
     def __init__(
         self,
-        program: Program,
+        info: CodeInfo,
         namespace_globals: dict[str, Any],
         slots: list[Any],
         closure: tuple[types.CellType, ...] | None = None,
         namespace: Any = None,
     ) -> None:
-        self.program = program
-        self.code = program.code
-        self.instructions = program.instructions
+        self.info = info
+        self.code = info.code
+        self.instructions = info.instructions
         self.globals = namespace_globals
         self.locals = slots
         self.closure = closure
@@ -95,3 +108,22 @@ def in_copy(frame: Frame | None) -> bool:
             return True
         frame = frame.back
     return False
+
+
+class Handled:
+    """The exception being handled, and what the caller of a generator was handling."""
+
+    __slots__ = ("previous", "value")
+
+    def __init__(self) -> None:
+        self.value: BaseException | None = None
+        self.previous: Handled | None = None
+
+    def topmost(self) -> BaseException | None:
+        """The innermost exception being handled, as ``sys.exception()`` would tell."""
+        item: Handled | None = self
+        while item is not None:
+            if item.value is not None:
+                return item.value
+            item = item.previous
+        return None

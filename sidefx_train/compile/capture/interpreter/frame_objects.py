@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame import NULL
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.frame import Frame
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -41,11 +41,11 @@ def stand_in(frame: Frame) -> types.FrameType:
     if any(hasattr(type(value), "__del__") for value in frame.locals):
         made = types.FunctionType(_stub(frame, _holding, {}), frame.globals)(frame.locals)
     else:
-        made = types.FunctionType(_stub(frame, _suspended, frame.program.stubs), frame.globals)()
+        made = types.FunctionType(_stub(frame, _suspended, frame.info.stubs), frame.globals)()
     return made.gi_frame  # the frame of a generator has no caller that it could keep alive
 
 
-def stack_of_stand_ins(interp: Interpreter, frame: Frame) -> types.FrameType:
+def stack_of_stand_ins(interp: InterpreterAPI, frame: Frame) -> types.FrameType:
     """Like :func:`stand_in`, and ``f_back`` leads through the interpreted callers."""
     found: types.FrameType = Place(frame)(sys._getframe)
     made: types.FrameType | None = found
@@ -119,7 +119,7 @@ def _append_number(table: bytearray, number: int) -> None:
     table.append(number)
 
 
-def of_frame(interp: Interpreter, frame: Frame, name: str) -> Any:
+def of_frame(interp: InterpreterAPI, frame: Frame, name: str) -> Any:
     """What the frame object of an interpreted frame tells of it as it is now."""
     if name == "f_code":
         return frame.code
@@ -134,13 +134,13 @@ def of_frame(interp: Interpreter, frame: Frame, name: str) -> Any:
     return ABSENT
 
 
-def names_in(interp: Interpreter, frame: Frame) -> Any:
+def names_in(interp: InterpreterAPI, frame: Frame) -> Any:
     """The variables of a frame."""
     if frame.namespace is not None:
         return frame.namespace
     found = {}
     cells = {*frame.code.co_cellvars, *frame.code.co_freevars}
-    for name, value in zip(frame.program.slots, frame.locals, strict=False):
+    for name, value in zip(frame.info.slots, frame.locals, strict=False):
         if name in cells and isinstance(value, types.CellType):
             value = interp.world.load_cell(value)
         if value is not NULL and value is not ABSENT:

@@ -12,7 +12,7 @@ import itertools
 import types
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 
@@ -72,13 +72,13 @@ def _cleans_up(value: Any, seen: set[int]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _index_at(code: types.CodeType, offset: int) -> int:
-    return max(i for i, instr in enumerate(program_of(code).instructions) if instr.offset <= offset)
+    return max(i for i, instr in enumerate(code_info(code).instructions) if instr.offset <= offset)
 
 
 @functools.lru_cache(maxsize=1024)
 def _handles(code: types.CodeType, index: int) -> bool:
     """True if a handler that was written covers the instruction, not just one that every generator has."""
-    instructions = program_of(code).instructions
+    instructions = code_info(code).instructions
     handler = instructions[index].handler
     while handler is not None:
         first = instructions[handler[0]]

@@ -9,19 +9,17 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.bytecode_versions import CLOSE_RETURNS, SEND_KEEPS_RECEIVER
-from sidefx_train.compile.capture.interpreter.exceptions import Handled, cleaned, set_context
-from sidefx_train.compile.capture.interpreter.frame import RETURNED, YIELDED, Frame
+from sidefx_train.compile.capture.interpreter.exceptions import cleaned, set_context
+from sidefx_train.compile.capture.interpreter.frame import RETURNED, YIELDED, Frame, Handled
 from sidefx_train.compile.capture.interpreter.frame_objects import stand_in
+from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
-
-NATIVE_CODE: set[int] = set()
-"""Ids of the code of this package's functions that interpreted programs may hold: run directly, never interpreted."""
 
 
 class InterpretedGenerator:
@@ -29,7 +27,7 @@ class InterpretedGenerator:
 
     __slots__ = ("__name__", "__qualname__", "__weakref__", "frame", "handled", "interp", "running", "started")
 
-    def __init__(self, interp: Interpreter, frame: Frame) -> None:
+    def __init__(self, interp: InterpreterAPI, frame: Frame) -> None:
         self.interp = interp
         self.frame: Frame = frame
         self.handled = Handled()
@@ -240,7 +238,7 @@ def _stop_error(stop: StopIteration) -> RuntimeError:
     return error
 
 
-def _thrown(interp: Interpreter, kind: Any, value: Any, trace: Any) -> BaseException:
+def _thrown(interp: InterpreterAPI, kind: Any, value: Any, trace: Any) -> BaseException:
     """The exception meant by the arguments of ``throw``."""
     if isinstance(kind, BaseException):
         if value is not None:
@@ -263,7 +261,7 @@ def _thrown(interp: Interpreter, kind: Any, value: Any, trace: Any) -> BaseExcep
     return error
 
 
-def _throw_into(interp: Interpreter, target: Any, error: BaseException) -> Any:
+def _throw_into(interp: InterpreterAPI, target: Any, error: BaseException) -> Any:
     """Calls ``target.throw``; a marker if it has no such method."""
     if isinstance(target, InterpretedGenerator):
         return target._answer(target._throw(error))
@@ -274,7 +272,7 @@ def _throw_into(interp: Interpreter, target: Any, error: BaseException) -> Any:
     return interp.call(method, (error,), {})
 
 
-def close_iterator(interp: Interpreter, target: Any) -> None:
+def close_iterator(interp: InterpreterAPI, target: Any) -> None:
     """Calls ``target.close`` if there is one."""
     if isinstance(target, InterpretedGenerator):
         target.close()

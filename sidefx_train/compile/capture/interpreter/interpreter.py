@@ -1,8 +1,8 @@
 """The interpreter: runs Python functions instruction by instruction over a :class:`World`.
 
-A map of its parts: ``versions.py`` and ``program.py`` decode code objects, ``frame.py`` is one activation,
-``opcodes/`` holds one handler per instruction, ``attributes.py``, ``operators.py``, ``calls.py`` and
-``builtins_.py`` are Python's protocols, ``exceptions.py`` unwinds, ``generators.py`` suspends.
+A map of its parts: ``bytecode_versions.py`` and ``code.py`` decode code objects, ``dispatch.py`` binds instructions to
+the handlers in ``opcodes/``, ``frame.py`` is one activation, ``object_model/`` and ``builtins/`` are Python's
+protocols, ``exceptions.py`` unwinds, ``generators.py`` suspends. They know the interpreter by ``interfaces.py``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidefx_train.compile.capture.interpreter import exceptions
 from sidefx_train.compile.capture.interpreter.builtins import introspection as builtins_
-from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
+from sidefx_train.compile.capture.interpreter.interfaces import InliningPolicy, World
 from sidefx_train.compile.capture.interpreter.object_model import (
     attributes,
     iteration,
@@ -26,19 +26,12 @@ from sidefx_train.compile.capture.interpreter.object_model import (
 from sidefx_train.compile.capture.interpreter.object_model import (
     function_calls as calls,
 )
-from sidefx_train.compile.capture.interpreter.world import ABSENT, World
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.user_code import is_user_file
 from sidefx_train.errors import Location, Unsupported
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
-
-
-class Policy(Protocol):
-    """Decides which Python functions are interpreted."""
-
-    def inline(self, fn: types.FunctionType) -> bool:
-        """True to interpret ``fn``, false to call it natively."""
 
 
 class Suspended(BaseException):
@@ -75,9 +68,9 @@ class Interpreter:
         stand_ins: by ``id``, frame objects that the program was given, with the frames they stand for.
     """
 
-    def __init__(self, world: World, policy: Policy | None = None) -> None:
+    def __init__(self, world: World, policy: InliningPolicy | None = None) -> None:
         self.world = world
-        self.type_of = world.type_of
+        self.type_of: Callable[[Any], type] = world.type_of
         self.policy = policy
         self.current_frame: Frame | None = None
         self.handled = exceptions.Handled()
@@ -155,11 +148,11 @@ class Interpreter:
         natively = self.policy is not None and not self.policy.inline(fn)
         if self.world.runs(fn, natively) and natively:
             return self.native(fn, args, kwargs)
-        program = program_of(code)
-        if program.is_async:
+        info = code_info(code)
+        if info.is_async:
             raise Unsupported("SFX111", f"call of the async function {fn.__qualname__}")
-        slots = calls.bind_arguments(self, fn, program, args, kwargs)
-        frame = Frame(program, fn.__globals__, slots, fn.__closure__)
+        slots = calls.bind_arguments(self, fn, info, args, kwargs)
+        frame = Frame(info, fn.__globals__, slots, fn.__closure__)
         self.execute(frame)
         result, frame.result = frame.result, None  # a generator's frame outlives this call
         return result
@@ -168,8 +161,8 @@ class Interpreter:
         self, code: types.CodeType, space: dict[str, Any], closure: tuple[types.CellType, ...] | None, namespace: Any
     ) -> Any:
         """Runs a class body or executed code: names are stored in the mapping ``namespace``."""
-        program = program_of(code)
-        frame = Frame(program, space, [NULL] * len(program.slots), closure, namespace)
+        info = code_info(code)
+        frame = Frame(info, space, [NULL] * len(info.slots), closure, namespace)
         self.execute(frame)
         return frame.result
 
@@ -316,7 +309,7 @@ class Interpreter:
 
     def written_names(self, frame: Frame) -> frozenset[str]:
         """Names that the frame's code stores by ``STORE_ATTR``, ``STORE_GLOBAL`` or ``STORE_DEREF``."""
-        return frame.program.written_names
+        return frame.info.written_names
 
     def location(self) -> Location:
         """The innermost place in the user's own source, or the innermost place at all."""

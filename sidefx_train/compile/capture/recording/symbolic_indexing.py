@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 _PLAIN = (int, torch.SymInt, slice, type(None), type(Ellipsis))
 

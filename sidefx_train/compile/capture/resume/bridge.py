@@ -11,7 +11,7 @@ from typing import Any
 import bytecode as bc
 
 from sidefx_train.compile.capture.interpreter import bytecode_versions as versions
-from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.resume.frame_layout import (
     CALLS,
     INNER,
@@ -64,8 +64,8 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     index = layout.index
     unit = body.units[index]
     location = unit.location
-    program = program_of(layout.code)
-    instr = program.instructions[index]
+    info = code_info(layout.code)
+    instr = info.instructions[index]
     items: list[Any] = prelude(layout, location, keep_cells=True)
     landings: list[Landing] = []
     tail: list[Any] = []

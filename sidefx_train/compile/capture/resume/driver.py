@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.resume.bridge import Landing
 from sidefx_train.compile.capture.resume.frame_layout import Layout
@@ -54,7 +54,7 @@ class Parts:
 
 def _line_before(layout: Layout) -> int | str:
     """Line of the instruction that the part comes after."""
-    instructions = program_of(layout.code).instructions
+    instructions = code_info(layout.code).instructions
     offset = instructions[max(layout.index - 1, 0)].offset
     return next((line or "?" for start, end, line in layout.code.co_lines() if start <= offset < end), "?")
 

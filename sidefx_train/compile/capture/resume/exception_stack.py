@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-from sidefx_train.compile.capture.interpreter.dispatch import Program
+from sidefx_train.compile.capture.interpreter.code import CodeInfo
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP"})
 
@@ -22,14 +22,14 @@ Levels = dict[int, int]
 """Position on the stack: the ``PUSH_EXC_INFO`` that made the entry."""
 
 
-def stack_levels(program: Program, units: Sequence[Any]) -> tuple[tuple[int, Levels] | None, ...]:
+def stack_levels(info: CodeInfo, units: Sequence[Any]) -> tuple[tuple[int, Levels] | None, ...]:
     """The stack's depth and those entries in front of each instruction; ``None`` where it is never reached.
 
     Args:
-        program: the decoded code.
+        info: the decoded code.
         units: the same instructions as the assembler knows them.
     """
-    instructions = program.instructions
+    instructions = info.instructions
     found: list[tuple[int, Levels] | None] = [None] * len(instructions)
     waiting: list[tuple[int, int, Levels]] = [(0, 0, {})]
     while waiting:

@@ -12,7 +12,7 @@ from typing import Any
 
 import bytecode as bc
 
-from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.resume.exception_stack import stack_levels
 from sidefx_train.compile.capture.resume.liveness import super_calls
 from sidefx_train.errors import Unsupported
@@ -95,15 +95,15 @@ class Body:
                             raise Unsupported("SFX111", "a comprehension's own cell cannot be entered in the middle")
                         continue
             self.items.append(item)
-        instructions = program_of(code).instructions
+        instructions = code_info(code).instructions
         if len(instructions) != len(self.units):
             raise Unsupported("SFX204", f"{len(self.units)} instructions read as {len(instructions)}")
         for i, covering in self.tries.items():
             handler = instructions[i].handler
             if covering is not None and handler is not None:
                 covering.stack_depth = handler[1]  # the library leaves it to be computed
-        self.levels = stack_levels(program_of(code), self.units)
-        self.super_calls = super_calls(program_of(code))
+        self.levels = stack_levels(code_info(code), self.units)
+        self.super_calls = super_calls(code_info(code))
         for i in self.super_calls:
             self._name_super(i)
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from sidefx_train.compile.capture.interpreter.bytecode_versions import VERSION, Instruction
-from sidefx_train.compile.capture.interpreter.dispatch import Program
+from sidefx_train.compile.capture.interpreter.code import CodeInfo
 
 _READS = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_SLOT", "MAKE_CELL"})
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP", "RETURN_GENERATOR"})
 _SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
 
 
-def live_slots(program: Program, index: int) -> frozenset[int]:
+def live_slots(info: CodeInfo, index: int) -> frozenset[int]:
     """Slots whose value the instruction at ``index``, or one after it, may read.
 
     Cells count as read by every use of their variable. Code that can see its own variables by name reads all.
     """
-    everything = frozenset(range(len(program.slots)))
-    if _SEES_ALL & set(program.code.co_names):
+    everything = frozenset(range(len(info.slots)))
+    if _SEES_ALL & set(info.code.co_names):
         return everything
-    instructions = program.instructions
+    instructions = info.instructions
     before: list[frozenset[int]] = [frozenset()] * len(instructions)
     effects = [_effect(instr) for instr in instructions]
-    for i in super_calls(program):
+    for i in super_calls(info):
         effects[i] = frozenset({0}), effects[i][1]
     changed = True
     while changed:
@@ -43,12 +43,12 @@ def live_slots(program: Program, index: int) -> frozenset[int]:
     return before[index] & everything
 
 
-def super_calls(program: Program) -> frozenset[int]:
+def super_calls(info: CodeInfo) -> frozenset[int]:
     """Calls of ``super()`` that find the class and the first argument in the frame, by index.
 
     From Python 3.12 on the compiler loads both.
     """
-    code, instructions = program.code, program.instructions
+    code, instructions = info.code, info.instructions
     if VERSION >= (3, 12) or "__class__" not in code.co_freevars or not code.co_argcount:
         return frozenset()
     return frozenset(

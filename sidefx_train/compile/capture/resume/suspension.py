@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sidefx_train.compile.capture.interpreter.dispatch import program_of
+from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import COPYING, NULL, Frame
 from sidefx_train.compile.capture.interpreter.generator_finalizers import cleans_up
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
@@ -158,9 +158,9 @@ def describe(
     Raises:
         Unsupported: the frame cannot be entered there.
     """
-    program = frame.program
-    code, at = original(program.code, index)
-    own = program_of(code)
+    info = frame.info
+    code, at = original(info.code, index)
+    own = code_info(code)
     cell_slots = _cell_slots(code)
     bound = {own.slots[i]: value for i, value in _values(frame, own.slots) if value is not NULL}
 
@@ -197,13 +197,13 @@ def describe(
 
 def _values(frame: Frame, names: tuple[str, ...]) -> list[tuple[int, Any]]:
     """The variables of the original code, from a frame of it or of a continuation."""
-    if frame.program.slots == names:
+    if frame.info.slots == names:
         return list(enumerate(frame.locals))
-    by_name = dict(zip(frame.program.slots, frame.locals, strict=True))
+    by_name = dict(zip(frame.info.slots, frame.locals, strict=True))
     return [(i, by_name.get(name, NULL)) for i, name in enumerate(names)]
 
 
 def _cell_slots(code: types.CodeType) -> frozenset[int]:
-    slots = program_of(code).slots
+    slots = code_info(code).slots
     cells = set(code.co_cellvars) | set(code.co_freevars)
     return frozenset(i for i, name in enumerate(slots) if name in cells)

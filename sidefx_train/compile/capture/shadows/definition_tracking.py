@@ -22,8 +22,8 @@ from sidefx_train.compile.capture.guards.abc_guards import Registered
 from sidefx_train.compile.capture.guards.definition_guards import Body, Taken, entries_of
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Location
 
 if TYPE_CHECKING:

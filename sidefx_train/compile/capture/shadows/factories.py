@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows import transient_objects as anew
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space, note_space
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
@@ -31,6 +30,7 @@ from sidefx_train.compile.common.plain_values import (
     make_tuple,
     slot_names,
 )
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.trace_rules import runs_pure_code
 from sidefx_train.compile.common.type_checks import bound, descriptor_of, shows_another
 

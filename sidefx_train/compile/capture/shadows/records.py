@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common.plain_values import CONTAINERS, base_container, is_set, slot_names
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import instance_dict
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, GuardKind
 from sidefx_train.compile.capture.guards.source import Source, SourceTable
 from sidefx_train.compile.capture.guards.storage_guards import HeldMemory
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.shadows import transient_objects as anew
 from sidefx_train.compile.capture.shadows.containers import iterators
@@ -59,6 +58,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_plain
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
@@ -27,6 +26,7 @@ from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
 from sidefx_train.compile.capture.side_effects.compare import Comparison
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import is_set, slot_names, stored_entries
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.torch_compat import hook_numbers, output_of
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint, fixed_parts
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import attributes
-from sidefx_train.compile.capture.interpreter.world import ABSENT, LOCAL, hidden_attr
+from sidefx_train.compile.capture.interpreter.world import LOCAL, hidden_attr
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space, space_of, thread_space
 from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later
@@ -32,6 +32,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules as policy
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_definition, is_derived, is_plain
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import instance_dict, shows_another
 
 if not TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import DEFINITIONS, base_container
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

@@ -18,9 +18,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
 from sidefx_train.compile.capture.interpreter.object_model import formatting
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.recording import float_comparisons as algebra
 from sidefx_train.compile.capture.recording import runtime_asserts as granting
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
@@ -91,6 +89,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules as policy
 from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import attribute_of
 from sidefx_train.compile.graph.fx_utils import one_generator
 from sidefx_train.errors import Location, Unsupported

@@ -18,7 +18,6 @@ from sidefx_train.compile.capture.interpreter.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.interpreter.object_model import operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.recording import symbolic_indexing as indexing
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.shadows import finalizers
@@ -50,6 +49,7 @@ from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import W
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules as policy
 from sidefx_train.compile.common.plain_values import is_definition
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Location
 
 if not TYPE_CHECKING:

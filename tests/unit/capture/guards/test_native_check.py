@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.guards.definition_guards import Body, Taken
 from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source, SourceTable
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.native import guards_module
 from sidefx_train.compile.native.guard_program import LOADS, TESTS
 

@@ -12,8 +12,8 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:

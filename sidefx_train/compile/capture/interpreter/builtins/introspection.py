@@ -32,19 +32,19 @@ from sidefx_train.compile.capture.interpreter.object_model import (
 )
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
 from sidefx_train.compile.capture.interpreter.object_model.class_statement import build_class
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
-Substitute = Callable[["Interpreter", tuple[Any, ...], dict[str, Any]], Any]
+Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
 _MISSING: Any = object()
 
 
-def find(interp: Interpreter, fn: Any) -> Substitute | None:
+def find(interp: InterpreterAPI, fn: Any) -> Substitute | None:
     """The substitute of ``fn``, if it has one."""
     found = _TABLE.get(id(fn))
     if found is None and type(fn) is types.BuiltinFunctionType:
@@ -73,7 +73,7 @@ def keeps_callables(fn: Any) -> bool:
     return isinstance(fn, type) and issubclass(fn, (BaseException, *substitutes.CONTAINERS))
 
 
-def call_method_wrapper(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_method_wrapper(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a bound slot wrapper (``super().__setattr__`` of a C base): as the slot wrapper, if that is known."""
     owner = fn.__objclass__
     if owner is functools.partial and fn.__name__ == "__call__":  # what the class overrides must not be called again
@@ -98,7 +98,7 @@ _TABLE: dict[int, Substitute] = {}
 
 
 @_plain(getattr)
-def _getattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _getattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 2 <= len(args) <= 3 or not isinstance(args[1], str):
         return interp.native(getattr, args, kwargs)
     if len(args) == 2:
@@ -111,7 +111,7 @@ def _getattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 @_plain(hasattr)
-def _hasattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _hasattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or not isinstance(args[1], str):
         return interp.native(hasattr, args, kwargs)
     try:
@@ -123,21 +123,21 @@ def _hasattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 @_plain(setattr)
-def _setattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _setattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 3 or not isinstance(args[1], str):
         return interp.native(setattr, args, kwargs)
     return interp.setattr(*args)
 
 
 @_plain(delattr)
-def _delattr(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _delattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or not isinstance(args[1], str):
         return interp.native(delattr, args, kwargs)
     return interp.delattr(*args)
 
 
 @_plain(object.__getattribute__)
-def _object_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _object_getattribute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or issubclass(type(args[0]), (type, types.ModuleType)) or type(args[1]) is not str:
         return interp.native(object.__getattribute__, args, kwargs)
     found = interp.world.override_getattr(args[0], args[1])
@@ -145,7 +145,7 @@ def _object_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dic
 
 
 @_plain(type.__getattribute__)
-def _type_getattribute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type_getattribute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or not isinstance(args[0], type) or not isinstance(args[1], str):
         return interp.native(type.__getattribute__, args, kwargs)
     return attributes.class_generic(interp, args[0], args[1])
@@ -158,7 +158,7 @@ def _of_another_kind(wrapper: Any, obj: Any) -> bool:
 
 def _register_stores() -> None:
     def setter(wrapper: Any) -> Substitute:
-        def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if kwargs or len(args) != 3 or _of_another_kind(wrapper, args[0]):
                 return interp.native(wrapper, args, kwargs)
             if not interp.world.override_setattr(args[0], args[1], args[2]):
@@ -168,7 +168,7 @@ def _register_stores() -> None:
         return substitute
 
     def deleter(wrapper: Any) -> Substitute:
-        def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if kwargs or len(args) != 2 or _of_another_kind(wrapper, args[0]):
                 return interp.native(wrapper, args, kwargs)
             if not interp.world.override_delattr(args[0], args[1]):
@@ -186,27 +186,27 @@ _register_stores()
 
 
 @_plain(vars(type)["__call__"])
-def _type_call(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type_call(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args or not isinstance(args[0], type):
         return interp.native(vars(type)["__call__"], args, kwargs)
     return calls.type_call(interp, args[0], args[1:], kwargs)
 
 
 @_plain(object.__ne__)
-def _object_ne(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _object_ne(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2:
         return interp.native(object.__ne__, args, kwargs)
     return operators.object_ne(interp, args[0], args[1])
 
 
 @_plain(object.__str__)
-def _object_str(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _object_str(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(object.__str__, args, kwargs)
     return formatting.to_repr(interp, args[0])
 
 
-def _call_self(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_self(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.call(args[0], args[1:], kwargs)
 
 
@@ -215,7 +215,7 @@ for _cls in (types.FunctionType, types.MethodType, functools.partial):
 
 
 @_plain(vars(property)["__get__"])
-def _property_get(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _property_get(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     prop = args[0] if args else None
     if not kwargs and len(args) in (2, 3) and isinstance(prop, property) and args[1] is not None and prop.fget:
         return interp.call(prop.fget, (args[1],), {})
@@ -223,7 +223,7 @@ def _property_get(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 @_plain(vars(property)["__set__"])
-def _property_set(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _property_set(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     prop = args[0] if args else None
     if not kwargs and len(args) == 3 and isinstance(prop, property) and prop.fset:
         interp.call(prop.fset, (args[1], args[2]), {})
@@ -232,14 +232,14 @@ def _property_set(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 @_plain(super)
-def _super(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _super(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
         return interp.native(super, args, kwargs)
     cls, first = zero_arg_super(interp)
     return super(cls, first)
 
 
-def zero_arg_super(interp: Interpreter) -> tuple[Any, Any]:
+def zero_arg_super(interp: InterpreterAPI) -> tuple[Any, Any]:
     """The class and the instance that ``super()`` means in the current frame."""
     frame = interp.current_frame
     if frame is None:
@@ -254,24 +254,24 @@ def zero_arg_super(interp: Interpreter) -> tuple[Any, Any]:
         raise RuntimeError("super(): arg[0] deleted")
     if "__class__" not in code.co_freevars:
         raise RuntimeError("super(): __class__ cell not found")
-    cls = interp.world.load_cell(frame.locals[frame.program.slots.index("__class__")])
+    cls = interp.world.load_cell(frame.locals[frame.info.slots.index("__class__")])
     if cls is ABSENT:
         raise RuntimeError("super(): empty __class__ cell")
     return cls, first
 
 
-def _shown_type(interp: Interpreter, obj: Any) -> type:
+def _shown_type(interp: InterpreterAPI, obj: Any) -> type:
     return types.GeneratorType if type(obj) is InterpretedGenerator else interp.type_of(obj)
 
 
 @_plain(type)
-def _type(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) == 1 and not kwargs:
         return _shown_type(interp, args[0])
     return interp.native(type, _with_module(interp, args, 2), kwargs)
 
 
-def _with_module(interp: Interpreter, args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
+def _with_module(interp: InterpreterAPI, args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
     """Names the program's module in a new class's namespace: ``type`` would take it from the native frame."""
     frame = interp.current_frame
     if frame is None or len(args) <= position or not isinstance(args[position], dict):
@@ -283,18 +283,18 @@ def _with_module(interp: Interpreter, args: tuple[Any, ...], position: int) -> t
 
 
 @_plain(type.__new__)
-def _type_new(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type_new(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.native(type.__new__, _with_module(interp, args, 3), kwargs)
 
 
 @_plain(builtins.isinstance)
-def _isinstance(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _isinstance(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2:
         return interp.native(builtins.isinstance, args, kwargs)
     return is_instance(interp, args[0], args[1])
 
 
-def is_instance(interp: Interpreter, obj: Any, cls: Any) -> bool:
+def is_instance(interp: InterpreterAPI, obj: Any, cls: Any) -> bool:
     """``isinstance(obj, cls)`` on the classes that the program sees."""
     seen = _shown_type(interp, obj)
     if seen is cls:
@@ -318,7 +318,7 @@ def is_instance(interp: Interpreter, obj: Any, cls: Any) -> bool:
     return interp.native(builtins.isinstance, (obj, cls), {})
 
 
-def _default_instance(interp: Interpreter, obj: Any, seen: type, cls: type) -> bool:
+def _default_instance(interp: InterpreterAPI, obj: Any, seen: type, cls: type) -> bool:
     if attributes.is_subtype(seen, cls):
         return True
     if type(obj) in weakref.ProxyTypes:  # an attribute of a proxy is that of the object
@@ -337,14 +337,14 @@ def _is_abc_hook(hook: Any) -> bool:
 
 
 @_plain(vars(type)["__instancecheck__"])
-def _type_instancecheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _type_instancecheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or not isinstance(args[0], type):
         return interp.native(vars(type)["__instancecheck__"], args, kwargs)
     return _default_instance(interp, args[1], _shown_type(interp, args[1]), args[0])
 
 
 @_plain(_abc._abc_instancecheck)
-def _abc_instancecheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _abc_instancecheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # Through the Python method: typing looks at the module that its caller belongs to.
     cls, obj = args
     seen = _shown_type(interp, obj)
@@ -354,17 +354,17 @@ def _abc_instancecheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[
 
 
 @_plain(_abc._abc_subclasscheck)
-def _abc_subclasscheck(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _abc_subclasscheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.native(abc.ABCMeta.__subclasscheck__, args, kwargs)
 
 
 @_plain(_abc._abc_register)
-def _abc_register(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _abc_register(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.native(abc.ABCMeta.register, args, kwargs)
 
 
 @_plain(issubclass)
-def _issubclass(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _issubclass(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not kwargs and len(args) == 2 and issubclass(type(args[1]), type):
         hook = special(interp, args[1], "__subclasscheck__")
         if hook is not ABSENT and not _is_abc_hook(hook):
@@ -375,14 +375,14 @@ def _issubclass(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @_plain(callable)
-def _callable(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _callable(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1 or interp.type_of(args[0]) is type(args[0]):
         return interp.native(callable, args, kwargs)
     return interp.world.class_attr(interp.type_of(args[0]), "__call__") is not ABSENT
 
 
 @_plain(vars)
-def _vars(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _vars(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args and not kwargs:
         return _locals(interp, args, kwargs)
     if kwargs or len(args) != 1:
@@ -394,13 +394,13 @@ def _vars(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @_plain(locals)
-def _locals(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _locals(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
         return interp.native(locals, args, kwargs)
     return local_names(interp)
 
 
-def local_names(interp: Interpreter) -> Any:
+def local_names(interp: InterpreterAPI) -> Any:
     """What ``locals()`` gives in the current frame."""
     frame = interp.current_frame
     if frame is None:
@@ -409,14 +409,14 @@ def local_names(interp: Interpreter) -> Any:
 
 
 @_plain(globals)
-def _globals(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _globals(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args or kwargs or interp.current_frame is None:
         return interp.native(globals, args, kwargs)
     return interp.world.globals_dict(interp.current_frame.globals)
 
 
 @_plain(dir)
-def _dir(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dir(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args and not kwargs:
         space = local_names(interp)
         if type(space) is not dict:
@@ -431,7 +431,7 @@ def _dir(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @_plain(eval)
-def _eval(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _eval(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0] if args else None
     if isinstance(source, str):
         source = compile(source.strip(" \t"), "<string>", "eval", dont_inherit=True)
@@ -441,7 +441,7 @@ def _eval(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @_plain(exec)
-def _exec(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _exec(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0] if args else None
     if isinstance(source, str):
         source = compile(source, "<string>", "exec", dont_inherit=True)
@@ -452,18 +452,18 @@ def _exec(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @_plain(sys.exc_info)
-def _exc_info(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _exc_info(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     error = interp.handled.topmost()
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
 @_plain(sys.exception)
-def _exception(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _exception(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.handled.topmost()
 
 
 @_plain(sys._getframe)
-def _getframe(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _getframe(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     frame, depth = interp.current_frame, args[0] if args else 0
     while frame is not None and depth > 0:
         frame, depth = frame.back, depth - 1
@@ -475,7 +475,7 @@ def _getframe(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]
 if hasattr(sys, "_getframemodulename"):
 
     @_plain(sys._getframemodulename)
-    def _getframemodulename(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _getframemodulename(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _getframe(interp, args or tuple(kwargs.values()), {}).f_globals.get("__name__")
 
 

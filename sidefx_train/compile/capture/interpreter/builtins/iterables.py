@@ -13,18 +13,17 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
 from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
-Substitute = Callable[["Interpreter", tuple[Any, ...], dict[str, Any]], Any]
+Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
 TABLE: dict[Any, Substitute] = {}
 
 
@@ -37,14 +36,14 @@ def _register(fn: Any) -> Callable[[Substitute], Substitute]:
 
 
 @_register(iter)
-def _iter(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _iter(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(iter, args, kwargs)
     return iteration.get_iter(interp, args[0])
 
 
 @_register(next)
-def _next(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _next(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 1 <= len(args) <= 2:
         return interp.native(next, args, kwargs)
     if interp.world.class_attr(interp.type_of(args[0]), "__next__") is ABSENT:
@@ -56,7 +55,7 @@ def _next(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @_register(reversed)
-def _reversed(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _reversed(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(reversed, args, kwargs)
     method = special(interp, args[0], "__reversed__")
@@ -72,7 +71,7 @@ def _reversed(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _iterables_first(fn: Any, count: int | None = None, callables: int = 0) -> None:
     """``fn`` takes iterables after ``callables`` leading arguments; those that run Python code are wrapped."""
 
-    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         last = len(args) if count is None else callables + count
         args = tuple(
             iteration.for_c_code(interp, arg) if callables <= i < last else _for_call(interp, arg) if i < callables
@@ -83,7 +82,7 @@ def _iterables_first(fn: Any, count: int | None = None, callables: int = 0) -> N
     TABLE[fn] = substitute
 
 
-def _for_call(interp: Interpreter, fn: Any) -> Any:
+def _for_call(interp: InterpreterAPI, fn: Any) -> Any:
     """``fn`` for C code that calls it: it re-enters the interpreter, C functions too.
 
     C code hands items on that the step has not looked into: what reads them must go through the world.
@@ -117,7 +116,7 @@ _iterables_first(itertools.compress, count=2)
 
 
 @_register(sum)
-def _sum(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _sum(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not 1 <= len(args) + len(kwargs) <= 2 or set(kwargs) - {"start"} or not args:
         return interp.native(sum, args, kwargs)
     items = iteration.to_list(interp, args[0])
@@ -131,7 +130,7 @@ def _sum(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @_register(any)
-def _any(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _any(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(any, args, kwargs)
     iterator = iteration.get_iter(interp, args[0])
@@ -142,7 +141,7 @@ def _any(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @_register(all)
-def _all(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _all(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(all, args, kwargs)
     iterator = iteration.get_iter(interp, args[0])
@@ -153,7 +152,7 @@ def _all(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _extreme(fn: Any, better: str) -> None:
-    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if set(kwargs) - {"key", "default"} or not args or (len(args) > 1 and "default" in kwargs):
             return interp.native(fn, args, kwargs)
         items = iteration.to_list(interp, args[0]) if len(args) == 1 else args
@@ -180,7 +179,7 @@ class _Ordered:
 
     __slots__ = ("interp", "value")
 
-    def __init__(self, interp: Interpreter, value: Any) -> None:
+    def __init__(self, interp: InterpreterAPI, value: Any) -> None:
         self.interp = interp
         self.value = value
 
@@ -189,14 +188,14 @@ class _Ordered:
 
 
 @_register(sorted)
-def _sorted(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _sorted(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or set(kwargs) - {"key", "reverse"}:
         return interp.native(sorted, args, kwargs)
     items = iteration.to_list(interp, args[0], hinted=True)
     return _in_order(interp, items, kwargs.get("key"), kwargs.get("reverse", False))
 
 
-def _in_order(interp: Interpreter, items: list[Any], key: Any, reverse: Any) -> list[Any]:
+def _in_order(interp: InterpreterAPI, items: list[Any], key: Any, reverse: Any) -> list[Any]:
     keys = items if key is None else [interp.call(key, (item,), {}) for item in items]
     down = bool(operators.truth(interp, reverse))
     if not all(type(k) in operators.SIMPLE for k in keys):
@@ -210,7 +209,7 @@ def _in_order(interp: Interpreter, items: list[Any], key: Any, reverse: Any) -> 
 METHODS: dict[Any, Substitute] = {}
 
 
-def _list_sort(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _list_sort(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or set(kwargs) - {"key", "reverse"}:
         return interp.native(list.sort, args, kwargs)
     owner = args[0]
@@ -233,7 +232,7 @@ def _list_sort(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _list_find(fn: Any) -> Substitute:
-    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner, *rest = args
         items = iteration.to_list(interp, owner)
         if kwargs or len(rest) != 1 or all(is_static(type(item)) for item in (*items, *rest)):
@@ -251,13 +250,13 @@ def _list_find(fn: Any) -> Substitute:
 
 
 def _wrapping(fn: Any) -> Substitute:
-    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return interp.native(fn, (args[0], *(iteration.for_c_code(interp, arg) for arg in args[1:])), kwargs)
 
     return substitute
 
 
-def _str_format(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _str_format(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if all(is_static(type(v)) for v in (*args, *kwargs.values())):
         return interp.native(str.format, args, kwargs)
     template, *rest = args
@@ -318,11 +317,11 @@ def bound_method(fn: Any, owner: Any) -> Substitute | None:
 
 
 @_register(dict)
-def _dict(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.native(dict, tuple(for_mapping(interp, arg) for arg in args), kwargs)
 
 
-def for_mapping(interp: Interpreter, source: Any) -> Any:
+def for_mapping(interp: InterpreterAPI, source: Any) -> Any:
     """``source`` for C code that fills a dict: mappings written in Python become dicts."""
     if is_static(type(source)) or isinstance(source, dict):
         return source
@@ -334,7 +333,7 @@ def for_mapping(interp: Interpreter, source: Any) -> Any:
     return iteration.for_c_code(interp, source)
 
 
-def _dict_update(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dict_update(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args:
         return interp.native(dict.update, args, kwargs)
     return interp.native(dict.update, (args[0], *(for_mapping(interp, arg) for arg in args[1:])), kwargs)

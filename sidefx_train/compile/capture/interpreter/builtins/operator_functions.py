@@ -25,16 +25,16 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     is_static,
     special,
 )
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
-Substitute = Callable[["Interpreter", tuple[Any, ...], dict[str, Any]], Any]
+Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
 TABLE: dict[Any, Substitute] = {}
 CONTAINERS = (
     list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType, str, bytes, property, classmethod,
@@ -59,8 +59,8 @@ def _register(fn: Any) -> Callable[[Substitute], Substitute]:
     return register
 
 
-def _one_operand(fn: Any, apply: Callable[[Interpreter, Any], Any]) -> None:
-    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _one_operand(fn: Any, apply: Callable[[InterpreterAPI, Any], Any]) -> None:
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != 1:
             return interp.native(fn, args, kwargs)
         return apply(interp, args[0])
@@ -68,8 +68,8 @@ def _one_operand(fn: Any, apply: Callable[[Interpreter, Any], Any]) -> None:
     TABLE[fn] = substitute
 
 
-def _two_operands(fn: Any, apply: Callable[[Interpreter, Any, Any], Any]) -> None:
-    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _two_operands(fn: Any, apply: Callable[[InterpreterAPI, Any, Any], Any]) -> None:
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != 2:
             return interp.native(fn, args, kwargs)
         return apply(interp, args[0], args[1])
@@ -105,21 +105,21 @@ _register_operators()
 
 
 @_register(operator.setitem)
-def _setitem(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _setitem(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 3:
         return interp.native(operator.setitem, args, kwargs)
     return operators.setitem(interp, *args)
 
 
 @_register(pow)
-def _pow(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pow(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2:
         return interp.native(pow, args, kwargs)
     return operators.binary(interp, "pow", *args)
 
 
 @_register(divmod)
-def _divmod(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _divmod(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not kwargs and len(args) == 2:
         for obj, other, name in ((args[0], args[1], "__divmod__"), (args[1], args[0], "__rdivmod__")):
             method = special(interp, obj, name)
@@ -131,14 +131,14 @@ def _divmod(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 @_register(format)
-def _format(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _format(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 1 <= len(args) <= 2:
         return interp.native(format, args, kwargs)
     return formatting.to_format(interp, args[0], args[1] if len(args) == 2 else "")
 
 
 @_register(len)
-def _len(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _len(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not kwargs and len(args) == 1:
         method = special(interp, args[0], "__len__")
         if method is not ABSENT and method is not None:
@@ -150,7 +150,7 @@ def _register_dunders() -> None:
     """Builtins that call one dunder of their only argument and check the class of the answer."""
 
     def make(fn: Any, names: tuple[str, ...], want: Any) -> None:
-        def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if fn is operator.index and args and issubclass(type(args[0]), int):
                 return interp.native(fn, args, kwargs)
             if args and not is_static(type(args[0])) and (len(args) == 1 or fn is round):
@@ -191,7 +191,7 @@ def _register_dunders() -> None:
     make(math.trunc, ("__trunc__",), None)
 
 
-def _wrong_answer(interp: Interpreter, name: str, want: type, obj: Any, answer: Any) -> str:
+def _wrong_answer(interp: InterpreterAPI, name: str, want: type, obj: Any, answer: Any) -> str:
     if name == "__hash__":
         return "__hash__ method should return an integer"
     kind = f"{interp.type_of(obj).__name__}." if want in (float, complex) else ""
@@ -202,13 +202,13 @@ _register_dunders()
 
 
 @_register(print)
-def _print(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _print(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shown = tuple(arg if is_static(type(arg)) else formatting.to_str(interp, arg) for arg in args)
     return interp.native(print, shown, kwargs)
 
 
 @_register(warnings.warn)
-def _warn(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _warn(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return notices.warn(interp, args, kwargs)
 
 
@@ -227,7 +227,7 @@ def _made_in_c(cls: type) -> bool:
 
 
 def _in_module(cls: type) -> Substitute:
-    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = interp.native(cls, args, kwargs)
         if interp.current_frame is not None:
             made.__module__ = interp.current_frame.globals.get("__name__")
@@ -240,11 +240,11 @@ _register_type_parameters()
 
 
 def run_code(
-    interp: Interpreter,
+    interp: InterpreterAPI,
     code: types.CodeType,
     spaces: tuple[Any, ...],
     kwargs: dict[str, Any],
-    local_names: Callable[[Interpreter], Any],
+    local_names: Callable[[InterpreterAPI], Any],
 ) -> Any:
     """Runs a code object of ``eval`` or ``exec`` in the given namespaces."""
     frame = interp.current_frame
@@ -270,7 +270,7 @@ def run_code(
 
 
 def _of_this_module(kind: Any) -> Substitute:
-    def substitute(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = interp.native(kind, args, kwargs)
         if interp.current_frame is not None:
             made.__module__ = interp.current_frame.globals.get("__name__")

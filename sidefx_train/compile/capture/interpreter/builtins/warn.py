@@ -10,7 +10,7 @@ from sidefx_train.compile.common.user_code import PACKAGE_DIR
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.frame import Frame
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -66,7 +66,7 @@ def arguments(
     return message, category, int(stacklevel), source, tuple(skip_file_prefixes)
 
 
-def place(interp: Interpreter, level: int, skipped: tuple[str, ...] = ()) -> Notice:
+def place(interp: InterpreterAPI, level: int, skipped: tuple[str, ...] = ()) -> Notice:
     """Where a warning with this ``stacklevel`` belongs."""
     if skipped:
         level = max(level, 2)
@@ -94,7 +94,7 @@ def _of_imports(file: str) -> bool:
     return "importlib" in file and "_bootstrap" in file
 
 
-def _below_the_program(interp: Interpreter, level: int) -> Notice:
+def _below_the_program(interp: InterpreterAPI, level: int) -> Notice:
     """A line of what called the interpreter, or none."""
     outer = sys._getframe(1)
     while outer is not None and (outer.f_code.co_filename.startswith(PACKAGE_DIR) or level > 1):
@@ -105,7 +105,7 @@ def _below_the_program(interp: Interpreter, level: int) -> Notice:
     return Notice(outer.f_globals, outer.f_code.co_filename, outer.f_lineno)
 
 
-def warn(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def warn(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``warnings.warn(*args, **kwargs)``, now."""
     message, category, level, source, skipped = arguments(*args, **kwargs)
     notice = place(interp, level, skipped)

@@ -13,10 +13,11 @@ from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame_objects import of_frame
-from sidefx_train.compile.capture.interpreter.world import ABSENT, LOCAL
+from sidefx_train.compile.capture.interpreter.world import LOCAL
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -69,7 +70,7 @@ def is_c_level(attr: Any) -> bool:
     return isinstance(attr, (_SLOT, types.MethodDescriptorType, _BUILTIN, types.ClassMethodDescriptorType))
 
 
-def special(interp: Interpreter, obj: Any, name: str) -> Any:
+def special(interp: InterpreterAPI, obj: Any, name: str) -> Any:
     """Raw attribute ``name`` of the class of ``obj`` if it is Python-level, else :data:`ABSENT`."""
     cls = type(obj)
     if is_static(cls):
@@ -84,7 +85,7 @@ def is_subtype(cls: type, base: type) -> bool:
 
 
 def call_special(
-    interp: Interpreter, attr: Any, obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    interp: InterpreterAPI, attr: Any, obj: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Calls a raw class attribute as a method of ``obj``."""
     if type(attr) is _FUNCTION:
@@ -92,7 +93,7 @@ def call_special(
     return interp.call(bind(interp, attr, obj, interp.type_of(obj)), args, kwargs or {})
 
 
-def bind(interp: Interpreter, attr: Any, obj: Any, cls: type) -> Any:
+def bind(interp: InterpreterAPI, attr: Any, obj: Any, cls: type) -> Any:
     """``attr.__get__(obj, cls)`` if ``attr`` is a descriptor, else ``attr``; ``obj=None`` for access on the class."""
     kind = type(attr)
     if kind is _FUNCTION:
@@ -123,7 +124,7 @@ def bind(interp: Interpreter, attr: Any, obj: Any, cls: type) -> Any:
     return call_special(interp, getter, attr, (obj, cls))
 
 
-def bind_classmethod(interp: Interpreter, attr: Any, cls: type) -> Any:
+def bind_classmethod(interp: InterpreterAPI, attr: Any, cls: type) -> Any:
     """A classmethod's function bound to ``cls``; other descriptors are bound first, as 3.11 and 3.12 do."""
     inner = attr.__func__
     if type(inner) is _FUNCTION or not hasattr(type(inner), "__get__"):
@@ -131,13 +132,13 @@ def bind_classmethod(interp: Interpreter, attr: Any, cls: type) -> Any:
     return attr.__get__(None, cls) if not isinstance(inner, property) else bind(interp, inner, cls, type(cls))
 
 
-def _property_get(interp: Interpreter, attr: property, obj: Any) -> Any:
+def _property_get(interp: InterpreterAPI, attr: property, obj: Any) -> Any:
     if attr.fget is None:
         return attr.__get__(obj)  # raises with CPython's own words
     return interp.call(attr.fget, (obj,), {})
 
 
-def is_data(interp: Interpreter, attr: Any) -> bool:
+def is_data(interp: InterpreterAPI, attr: Any) -> bool:
     """True if ``attr`` is a data descriptor: its class has ``__set__`` or ``__delete__``."""
     kind = type(attr)
     if kind is _FUNCTION:
@@ -150,7 +151,7 @@ def is_data(interp: Interpreter, attr: Any) -> bool:
     return world.class_attr(kind, "__set__") is not ABSENT or world.class_attr(kind, "__delete__") is not ABSENT
 
 
-def load(interp: Interpreter, obj: Any, name: str) -> Any:
+def load(interp: InterpreterAPI, obj: Any, name: str) -> Any:
     """``getattr(obj, name)``.
 
     Raises:
@@ -164,7 +165,7 @@ def load(interp: Interpreter, obj: Any, name: str) -> Any:
         raise
 
 
-def _load(interp: Interpreter, obj: Any, name: str) -> Any:
+def _load(interp: InterpreterAPI, obj: Any, name: str) -> Any:
     world = interp.world
     found = world.override_getattr(obj, name)
     if found is not ABSENT:
@@ -208,7 +209,7 @@ def _load(interp: Interpreter, obj: Any, name: str) -> Any:
     return call_special(interp, hook, obj, (name,))
 
 
-def generic(interp: Interpreter, obj: Any, cls: type, name: str) -> Any:
+def generic(interp: InterpreterAPI, obj: Any, cls: type, name: str) -> Any:
     """``object.__getattribute__``, :data:`ABSENT` where it would raise for a missing name.
 
     An ``AttributeError`` of a descriptor counts as missing if the class has ``__getattr__``, as in CPython.
@@ -237,7 +238,7 @@ def generic(interp: Interpreter, obj: Any, cls: type, name: str) -> Any:
     return _guarded(interp, cls, lambda: bind(interp, attr, obj, cls))
 
 
-def _guarded(interp: Interpreter, cls: type, get: Any) -> Any:
+def _guarded(interp: InterpreterAPI, cls: type, get: Any) -> Any:
     try:
         return get()
     except AttributeError:
@@ -247,7 +248,7 @@ def _guarded(interp: Interpreter, cls: type, get: Any) -> Any:
         return ABSENT
 
 
-def generic_or_raise(interp: Interpreter, obj: Any, name: str) -> Any:
+def generic_or_raise(interp: InterpreterAPI, obj: Any, name: str) -> Any:
     """``object.__getattribute__(obj, name)``."""
     cls = interp.type_of(obj)
     world = interp.world
@@ -274,7 +275,7 @@ def shown_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__name__}" if cls in _SPACES else cls.__name__
 
 
-def _load_class(interp: Interpreter, obj: type, meta: type, name: str) -> Any:
+def _load_class(interp: InterpreterAPI, obj: type, meta: type, name: str) -> Any:
     """``type.__getattribute__``, then the metaclass's ``__getattr__``."""
     try:
         return class_generic(interp, obj, name)
@@ -286,7 +287,7 @@ def _load_class(interp: Interpreter, obj: type, meta: type, name: str) -> Any:
     return call_special(interp, hook, obj, (name,))
 
 
-def class_generic(interp: Interpreter, obj: type, name: str) -> Any:
+def class_generic(interp: InterpreterAPI, obj: type, name: str) -> Any:
     """``type.__getattribute__(obj, name)``."""
     world = interp.world
     meta = interp.type_of(obj)
@@ -303,7 +304,7 @@ def class_generic(interp: Interpreter, obj: type, name: str) -> Any:
     raise AttributeError(f"type object {obj.__name__!r} has no attribute {name!r}", name=name, obj=obj)
 
 
-def _load_module(interp: Interpreter, obj: types.ModuleType, cls: type, name: str) -> Any:
+def _load_module(interp: InterpreterAPI, obj: types.ModuleType, cls: type, name: str) -> Any:
     """Attribute of a module: its namespace, then its own ``__getattr__``."""
     world = interp.world
     attr = world.class_attr(cls, name)
@@ -323,7 +324,7 @@ def _load_module(interp: Interpreter, obj: types.ModuleType, cls: type, name: st
     return world.native_getattr(obj, name)  # raises with CPython's own words
 
 
-def _load_super(interp: Interpreter, obj: super, name: str) -> Any:
+def _load_super(interp: InterpreterAPI, obj: super, name: str) -> Any:
     """Attribute of a ``super`` object: looked up behind its class in the method resolution order."""
     lookup = super.__getattribute__
     cls, instance = lookup(obj, "__thisclass__"), lookup(obj, "__self__")
@@ -333,7 +334,7 @@ def _load_super(interp: Interpreter, obj: super, name: str) -> Any:
     return super_attribute(interp, cls, instance, start, name, obj)
 
 
-def super_attribute(interp: Interpreter, cls: type, instance: Any, start: type, name: str, shown: Any) -> Any:
+def super_attribute(interp: InterpreterAPI, cls: type, instance: Any, start: type, name: str, shown: Any) -> Any:
     """What ``super(cls, instance).name`` gives, ``start`` being the class whose order is followed."""
     mro = _type_lookup(start, "__mro__")
     for base in mro[mro.index(cls) + 1 :]:
@@ -345,7 +346,7 @@ def super_attribute(interp: Interpreter, cls: type, instance: Any, start: type, 
     return super.__getattribute__(shown, name)
 
 
-def store(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
+def store(interp: InterpreterAPI, obj: Any, name: str, value: Any) -> None:
     """``setattr(obj, name, value)``."""
     world = interp.world
     if world.override_setattr(obj, name, value):
@@ -360,7 +361,7 @@ def store(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
         call_special(interp, world.class_attr(cls, "__setattr__"), obj, (name, value))
 
 
-def generic_store(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
+def generic_store(interp: InterpreterAPI, obj: Any, name: str, value: Any) -> None:
     """``object.__setattr__`` and ``type.__setattr__``."""
     world = interp.world
     cls = interp.type_of(obj)
@@ -385,7 +386,7 @@ def generic_store(interp: Interpreter, obj: Any, name: str, value: Any) -> None:
     world.set_instance_attr(obj, name, value)
 
 
-def delete(interp: Interpreter, obj: Any, name: str) -> None:
+def delete(interp: InterpreterAPI, obj: Any, name: str) -> None:
     """``delattr(obj, name)``."""
     world = interp.world
     if world.override_delattr(obj, name):
@@ -400,7 +401,7 @@ def delete(interp: Interpreter, obj: Any, name: str) -> None:
         call_special(interp, world.class_attr(cls, "__delattr__"), obj, (name,))
 
 
-def generic_delete(interp: Interpreter, obj: Any, name: str) -> None:
+def generic_delete(interp: InterpreterAPI, obj: Any, name: str) -> None:
     """``object.__delattr__`` and ``type.__delattr__``."""
     world = interp.world
     attr = world.class_attr(interp.type_of(obj), name)

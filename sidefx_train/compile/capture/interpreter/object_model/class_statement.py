@@ -5,16 +5,16 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
 
-def build_class(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def build_class(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``__build_class__(body, name, *bases, metaclass=None, **kwargs)``."""
     body, name, *listed = args
     bases = resolve_bases(interp, tuple(listed))
@@ -47,7 +47,7 @@ def build_class(interp: Interpreter, args: tuple[Any, ...], kwargs: dict[str, An
     return cls
 
 
-def resolve_bases(interp: Interpreter, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+def resolve_bases(interp: InterpreterAPI, bases: tuple[Any, ...]) -> tuple[Any, ...]:
     """Replaces bases that are no classes by what their ``__mro_entries__`` gives."""
     result: list[Any] = []
     for base in bases:
@@ -65,7 +65,7 @@ def resolve_bases(interp: Interpreter, bases: tuple[Any, ...]) -> tuple[Any, ...
     return tuple(result)
 
 
-def _winner(interp: Interpreter, meta: type, bases: tuple[Any, ...]) -> type:
+def _winner(interp: InterpreterAPI, meta: type, bases: tuple[Any, ...]) -> type:
     """The most derived metaclass."""
     for base in bases:
         kind = interp.type_of(base)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
 from sidefx_train.compile.capture.interpreter.object_model.operators import SIMPLE
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -17,7 +17,7 @@ if not TYPE_CHECKING:
 _ROOT_FORMAT, _ROOT_STR, _ROOT_REPR = object.__format__, object.__str__, object.__repr__
 
 
-def to_str(interp: Interpreter, value: Any) -> Any:
+def to_str(interp: InterpreterAPI, value: Any) -> Any:
     """``str(value)``."""
     if type(value) is str:
         return value
@@ -34,7 +34,7 @@ def to_str(interp: Interpreter, value: Any) -> Any:
     return interp.world.native_call(str, (value,), {})
 
 
-def to_repr(interp: Interpreter, value: Any) -> Any:
+def to_repr(interp: InterpreterAPI, value: Any) -> Any:
     """``repr(value)``."""
     answer = interp.world.override_operator("repr", (value,))
     if answer is not ABSENT:
@@ -45,7 +45,7 @@ def to_repr(interp: Interpreter, value: Any) -> Any:
     return interp.world.native_call(repr, (value,), {})
 
 
-def to_ascii(interp: Interpreter, value: Any) -> Any:
+def to_ascii(interp: InterpreterAPI, value: Any) -> Any:
     """``ascii(value)``."""
     answer = interp.world.override_operator("ascii", (value,))
     if answer is not ABSENT:
@@ -55,7 +55,7 @@ def to_ascii(interp: Interpreter, value: Any) -> Any:
     return to_repr(interp, value).encode("ascii", "backslashreplace").decode("ascii")
 
 
-def to_format(interp: Interpreter, value: Any, spec: Any) -> Any:
+def to_format(interp: InterpreterAPI, value: Any, spec: Any) -> Any:
     """``format(value, spec)``."""
     kind = type(value)
     if kind in SIMPLE and type(spec) is str:
@@ -72,7 +72,7 @@ def to_format(interp: Interpreter, value: Any, spec: Any) -> Any:
     return interp.world.native_call(format, (value, spec), {})
 
 
-def _text(interp: Interpreter, answer: Any, name: str) -> Any:
+def _text(interp: InterpreterAPI, answer: Any, name: str) -> Any:
     if not isinstance(answer, str) and not issubclass(interp.type_of(answer), str):
         kind = interp.type_of(answer).__name__
         verb = "must return a str, not" if name == "__format__" else "returned non-string (type"
@@ -80,7 +80,7 @@ def _text(interp: Interpreter, answer: Any, name: str) -> Any:
     return answer
 
 
-def build_string(interp: Interpreter, parts: tuple[Any, ...]) -> Any:
+def build_string(interp: InterpreterAPI, parts: tuple[Any, ...]) -> Any:
     """Joins the parts of an f-string."""
     for part in parts:
         if type(part) is not str:

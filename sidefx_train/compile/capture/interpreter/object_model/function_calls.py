@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.object_model import attributes
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.dispatch import Program
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.code import CodeInfo
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -24,17 +24,17 @@ _SLOT = types.WrapperDescriptorType
 
 
 def bind_arguments(
-    interp: Interpreter, fn: types.FunctionType, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+    interp: InterpreterAPI, fn: types.FunctionType, info: CodeInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
     """The slots of a new frame of ``fn``, with its parameters filled in.
 
     Raises:
         TypeError: as CPython would, in its own words.
     """
-    code = program.code
+    code = info.code
     count, given = code.co_argcount, len(args)
-    slots = [NULL] * len(program.slots)
-    if program.simple and given == count and not kwargs:
+    slots = [NULL] * len(info.slots)
+    if info.simple and given == count and not kwargs:
         slots[:count] = args
         return slots
     flags = code.co_flags
@@ -51,7 +51,7 @@ def bind_arguments(
     if flags & inspect.CO_VARKEYWORDS:
         extra = slots[after] = {}
     if kwargs:
-        positions = program.arguments
+        positions = info.arguments
         for name, value in kwargs.items():
             position = positions.get(name)
             if position is None:
@@ -107,7 +107,7 @@ def _refuse(fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any
     raise TypeError(f"{fn.__qualname__}() was called with arguments that do not fit")
 
 
-def construct(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def construct(interp: InterpreterAPI, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``cls(*args, **kwargs)``, after the metaclass had its say: ``__new__`` and ``__init__``."""
     world = interp.world
     meta = interp.type_of(cls)
@@ -118,13 +118,13 @@ def construct(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dic
     return type_call(interp, cls, args, kwargs)
 
 
-def _calls_plainly(interp: Interpreter, cls: type) -> bool:
+def _calls_plainly(interp: InterpreterAPI, cls: type) -> bool:
     """True if C code may call the class: its metaclass has no ``__call__`` of its own, which has been interpreted."""
     meta = interp.type_of(cls)
     return meta is type or type(interp.world.class_attr(meta, "__call__")) is _SLOT
 
 
-def type_call(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def type_call(interp: InterpreterAPI, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``type.__call__(cls, *args, **kwargs)``."""
     world = interp.world
     if cls is type and len(args) == 1 and not kwargs:
@@ -157,7 +157,7 @@ def type_call(interp: Interpreter, cls: type, args: tuple[Any, ...], kwargs: dic
     return obj
 
 
-def call_object(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_object(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls what is neither a function nor a class: by its Python-level ``__call__`` or natively."""
     if type(fn) is functools.partial:
         return call_partial(interp, fn, args, kwargs)
@@ -173,7 +173,7 @@ def call_object(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dic
     return interp.call(attributes.bind(interp, attr, fn, interp.type_of(fn)), args, kwargs)
 
 
-def call_partial(interp: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_partial(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``functools.partial.__call__(fn, *args, **kwargs)``."""
     load: Callable[[Any, str], Any] = interp.getattr
     if any(name in vars(cls) for cls in type(fn).__mro__[:-2] for name in ("func", "args", "keywords")):
@@ -190,7 +190,7 @@ GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 """C classes whose instances read or call something of their argument."""
 
 
-def _get(interp: Interpreter, getter: Any, obj: Any) -> Any:
+def _get(interp: InterpreterAPI, getter: Any, obj: Any) -> Any:
     """``getter(obj)`` for an object of :mod:`operator`."""
     maker, given = getter.__reduce__()
     if type(getter) is operator.methodcaller:

@@ -7,17 +7,17 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame import RETURNED
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE, InterpretedGenerator
+from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     call_special,
     is_c_level,
     is_static,
     special,
 )
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -26,7 +26,7 @@ if not TYPE_CHECKING:
 class SequenceIterator:
     """Iterator over an object that has ``__getitem__`` only."""
 
-    def __init__(self, interp: Interpreter, obj: Any) -> None:
+    def __init__(self, interp: InterpreterAPI, obj: Any) -> None:
         self.interp = interp
         self.obj = obj
         self.index = 0
@@ -67,7 +67,7 @@ class SequenceIterator:
 class ReversedSequence(SequenceIterator):
     """``reversed`` of an object that has ``__len__`` and ``__getitem__`` only."""
 
-    def __init__(self, interp: Interpreter, obj: Any, size: int) -> None:
+    def __init__(self, interp: InterpreterAPI, obj: Any, size: int) -> None:
         super().__init__(interp, obj)
         self.index = size - 1
 
@@ -89,7 +89,7 @@ class ReversedSequence(SequenceIterator):
 class PythonIterator:
     """Lets C code iterate over an interpreted iterator: each step re-enters the interpreter."""
 
-    def __init__(self, interp: Interpreter, iterator: Any) -> None:
+    def __init__(self, interp: InterpreterAPI, iterator: Any) -> None:
         self.interp = interp
         self.iterator = iterator
 
@@ -106,7 +106,7 @@ class PythonIterator:
 class PythonIterable:
     """Lets C code iterate over an object whose ``__iter__`` is interpreted."""
 
-    def __init__(self, interp: Interpreter, obj: Any) -> None:
+    def __init__(self, interp: InterpreterAPI, obj: Any) -> None:
         self.interp = interp
         self.obj = obj
 
@@ -129,7 +129,7 @@ _C_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter("")
 """Iterators that only walk over what they were made from: stepped without asking the world."""
 
 
-def get_iter(interp: Interpreter, obj: Any) -> Any:
+def get_iter(interp: InterpreterAPI, obj: Any) -> Any:
     """``iter(obj)``."""
     kind = type(obj)
     if kind in _OWN_ITERATORS:
@@ -138,7 +138,7 @@ def get_iter(interp: Interpreter, obj: Any) -> Any:
     return _iterator_of(interp, obj) if answer is ABSENT else answer
 
 
-def try_iter(interp: Interpreter, obj: Any) -> Any:
+def try_iter(interp: InterpreterAPI, obj: Any) -> Any:
     """``iter(obj)``, :data:`ABSENT` if its class has no such method at all."""
     if type(obj) in _OWN_ITERATORS:
         return obj
@@ -152,7 +152,7 @@ def try_iter(interp: Interpreter, obj: Any) -> Any:
     return _iterator_of(interp, obj)
 
 
-def _iterator_of(interp: Interpreter, obj: Any) -> Any:
+def _iterator_of(interp: InterpreterAPI, obj: Any) -> Any:
     if not is_static(type(obj)):
         seen = interp.type_of(obj)
         method = interp.world.class_attr(seen, "__iter__")
@@ -170,7 +170,7 @@ def _iterator_of(interp: Interpreter, obj: Any) -> Any:
     return interp.world.native_call(iter, (obj,), {})
 
 
-def step(interp: Interpreter, iterator: Any) -> Any:
+def step(interp: InterpreterAPI, iterator: Any) -> Any:
     """The next item, :data:`ABSENT` at the end."""
     kind = type(iterator)
     if kind is InterpretedGenerator:
@@ -196,7 +196,7 @@ def step(interp: Interpreter, iterator: Any) -> Any:
         return ABSENT
 
 
-def step_or_raise(interp: Interpreter, iterator: Any) -> Any:
+def step_or_raise(interp: InterpreterAPI, iterator: Any) -> Any:
     """``next(iterator)``."""
     kind = type(iterator)
     if kind in _OWN_ITERATORS:
@@ -210,7 +210,7 @@ def step_or_raise(interp: Interpreter, iterator: Any) -> Any:
     return interp.world.native_call(next, (iterator,), {})
 
 
-def for_c_code(interp: Interpreter, obj: Any) -> Any:
+def for_c_code(interp: InterpreterAPI, obj: Any) -> Any:
     """``obj``, or an iterator that C code can walk over if iterating ``obj`` runs Python code."""
     if type(obj) in _OWN_ITERATORS or is_static(type(obj)):
         return obj
@@ -222,7 +222,7 @@ def for_c_code(interp: Interpreter, obj: Any) -> Any:
     return obj
 
 
-def length_hint(interp: Interpreter, obj: Any) -> Any:
+def length_hint(interp: InterpreterAPI, obj: Any) -> Any:
     """What ``obj`` says about its length to C code that makes room for its items."""
     for name in ("__len__", "__length_hint__"):
         method = special(interp, obj, name)
@@ -235,7 +235,7 @@ def length_hint(interp: Interpreter, obj: Any) -> Any:
     return NotImplemented
 
 
-def to_list(interp: Interpreter, obj: Any, hinted: bool = False) -> list[Any]:
+def to_list(interp: InterpreterAPI, obj: Any, hinted: bool = False) -> list[Any]:
     """All items of an iterable, in a new list; ``hinted`` if C code would ask for its length first."""
     iterator = get_iter(interp, obj)
     if hinted and not is_static(type(obj)) and type(obj) not in _OWN_ITERATORS:

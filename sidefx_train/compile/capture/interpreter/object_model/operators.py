@@ -21,10 +21,10 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     special,
 )
 from sidefx_train.compile.capture.interpreter.object_model.iteration import get_iter, step, to_list
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -61,7 +61,7 @@ def methods_of(name: str) -> tuple[str, ...]:
     return _DUNDERS[name], _DUNDERS[plain], _REFLECTED[plain]
 
 
-def binary(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
+def binary(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
     """``left + right`` and the like; ``name`` is that of the function in :mod:`operator`, in-place ones too."""
     if type(left) in SIMPLE and type(right) in SIMPLE:
         return FUNCTIONS[name](left, right)
@@ -80,7 +80,7 @@ def binary(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
     return _two_sided(interp, name, plain or name, left, right)
 
 
-def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any) -> Any:
+def _two_sided(interp: InterpreterAPI, name: str, plain: str, left: Any, right: Any) -> Any:
     """The left operand's method and the right operand's reflected one, the latter first for a subclass."""
     dunder, reflected = _DUNDERS[plain], _REFLECTED[plain]
     forward, backward = special(interp, left, dunder), special(interp, right, reflected)
@@ -126,11 +126,11 @@ def _two_sided(interp: Interpreter, name: str, plain: str, left: Any, right: Any
     )  # fmt: skip
 
 
-def _method(interp: Interpreter, method: Any, obj: Any, other: Any) -> Any:
+def _method(interp: InterpreterAPI, method: Any, obj: Any, other: Any) -> Any:
     return call_special(interp, method, obj, (other,))
 
 
-def unary(interp: Interpreter, name: str, value: Any) -> Any:
+def unary(interp: InterpreterAPI, name: str, value: Any) -> Any:
     """``-value``, ``+value``, ``~value``; ``name`` is ``neg``, ``pos`` or ``invert``."""
     function = getattr(operator, name)
     if type(value) in SIMPLE:
@@ -144,7 +144,7 @@ def unary(interp: Interpreter, name: str, value: Any) -> Any:
     return interp.world.native_call(function, (value,), {})
 
 
-def compare(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
+def compare(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
     """Rich comparison; ``name`` is one of ``lt le eq ne gt ge``."""
     if type(left) in SIMPLE and type(right) in SIMPLE:
         return FUNCTIONS[name](left, right)
@@ -183,7 +183,7 @@ def compare(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
     )  # fmt: skip
 
 
-def _half_compare(interp: Interpreter, name: str, method: Any, left: Any, right: Any) -> Any:
+def _half_compare(interp: InterpreterAPI, name: str, method: Any, left: Any, right: Any) -> Any:
     if method is not ABSENT:
         if type(method) is not types.FunctionType:
             try:
@@ -203,20 +203,20 @@ def _half_compare(interp: Interpreter, name: str, method: Any, left: Any, right:
     return _in_c(interp, own, left, right)
 
 
-def _in_c(interp: Interpreter, own: Any, value: Any, other: Any) -> Any:
+def _in_c(interp: InterpreterAPI, own: Any, value: Any, other: Any) -> Any:
     """An operator's method of a class made in C; that of a number knows numbers only, also where a stand-in is one."""
     if type(value) not in SIMPLE and interp.type_of(value) in (int, float, bool) and not is_static(type(other)):
         return NotImplemented
     return interp.world.native_call(own, (value, other), {})
 
 
-def object_ne(interp: Interpreter, left: Any, right: Any) -> Any:
+def object_ne(interp: InterpreterAPI, left: Any, right: Any) -> Any:
     """``object.__ne__``: the inverse of ``__eq__``, unless that is not implemented."""
     answer = _half_compare(interp, "eq", special(interp, left, "__eq__"), left, right)
     return answer if answer is NotImplemented else not truth(interp, answer)
 
 
-def _not_equal(interp: Interpreter, left: Any, right: Any) -> Any:
+def _not_equal(interp: InterpreterAPI, left: Any, right: Any) -> Any:
     """``left != right`` of classes that define ``__eq__`` only."""
     kind, other = interp.type_of(left), interp.type_of(right)
     pairs = [(left, right), (right, left)]
@@ -233,7 +233,7 @@ def _plain_items(items: Any) -> bool:
     return all(is_static(type(item)) and type(item) not in _SEQUENCES for item in items)
 
 
-def _compare_sequences(interp: Interpreter, name: str, left: Any, right: Any) -> Any:
+def _compare_sequences(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
     """Comparison of two lists or two tuples, item by item."""
     if name in ("eq", "ne") and len(left) != len(right):
         return name == "ne"
@@ -248,18 +248,18 @@ def _compare_sequences(interp: Interpreter, name: str, left: Any, right: Any) ->
     return FUNCTIONS[name](len(left), len(right))
 
 
-def equal(interp: Interpreter, left: Any, right: Any) -> bool:
+def equal(interp: InterpreterAPI, left: Any, right: Any) -> bool:
     """Identity or equality, as containers compare their items."""
     return left is right or truth(interp, compare(interp, "eq", left, right))
 
 
-def identical(interp: Interpreter, left: Any, right: Any) -> Any:
+def identical(interp: InterpreterAPI, left: Any, right: Any) -> Any:
     """``left is right``."""
     answer = interp.world.override_operator("is_", (left, right))
     return left is right if answer is ABSENT else answer
 
 
-def contains(interp: Interpreter, container: Any, item: Any) -> bool:
+def contains(interp: InterpreterAPI, container: Any, item: Any) -> bool:
     """``item in container``."""
     answer = interp.world.override_operator("contains", (container, item))
     if answer is not ABSENT:
@@ -288,7 +288,7 @@ def contains(interp: Interpreter, container: Any, item: Any) -> bool:
     return interp.world.native_call(operator.contains, (container, item), {})
 
 
-def truth(interp: Interpreter, value: Any) -> bool:
+def truth(interp: InterpreterAPI, value: Any) -> bool:
     """``bool(value)``."""
     if value is True or value is False:
         return value
@@ -308,7 +308,7 @@ def truth(interp: Interpreter, value: Any) -> bool:
     return interp.world.truth(value)
 
 
-def as_length(interp: Interpreter, answer: Any) -> Any:
+def as_length(interp: InterpreterAPI, answer: Any) -> Any:
     """Checks what ``__len__`` returned."""
     if type(answer) is int or isinstance(answer, int):
         if answer < 0:
@@ -321,7 +321,7 @@ def as_length(interp: Interpreter, answer: Any) -> Any:
     return answer
 
 
-def _position(interp: Interpreter, obj: Any, key: Any) -> Any:
+def _position(interp: InterpreterAPI, obj: Any, key: Any) -> Any:
     """``key`` as a sequence made in C takes it: what its Python-level ``__index__`` gives."""
     if not is_static(type(key)) and type(obj) in _INDEXED:
         method = special(interp, key, "__index__")
@@ -330,7 +330,7 @@ def _position(interp: Interpreter, obj: Any, key: Any) -> Any:
     return key
 
 
-def getitem(interp: Interpreter, obj: Any, key: Any) -> Any:
+def getitem(interp: InterpreterAPI, obj: Any, key: Any) -> Any:
     """``obj[key]``."""
     key = _position(interp, obj, key)
     answer = interp.world.override_operator("getitem", (obj, key))
@@ -353,7 +353,7 @@ def getitem(interp: Interpreter, obj: Any, key: Any) -> Any:
     return interp.world.native_call(operator.getitem, (obj, key), {})
 
 
-def _class_getitem(interp: Interpreter, cls: type, key: Any) -> Any:
+def _class_getitem(interp: InterpreterAPI, cls: type, key: Any) -> Any:
     """``cls[key]``: the metaclass's ``__getitem__``, else ``__class_getitem__``."""
     method = special(interp, cls, "__getitem__")
     if method is not ABSENT:
@@ -365,7 +365,7 @@ def _class_getitem(interp: Interpreter, cls: type, key: Any) -> Any:
     return interp.world.native_call(operator.getitem, (cls, key), {})
 
 
-def setitem(interp: Interpreter, obj: Any, key: Any, value: Any) -> None:
+def setitem(interp: InterpreterAPI, obj: Any, key: Any, value: Any) -> None:
     """``obj[key] = value``."""
     key = _position(interp, obj, key)
     if type(obj) is dict:
@@ -381,7 +381,7 @@ def setitem(interp: Interpreter, obj: Any, key: Any, value: Any) -> None:
         interp.world.native_call(operator.setitem, (obj, key, value), {})
 
 
-def delitem(interp: Interpreter, obj: Any, key: Any) -> None:
+def delitem(interp: InterpreterAPI, obj: Any, key: Any) -> None:
     """``del obj[key]``."""
     key = _position(interp, obj, key)
     if interp.world.override_operator("delitem", (obj, key)) is not ABSENT:

@@ -29,13 +29,13 @@ from sidefx_train.errors import Unsupported
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
     from sidefx_train.compile.capture.interpreter.frame import Frame
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 TABLE: dict[str, Callable[..., Any]] = {}
 for _family in (arithmetic, calling, containers, control, handlers, names, patterns, stack):
     TABLE.update(_family.TABLE)
 
 
-def unsupported(interp: Interpreter, frame: Frame, instr: Instruction) -> NoReturn:
+def unsupported(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> NoReturn:
     """Handler of every instruction that has none."""
     raise Unsupported("SFX105", f"opcode {instr.name}")

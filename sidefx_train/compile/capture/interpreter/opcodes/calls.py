@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.builtins.iterables import for_mapping
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import iteration
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -32,7 +32,7 @@ def _callee(frame: Frame, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     return first, (second, *args)
 
 
-def call(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def call(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     count = instr.arg
     stack = frame.stack
     if count:
@@ -55,7 +55,7 @@ def call(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     stack.append(interp.call(callee, args, kwargs))
 
 
-def call_kw(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def call_kw(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     names = frame.pop()
     args = tuple(frame.take(instr.arg))
     first = len(args) - len(names)
@@ -63,7 +63,7 @@ def call_kw(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     frame.push(interp.call(callee, positional, dict(zip(names, args[first:], strict=True))))
 
 
-def call_function_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def call_function_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     kwargs = frame.pop() if instr.arg & 1 else {}
     args = frame.pop()
     second = frame.pop()
@@ -84,7 +84,7 @@ def call_function_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> N
     frame.push(interp.call(callee, args, dict(kwargs)))
 
 
-def _unpacked(interp: Interpreter, callee: Any, args: Any) -> tuple[Any, ...]:
+def _unpacked(interp: InterpreterAPI, callee: Any, args: Any) -> tuple[Any, ...]:
     """``*args`` as a tuple."""
     iterator = iteration.try_iter(interp, args)
     if iterator is ABSENT:
@@ -103,7 +103,7 @@ def function_name(callee: Any) -> str:
     return f"{shown}()"
 
 
-def make_function(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def make_function(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     flags = instr.arg
     code = frame.pop()
     closure = frame.pop() if flags & 8 else None
@@ -124,7 +124,7 @@ def _annotations(pairs: Any) -> dict[str, Any]:
     return pairs if isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
-def make_plain_function(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def make_plain_function(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     """3.13: a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds what else there is."""
     code = frame.pop()
     if code.co_freevars:
@@ -145,7 +145,7 @@ class Pending:
         self.attributes: list[tuple[int, Any]] = []
 
 
-def set_function_attribute(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def set_function_attribute(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     function, value = frame.pop(), frame.pop()
     if isinstance(function, Pending):
         function.attributes.append((instr.arg, value))
@@ -170,7 +170,7 @@ def _set_attribute(function: types.FunctionType, flag: int, value: Any) -> None:
         function.__annotations__ = _annotations(value)
 
 
-def load_build_class(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_build_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     space = frame.globals.get("__builtins__", builtins)
     space = vars(space) if isinstance(space, types.ModuleType) else space
     if "__build_class__" not in space:
@@ -181,13 +181,13 @@ def load_build_class(interp: Interpreter, frame: Frame, instr: Instruction) -> N
 # Type parameters (3.12). Bounds and values are computed at once: nothing in a step looks at them later.
 
 
-def make_type_parameter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def make_type_parameter(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     kind = {"MAKE_TYPEVAR": "TypeVar", "MAKE_PARAMSPEC": "ParamSpec", "MAKE_TYPEVARTUPLE": "TypeVarTuple"}[instr.name]
     options = {} if kind == "TypeVarTuple" else {"infer_variance": True}
     frame.stack[-1] = getattr(typing, kind)(frame.stack[-1], **options)
 
 
-def make_bounded_typevar(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def make_bounded_typevar(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     name, evaluate = frame.take(2)
     value = interp.call(evaluate, (), {})
     if instr.name == "TYPEVAR_WITH_BOUND":
@@ -196,24 +196,24 @@ def make_bounded_typevar(interp: Interpreter, frame: Frame, instr: Instruction) 
         frame.push(typing.TypeVar(name, *value, infer_variance=True))  # type: ignore[misc, call-arg]
 
 
-def set_typeparam_default(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def set_typeparam_default(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     parameter, _ = frame.take(2)
     frame.push(parameter)
 
 
-def set_function_type_params(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def set_function_type_params(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     function, parameters = frame.take(2)
     function.__type_params__ = parameters
     frame.push(function)
 
 
-def subscript_generic(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def subscript_generic(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     parameters = frame.pop()
     unpacked = tuple(typing.Unpack[p] if isinstance(p, typing.TypeVarTuple) else p for p in parameters)
     frame.push(typing.Generic[unpacked])  # type: ignore[misc, index]
 
 
-def make_type_alias(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def make_type_alias(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     name, parameters, evaluate = frame.pop()
     value = interp.call(evaluate, (), {})
     made = typing.TypeAliasType(name, value, type_params=parameters or ())  # type: ignore[attr-defined]

@@ -10,18 +10,18 @@ from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.interpreter.opcodes.calls import function_name
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-def build_tuple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def build_tuple(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(tuple(frame.take(instr.arg)))
 
 
-def build_list(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def build_list(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(frame.take(instr.arg))
 
 
@@ -29,30 +29,30 @@ def _simple(keys: list[Any] | tuple[Any, ...]) -> bool:
     return all(type(key) in operators.SIMPLE for key in keys)
 
 
-def _update_set(interp: Interpreter, target: set[Any], items: list[Any]) -> None:
+def _update_set(interp: InterpreterAPI, target: set[Any], items: list[Any]) -> None:
     if _simple(items):
         target.update(items)
     else:
         interp.world.native_call(target.update, ([interp.world.as_key(item) for item in items],), {})
 
 
-def build_set(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def build_set(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     made: set[Any] = set()
     _update_set(interp, made, frame.take(instr.arg))
     frame.push(made)
 
 
-def build_map(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def build_map(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     items = frame.take(2 * instr.arg)
     _push_dict(interp, frame, items[::2], items[1::2])
 
 
-def build_const_key_map(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def build_const_key_map(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     keys = frame.pop()
     _push_dict(interp, frame, keys, frame.take(instr.arg))
 
 
-def _push_dict(interp: Interpreter, frame: Frame, keys: Any, values: list[Any]) -> None:
+def _push_dict(interp: InterpreterAPI, frame: Frame, keys: Any, values: list[Any]) -> None:
     if _simple(keys):
         frame.push(dict(zip(keys, values, strict=True)))
         return
@@ -62,21 +62,21 @@ def _push_dict(interp: Interpreter, frame: Frame, keys: Any, values: list[Any]) 
     frame.push(made)
 
 
-def build_slice(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def build_slice(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(slice(*frame.take(instr.arg)))
 
 
-def list_append(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def list_append(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
     frame.stack[-instr.arg].append(value)
 
 
-def set_add(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def set_add(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
     _update_set(interp, frame.stack[-instr.arg], [value])
 
 
-def map_add(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def map_add(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
     key = frame.pop()
     if type(key) in operators.SIMPLE:
@@ -85,7 +85,7 @@ def map_add(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         operators.setitem(interp, frame.stack[-instr.arg], key, value)
 
 
-def list_extend(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def list_extend(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     source = frame.pop()
     target = frame.stack[-instr.arg]
     iterator = iteration.try_iter(interp, source)
@@ -97,17 +97,17 @@ def list_extend(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         target.append(item)
 
 
-def set_update(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def set_update(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     items = iteration.to_list(interp, frame.pop())
     _update_set(interp, frame.stack[-instr.arg], items)
 
 
-def list_to_tuple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def list_to_tuple(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     # Behind a break the list is one from outside.
     frame.stack[-1] = tuple(iteration.to_list(interp, frame.stack[-1]))
 
 
-def _mapping(interp: Interpreter, source: Any, failure: Callable[[], str]) -> dict[Any, Any]:
+def _mapping(interp: InterpreterAPI, source: Any, failure: Callable[[], str]) -> dict[Any, Any]:
     if type(source) is dict:
         answer = interp.world.override_operator("iter", (source,))
         return source if answer is ABSENT else dict(interp.native(dict, (source,), {}))
@@ -116,13 +116,13 @@ def _mapping(interp: Interpreter, source: Any, failure: Callable[[], str]) -> di
     return interp.native(dict, (for_mapping(interp, source),), {})
 
 
-def dict_update(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def dict_update(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     source = frame.pop()
     found = _mapping(interp, source, lambda: f"{interp.type_of(source).__name__!r} object is not a mapping")
     frame.stack[-instr.arg].update(found)
 
 
-def dict_merge(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def dict_merge(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     source = frame.pop()
     target = frame.stack[-instr.arg]
     callee = frame.stack[-instr.arg - 2]
@@ -143,7 +143,7 @@ def dict_merge(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         target[key] = value
 
 
-def unpack_sequence(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def unpack_sequence(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     source, count = frame.pop(), instr.arg
     if type(source) is tuple and len(source) == count:
         frame.stack.extend(reversed(source))
@@ -164,14 +164,14 @@ def _too_many(source: Any, count: int) -> str:
     return f"too many values to unpack (expected {count})"
 
 
-def _unpackable(interp: Interpreter, source: Any) -> Any:
+def _unpackable(interp: InterpreterAPI, source: Any) -> Any:
     iterator = iteration.try_iter(interp, source)
     if iterator is ABSENT:
         raise TypeError(f"cannot unpack non-iterable {interp.type_of(source).__name__} object")
     return iterator
 
 
-def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def unpack_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     before, after = instr.arg & 255, instr.arg >> 8
     source = frame.pop()
     iterator = _unpackable(interp, source)
@@ -195,7 +195,7 @@ def unpack_ex(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 _CONVERSIONS = {1: formatting.to_str, 2: formatting.to_repr, 3: formatting.to_ascii}
 
 
-def format_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def format_value(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     spec = frame.pop() if instr.arg & 4 else ""
     value = frame.pop()
     conversion = instr.arg & 3
@@ -204,22 +204,22 @@ def format_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     frame.push(value if type(value) is str and spec == "" else formatting.to_format(interp, value, spec))
 
 
-def convert_value(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def convert_value(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.stack[-1] = _CONVERSIONS[instr.arg](interp, frame.stack[-1])
 
 
-def format_simple(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def format_simple(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.stack[-1]
     if type(value) is not str:
         frame.stack[-1] = formatting.to_format(interp, value, "")
 
 
-def format_with_spec(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def format_with_spec(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     spec = frame.pop()
     frame.stack[-1] = formatting.to_format(interp, frame.stack[-1], spec)
 
 
-def build_string(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def build_string(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(formatting.build_string(interp, tuple(frame.take(instr.arg))))
 
 

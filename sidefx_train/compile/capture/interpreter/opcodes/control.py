@@ -9,72 +9,72 @@ from sidefx_train.compile.capture.interpreter.frame import RETURNED, YIELDED, Fr
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model import iteration, operators
 from sidefx_train.compile.capture.interpreter.opcodes.raising_branches import raising_truth
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-def jump(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def jump(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.pc = instr.target
 
 
-def pop_jump_if_false(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def pop_jump_if_false(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
     if value is False or (value is not True and not _decided(interp, frame, instr, value)):
         frame.pc = instr.target
 
 
-def pop_jump_if_true(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def pop_jump_if_true(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
     if value is True or (value is not False and _decided(interp, frame, instr, value)):
         frame.pc = instr.target
 
 
-def _decided(interp: Interpreter, frame: Frame, instr: Instruction, value: Any) -> Any:
+def _decided(interp: InterpreterAPI, frame: Frame, instr: Instruction, value: Any) -> Any:
     """The truth of a condition; where only the graph knows, and one side of the branch only raises, the other's."""
     try:
         return operators.truth(interp, value)
     except Unsupported as stop:
         if stop.code != "SFX101":
             raise
-        raising = raising_truth(frame.program, instr, frame.pc)
+        raising = raising_truth(frame.info, instr, frame.pc)
         if raising is None or not interp.world.grant(value, not raising):
             raise
         return not raising
 
 
-def jump_if_false_or_pop(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def jump_if_false_or_pop(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     if operators.truth(interp, frame.stack[-1]):
         frame.pop()
     else:
         frame.pc = instr.target
 
 
-def jump_if_true_or_pop(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def jump_if_true_or_pop(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     if operators.truth(interp, frame.stack[-1]):
         frame.pc = instr.target
     else:
         frame.pop()
 
 
-def pop_jump_if_none(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def pop_jump_if_none(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     if operators.identical(interp, frame.pop(), None):
         frame.pc = instr.target
 
 
-def pop_jump_if_not_none(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def pop_jump_if_not_none(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     if not operators.identical(interp, frame.pop(), None):
         frame.pc = instr.target
 
 
-def get_iter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def get_iter(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.stack[-1] = iteration.get_iter(interp, frame.stack[-1])
 
 
-def for_iter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def for_iter(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     item = iteration.step(interp, frame.stack[-1])
     if item is ABSENT:
         frame.pop()
@@ -83,16 +83,16 @@ def for_iter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         frame.push(item)
 
 
-def end_for(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def end_for(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     raise AssertionError("END_FOR is skipped when a loop ends")
 
 
-def return_value(interp: Interpreter, frame: Frame, instr: Instruction) -> int:
+def return_value(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> int:
     frame.result = frame.pop()
     return _returned(frame)
 
 
-def return_const(interp: Interpreter, frame: Frame, instr: Instruction) -> int:
+def return_const(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> int:
     frame.result = instr.value
     return _returned(frame)
 
@@ -103,21 +103,21 @@ def _returned(frame: Frame) -> int:
     return RETURNED
 
 
-def return_generator(interp: Interpreter, frame: Frame, instr: Instruction) -> int:
+def return_generator(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> int:
     frame.result = InterpretedGenerator(interp, frame)
     return RETURNED
 
 
-def yield_value(interp: Interpreter, frame: Frame, instr: Instruction) -> int:
+def yield_value(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> int:
     frame.result = frame.pop()
     return YIELDED
 
 
-def get_yield_from_iter(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def get_yield_from_iter(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.stack[-1] = iteration.get_iter(interp, frame.stack[-1])
 
 
-def send(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def send(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
     receiver = frame.stack[-1]
     if type(receiver) is InterpretedGenerator:
@@ -141,7 +141,7 @@ def send(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     frame.push(result)
 
 
-def asynchronous(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def asynchronous(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     raise Unsupported("SFX111", f"asynchronous code ({instr.name})")
 
 

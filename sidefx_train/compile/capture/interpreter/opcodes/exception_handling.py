@@ -9,17 +9,17 @@ from sidefx_train.compile.capture.interpreter import exceptions
 from sidefx_train.compile.capture.interpreter.bytecode_versions import INTRINSICS_PUSH
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.interpreter.object_model import attributes, iteration
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
 
-def raise_varargs(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def raise_varargs(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     if instr.arg == 0:
         current = interp.handled.topmost()
         if current is None:
@@ -42,24 +42,24 @@ def raise_varargs(interp: Interpreter, frame: Frame, instr: Instruction) -> None
     raise error
 
 
-def reraise(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def reraise(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     error = frame.pop()
     interp.in_flight = error
     raise error
 
 
-def push_exc_info(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def push_exc_info(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     error = frame.pop()
     frame.push(interp.handled.value)
     interp.handled.value = error
     frame.push(error)
 
 
-def pop_except(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def pop_except(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     interp.handled.value = frame.pop()
 
 
-def check_exc_match(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def check_exc_match(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     kinds = frame.stack[-1]
     _check_kinds(kinds)
     frame.stack[-1] = _matches(frame.stack[-2], kinds)
@@ -82,7 +82,7 @@ def issubclass_without_hooks(kind: type, other: type) -> bool:
     return other in type.__getattribute__(kind, "__mro__")
 
 
-def check_eg_match(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def check_eg_match(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     kinds = frame.pop()
     error = frame.pop()
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
@@ -106,7 +106,7 @@ def check_eg_match(interp: Interpreter, frame: Frame, instr: Instruction) -> Non
         interp.handled.value = match
 
 
-def prep_reraise_star(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def prep_reraise_star(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     original, raised = frame.take(2)
     frame.push(_reraise_star(original, iteration.to_list(interp, raised)))
 
@@ -143,7 +143,7 @@ def _leaves(item: BaseException) -> list[BaseException]:
     return [item]
 
 
-def stopiteration_error(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def stopiteration_error(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     error = frame.stack[-1]
     if isinstance(error, StopIteration):
         wrapped = RuntimeError("generator raised StopIteration")
@@ -155,7 +155,7 @@ def stopiteration_error(interp: Interpreter, frame: Frame, instr: Instruction) -
 # with
 
 
-def before_with(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def before_with(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     manager = frame.pop()
     kind = interp.type_of(manager)
     world = interp.world
@@ -171,12 +171,12 @@ def before_with(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     frame.push(interp.call(attributes.bind(interp, enter, manager, kind), (), {}))
 
 
-def with_except_start(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def with_except_start(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     leave, error = frame.stack[-4], frame.stack[-1]
     frame.push(interp.call(leave, (type(error), error, error.__traceback__), {}))
 
 
-def cleanup_throw(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def cleanup_throw(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     error = frame.stack[-1]
     if not isinstance(error, StopIteration):
         interp.in_flight = error
@@ -186,7 +186,7 @@ def cleanup_throw(interp: Interpreter, frame: Frame, instr: Instruction) -> None
     frame.push(error.value)
 
 
-def print_expr(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def print_expr(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     interp.call(sys.displayhook, (frame.pop(),), {})
     if INTRINSICS_PUSH:
         frame.push(None)

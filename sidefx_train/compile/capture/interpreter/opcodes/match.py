@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins import introspection as builtins_
 from sidefx_train.compile.capture.interpreter.frame import Frame
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -19,19 +19,19 @@ _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set
 _IS_MAPPING, _IS_SEQUENCE = 1 << 6, 1 << 5
 
 
-def match_mapping(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def match_mapping(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(bool(interp.type_of(frame.stack[-1]).__flags__ & _IS_MAPPING))
 
 
-def match_sequence(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def match_sequence(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(bool(interp.type_of(frame.stack[-1]).__flags__ & _IS_SEQUENCE))
 
 
-def get_len(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def get_len(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(interp.call(len, (frame.stack[-1],), {}))
 
 
-def match_keys(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def match_keys(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     subject, keys = frame.stack[-2:]
     seen: set[Any] = set()
     values: list[Any] = []
@@ -48,7 +48,7 @@ def match_keys(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     frame.push(tuple(values))
 
 
-def match_class(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def match_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     subject, cls, names = frame.take(3)
     if not isinstance(cls, type):
         raise TypeError("called match pattern must be a class")
@@ -58,7 +58,7 @@ def match_class(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     frame.push(_class_attributes(interp, subject, cls, instr.arg, names))
 
 
-def _class_attributes(interp: Interpreter, subject: Any, cls: type, count: int, names: tuple[str, ...]) -> Any:
+def _class_attributes(interp: InterpreterAPI, subject: Any, cls: type, count: int, names: tuple[str, ...]) -> Any:
     """The values of a class pattern's sub-patterns, ``None`` if an attribute is missing."""
     values: list[Any] = []
     seen: set[str] = set()

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.bytecode_versions import INTRINSICS_PUSH, NULL_IS_UPPER
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import attributes
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-def _global(interp: Interpreter, frame: Frame, name: str) -> Any:
+def _global(interp: InterpreterAPI, frame: Frame, name: str) -> Any:
     value = interp.world.load_global(frame.globals, name)
     if value is ABSENT:
         raise NameError(f"name {name!r} is not defined", name=name)
     return value
 
 
-def load_global(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_global(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = interp.world.load_global(frame.globals, instr.value)
     if value is ABSENT:
         raise NameError(f"name {instr.value!r} is not defined", name=instr.value)
@@ -44,16 +44,16 @@ def _push_callable(frame: Frame, value: Any) -> None:
         frame.push(value)
 
 
-def store_global(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def store_global(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     interp.world.store_global(frame.globals, instr.value, frame.pop())
 
 
-def delete_global(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def delete_global(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     if not interp.world.delete_global(frame.globals, instr.value):
         raise NameError(f"name {instr.value!r} is not defined", name=instr.value)
 
 
-def _in_namespace(interp: Interpreter, space: Any, name: str) -> Any:
+def _in_namespace(interp: InterpreterAPI, space: Any, name: str) -> Any:
     if type(space) is dict:
         return space.get(name, ABSENT)
     try:
@@ -72,13 +72,13 @@ def _is_module(frame: Frame) -> bool:
     return module is not None and getattr(module, "__dict__", None) is space
 
 
-def load_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_name(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     space = frame.namespace
     value = ABSENT if _is_module(frame) else _in_namespace(interp, space, instr.value)
     frame.push(_global(interp, frame, instr.value) if value is ABSENT else value)
 
 
-def store_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def store_name(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     space = frame.namespace
     if _is_module(frame):
         interp.world.store_global(space, instr.value, frame.pop())
@@ -88,7 +88,7 @@ def store_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         interp.setitem(space, instr.value, frame.pop())
 
 
-def delete_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def delete_name(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     space, name = frame.namespace, instr.value
     try:
         if _is_module(frame):
@@ -103,16 +103,16 @@ def delete_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
         raise NameError(f"name {name!r} is not defined", name=name)
 
 
-def load_locals(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_locals(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(frame.namespace)
 
 
-def load_from_dict_or_globals(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_from_dict_or_globals(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = _in_namespace(interp, frame.pop(), instr.value)
     frame.push(_global(interp, frame, instr.value) if value is ABSENT else value)
 
 
-def setup_annotations(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def setup_annotations(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     space = frame.namespace
     if _in_namespace(interp, space, "__annotations__") is ABSENT:
         if _is_module(frame):
@@ -124,7 +124,7 @@ def setup_annotations(interp: Interpreter, frame: Frame, instr: Instruction) -> 
 # Cells.
 
 
-def make_cell(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def make_cell(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.locals[instr.arg]
     cell = types.CellType()
     interp.world.new_cell(cell)
@@ -133,14 +133,14 @@ def make_cell(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     frame.locals[instr.arg] = cell
 
 
-def copy_free_vars(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def copy_free_vars(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     cells = frame.closure
     assert cells is not None, f"{frame.code.co_name} has free variables but no closure"
     frame.locals[-len(cells) :] = cells
 
 
 def _empty_cell(frame: Frame, slot: int) -> None:
-    name = frame.program.slots[slot]
+    name = frame.info.slots[slot]
     if name in frame.code.co_freevars:
         raise NameError(
             f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope",
@@ -149,27 +149,27 @@ def _empty_cell(frame: Frame, slot: int) -> None:
     raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
 
 
-def load_deref(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_deref(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = interp.world.load_cell(frame.locals[instr.arg])
     if value is ABSENT:
         _empty_cell(frame, instr.arg)
     frame.push(value)
 
 
-def store_deref(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def store_deref(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     interp.world.store_cell(frame.locals[instr.arg], frame.pop())
 
 
-def delete_deref(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def delete_deref(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     cell = frame.locals[instr.arg]
     if interp.world.load_cell(cell) is ABSENT:
         _empty_cell(frame, instr.arg)
     interp.world.store_cell(cell, ABSENT)
 
 
-def load_classderef(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_classderef(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     space = frame.namespace if instr.name == "LOAD_CLASSDEREF" else frame.pop()
-    value = _in_namespace(interp, space, frame.program.slots[instr.arg])
+    value = _in_namespace(interp, space, frame.info.slots[instr.arg])
     if value is ABSENT:
         value = interp.world.load_cell(frame.locals[instr.arg])
     if value is ABSENT:
@@ -180,25 +180,25 @@ def load_classderef(interp: Interpreter, frame: Frame, instr: Instruction) -> No
 # Attributes.
 
 
-def load_attr(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_attr(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.stack[-1] = attributes.load(interp, frame.stack[-1], instr.value)
 
 
-def load_method(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_method(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = attributes.load(interp, frame.pop(), instr.value)
     _push_callable(frame, value)
 
 
-def store_attr(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def store_attr(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     obj = frame.pop()
     attributes.store(interp, obj, instr.value, frame.pop())
 
 
-def delete_attr(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def delete_attr(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     attributes.delete(interp, frame.pop(), instr.value)
 
 
-def load_super_attr(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_super_attr(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     function, cls, instance = frame.take(3)
     is_method = instr.arg & 1
     made = interp.call(function, (cls, instance) if instr.arg & 2 else (), {})
@@ -212,7 +212,7 @@ def load_super_attr(interp: Interpreter, frame: Frame, instr: Instruction) -> No
 # Imports.
 
 
-def import_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def import_name(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     level, names = frame.take(2)
     importer = interp.world.load_global(frame.globals, "__import__")
     if importer is ABSENT:
@@ -232,13 +232,13 @@ def import_name(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
     interp.world.imported(instr.value, around, level)
 
 
-def import_from(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def import_from(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     module, name = frame.stack[-1], instr.value
     value = interp.getattr_or(module, name, ABSENT)
     frame.push(_submodule(interp, module, name) if value is ABSENT else value)
 
 
-def _submodule(interp: Interpreter, module: Any, name: str) -> Any:
+def _submodule(interp: InterpreterAPI, module: Any, name: str) -> Any:
     own = getattr(module, "__name__", "<unknown module name>")
     found = interp.world.found_module(f"{own}.{name}")
     if found is not ABSENT:
@@ -249,7 +249,7 @@ def _submodule(interp: Interpreter, module: Any, name: str) -> Any:
     )  # fmt: skip
 
 
-def import_star(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def import_star(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     module = frame.pop()
     listed = getattr(module, "__all__", None)
     names = list(listed) if listed is not None else [n for n in vars(module) if not n.startswith("_")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-    from sidefx_train.compile.capture.interpreter.dispatch import Program
+    from sidefx_train.compile.capture.interpreter.code import CodeInfo
 
 _MOST = 400
 """Instructions that are looked at."""
@@ -15,11 +15,11 @@ _WAYS = {"POP_JUMP_IF_FALSE": False, "POP_JUMP_IF_TRUE": True}
 _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RERAISE", "SEND", "RETURN_GENERATOR"})
 
 
-def raising_truth(program: Program, instr: Instruction, following: int) -> bool | None:
+def raising_truth(info: CodeInfo, instr: Instruction, following: int) -> bool | None:
     """The truth of a condition with which the program can only raise from there on.
 
     Args:
-        program: the code.
+        info: the code.
         instr: the jump on the condition.
         following: index of the instruction behind it.
 
@@ -29,23 +29,23 @@ def raising_truth(program: Program, instr: Instruction, following: int) -> bool 
     jumps = _WAYS.get(instr.name)
     if jumps is None:
         return None
-    there, here = _only_raises(program, instr.target), _only_raises(program, following)
+    there, here = _only_raises(info, instr.target), _only_raises(info, following)
     if there == here:
         return None
     return jumps if there else not jumps
 
 
-def _only_raises(program: Program, start: int) -> bool:
+def _only_raises(info: CodeInfo, start: int) -> bool:
     """True if every way from an instruction ends in a ``raise``, and there is one."""
     todo, seen, raises = [start], set[int](), False
     while todo:
         at = todo.pop()
         if at in seen:
             continue
-        if len(seen) == _MOST or at >= len(program.instructions):
+        if len(seen) == _MOST or at >= len(info.instructions):
             return False
         seen.add(at)
-        instr = program.instructions[at]
+        instr = info.instructions[at]
         if instr.name in _LEAVES:
             return False
         if instr.name == "RAISE_VARARGS":

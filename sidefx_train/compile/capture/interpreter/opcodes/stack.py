@@ -8,10 +8,10 @@ from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-def load_fast(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_fast(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.locals[instr.arg]
     if value is NULL:
         _unbound(frame, instr.arg)
@@ -19,30 +19,30 @@ def load_fast(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
 
 
 def _unbound(frame: Frame, slot: int) -> None:
-    name = frame.program.slots[slot]
+    name = frame.info.slots[slot]
     raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
 
 
-def load_slot(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_slot(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(frame.locals[instr.arg])
 
 
-def store_fast(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def store_fast(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.locals[instr.arg] = frame.pop()
 
 
-def delete_fast(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def delete_fast(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     if frame.locals[instr.arg] is NULL:
         _unbound(frame, instr.arg)
     frame.locals[instr.arg] = NULL
 
 
-def load_fast_and_clear(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_fast_and_clear(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(frame.locals[instr.arg])
     frame.locals[instr.arg] = NULL
 
 
-def load_fast_load_fast(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_fast_load_fast(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     for slot in (instr.arg, instr.value):
         value = frame.locals[slot]
         if value is NULL:
@@ -50,7 +50,7 @@ def load_fast_load_fast(interp: Interpreter, frame: Frame, instr: Instruction) -
         frame.push(value)
 
 
-def store_fast_load_fast(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def store_fast_load_fast(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.locals[instr.arg] = frame.pop()
     value = frame.locals[instr.value]
     if value is NULL:
@@ -58,41 +58,41 @@ def store_fast_load_fast(interp: Interpreter, frame: Frame, instr: Instruction) 
     frame.push(value)
 
 
-def store_fast_store_fast(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def store_fast_store_fast(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.locals[instr.arg] = frame.pop()
     frame.locals[instr.value] = frame.pop()
 
 
-def load_const(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_const(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(instr.value)
 
 
-def load_assertion_error(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def load_assertion_error(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(AssertionError)
 
 
-def push_null(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def push_null(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(NULL)
 
 
-def pop_top(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def pop_top(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.pop()
 
 
-def end_send(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def end_send(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     del frame.stack[-2]
 
 
-def copy(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def copy(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(frame.stack[-instr.arg])
 
 
-def swap(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def swap(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     stack, depth = frame.stack, instr.arg
     stack[-1], stack[-depth] = stack[-depth], stack[-1]
 
 
-def nop(interp: Interpreter, frame: Frame, instr: Instruction) -> None:
+def nop(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     return None
 
 

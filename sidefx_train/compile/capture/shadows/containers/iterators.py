@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, cleans_up
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
 from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.common.sentinels import NATIVE_CODE
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.shadow_table import Heap

@@ -7,9 +7,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.plain_values import base_of, stored_entries
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.shadow_table import Heap

@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common import trace_rules as policy
 from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
@@ -22,6 +21,7 @@ from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasse
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import function_raises, no_integer
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import number_in
 from sidefx_train.compile.common.plain_values import is_plain, slot_names
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:

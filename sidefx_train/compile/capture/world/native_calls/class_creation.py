@@ -13,9 +13,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.call_handling import CallingWorld

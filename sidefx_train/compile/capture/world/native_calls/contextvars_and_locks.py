@@ -10,11 +10,11 @@ from contextvars import Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows import transient_objects as anew
 from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.warn import Notice, arguments, place
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
-from sidefx_train.compile.capture.interpreter.world import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.call_handling import CallingWorld

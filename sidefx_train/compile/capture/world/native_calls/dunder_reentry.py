@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.interpreter.generators import NATIVE_CODE
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
+from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.compile.common.type_checks import attribute_of
 
 if TYPE_CHECKING:

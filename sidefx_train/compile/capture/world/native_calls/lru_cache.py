@@ -17,11 +17,11 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.python_check import cell_is_set
-from sidefx_train.compile.capture.interpreter.world import ABSENT
 from sidefx_train.compile.capture.shadows.definition_tracking import chains_of
 from sidefx_train.compile.capture.side_effects import collect as effects
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_definition, is_plain
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of
 
 if TYPE_CHECKING:

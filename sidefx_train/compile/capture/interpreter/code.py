@@ -1,0 +1,48 @@
+"""Decoded code objects, as data: instructions, slots, arguments."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+from sidefx_train.compile.capture.interpreter import bytecode_versions
+from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
+
+_WRITES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"})
+
+
+class CodeInfo:
+    """What the interpreter needs to know about a code object.
+
+    Attributes:
+        code: the code object.
+        instructions: handlers and arguments, in order.
+        slots: names of the fast-local slots (variables, cells, free variables).
+        arguments: slot of each argument that may be passed by keyword.
+        stubs: code with the same names for frame objects in tracebacks, by instruction.
+        simple: true if all arguments are positional, with no ``*args``, ``**kwargs`` or keyword-only ones.
+    """
+
+    __slots__ = ("_written", "arguments", "code", "instructions", "is_async", "simple", "slots", "stubs")
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+        self.instructions: list[Instruction] = bytecode_versions.decode(code)
+        self.slots = bytecode_versions.slot_names(code)
+        first, total = code.co_posonlyargcount, code.co_argcount + code.co_kwonlyargcount
+        self.arguments = {code.co_varnames[i]: i for i in range(first, total)}
+        flags = code.co_flags
+        self.simple = not flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) and code.co_kwonlyargcount == 0
+        self.is_async = bool(flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+        self.stubs: dict[int, types.CodeType] = {}
+        self._written: frozenset[str] | None = None
+
+    @property
+    def written_names(self) -> frozenset[str]:
+        """Names stored by ``STORE_ATTR``, ``STORE_GLOBAL`` or ``STORE_DEREF``."""
+        if self._written is None:
+            self._written = frozenset(self._name(i) for i in self.instructions if i.name in _WRITES)
+        return self._written
+
+    def _name(self, instr: Instruction) -> str:
+        return self.slots[instr.arg] if instr.name == "STORE_DEREF" else instr.value

@@ -38,11 +38,11 @@ def stopped_at(count: int) -> Iterator[Cuts]:
     capture_once, suspend = pipeline._capture_once, Interpreter.suspend
     stopping = False
 
-    def once(fn: Any, args: Any, kwargs: Any, name: str, learned: Any, point: Any, in_order: bool) -> Any:
+    def once(fn: Any, args: Any, kwargs: Any, name: str, spec: Any, point: Any, in_order: bool) -> Any:
         nonlocal stopping
         if point is not None or pipeline.is_continuation(fn):
             try:
-                made = capture_once(fn, args, kwargs, name, learned, point, in_order)
+                made = capture_once(fn, args, kwargs, name, spec, point, in_order)
             except CaptureFailed:
                 cuts.refused += point is not None
                 raise
@@ -50,7 +50,7 @@ def stopped_at(count: int) -> Iterator[Cuts]:
             return made
         stopping = True
         try:
-            made = capture_once(fn, args, kwargs, name, learned, StopPoint(count, 0, "SFX103", _REASON, None), in_order)
+            made = capture_once(fn, args, kwargs, name, spec, StopPoint(count, 0, "SFX103", _REASON, None), in_order)
         except CaptureFailed as stop:
             if stop.reason == _REASON:
                 stop.points = stop_points(stop.__cause__, stop.code, stop.reason, stop.location)

@@ -1,58 +1,19 @@
-"""A step as the capture left it, what earlier calls taught about it, and why a capture stopped."""
+"""A step as the capture left it, and why a capture stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any
 
 from sidefx_train.compile.autograd.joint_graph import JointGraph
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension
 from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.residual.generate import Residual
 from sidefx_train.errors import Location
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What earlier calls taught about a step's outside values.
-
-    Attributes:
-        symbolic: labels of numbers that change from call to call.
-        moving: labels of objects that are replaced from call to call.
-        dynamic: (label, dimension) of tensors whose size changes.
-        all_dynamic: every size of the arguments is to be taken for changing.
-        walked: labels of iterators that are at another place from call to call.
-        grown: labels of lists that have grown, once for each time.
-        growing: labels of lists that go on growing: they are not read as a whole any more.
-        texts: labels of texts that have changed, once for each time.
-        passing: labels of texts that go on changing: they are only handed on.
-        reads_texts: the step decides on one of them, so that they are exact after all.
-        based: labels of views whose bases get a new value, from which they have their history.
-        doubts: conditions on tensors are not taken for granted: some did not hold, or a backward outside is cut off.
-        whole: names of classes (metrics) whose calls cannot be captured and are replayed after the graph.
-        inlined: code of torch's functions that warn: they are interpreted, so that the warnings are replayed.
-        divided: those of them with whose results the step computes: their calls are captured in parts.
-    """
-
-    symbolic: frozenset[str] = frozenset()
-    moving: frozenset[str] = frozenset()
-    whole: frozenset[str] = frozenset()
-    divided: frozenset[str] = frozenset()
-    dynamic: frozenset[tuple[str, int]] = frozenset()
-    all_dynamic: bool = False
-    walked: frozenset[str] = frozenset()
-    grown: tuple[str, ...] = ()
-    growing: frozenset[str] = frozenset()
-    texts: tuple[str, ...] = ()
-    passing: frozenset[str] = frozenset()
-    reads_texts: bool = False
-    based: frozenset[str] = frozenset()
-    doubts: bool = False
-    inlined: frozenset[CodeType] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -73,7 +34,7 @@ class Captured:
     effects: tuple[str, ...]
     state_check: Any
     commits: tuple[tuple[Callable[[], None], Callable[[], None]], ...]
-    learned: Learned
+    specialization: Specialization
     seconds: float
     suspension: Suspension | None = None
     joint: JointGraph | None = None

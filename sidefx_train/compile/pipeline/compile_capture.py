@@ -35,6 +35,7 @@ from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.native_check import object_check, split
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.guards.storage_guards import storage_of
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions
 from sidefx_train.compile.capture.interpreter.interpreter import Suspended
@@ -54,7 +55,7 @@ from sidefx_train.compile.common.user_code import definition_of
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.fx_utils import generators, one_generator
 from sidefx_train.compile.graph.validation import check_graph
-from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed, Learned
+from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
 from sidefx_train.compile.pipeline.step_invariants import counters, first_to_end
@@ -72,7 +73,7 @@ def capture(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     name: str,
-    learned: Learned,
+    spec: Specialization,
     in_parts: bool = True,
     in_order: bool = False,
 ) -> Captured:
@@ -83,7 +84,7 @@ def capture(
         args: its positional arguments, real ones; nothing of them is changed.
         kwargs: its keyword arguments.
         name: for generated code.
-        learned: what earlier calls taught.
+        spec: what earlier calls decided.
         in_parts: capture what comes before an instruction that stops the capture, if the whole cannot be.
         in_order: gradients are to be added up in eager's order, where something outside adds to them too.
 
@@ -92,7 +93,7 @@ def capture(
     """
 
     def attempt(point: StopPoint | None) -> Captured:
-        known = learned
+        known = spec
         for _ in range(_MAX_RESTARTS):
             outcome = _capture_once(fn, args, kwargs, name, known, point, in_order)
             if isinstance(outcome, Captured):
@@ -124,27 +125,23 @@ def _capture_once(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     name: str,
-    learned: Learned,
+    spec: Specialization,
     point: StopPoint | None,
     in_order: bool,
-) -> Captured | Learned:
+) -> Captured | Specialization:
     began = time.perf_counter()
     state_check = compat.GlobalState()
     tracer = GraphTracer()
-    world = TraceWorld(tracer, learned.symbolic, learned.moving, learned.whole)
+    world = TraceWorld(tracer, spec, is_continuation(fn))
     tracer.locate = world.locate
     suspension: Suspension | None = None
     try:
         with tracer.active(), compat.restoring_state(), world.ending():
             heap = world.heap
-            heap.dynamic, heap.all_dynamic = learned.dynamic, learned.all_dynamic
-            heap.in_part, heap.walked = is_continuation(fn), learned.walked
-            world.doubts, world.inlined = learned.doubts, learned.inlined
-            heap.growing, heap.passing, heap.based = learned.growing, learned.passing, learned.based
             grad_mode = torch.is_grad_enabled()
             world.defined_at, heap.sources.parameters = definition_of(fn)
             target = heap.shadow(fn, heap.sources.const(fn, name))
-            shadows = given_state(heap, args[0], given_names(fn)) if heap.in_part else heap.shadows(args)
+            shadows = given_state(heap, args[0], given_names(fn)) if heap.is_part else heap.shadows(args)
             named = {key: heap.shadow(value, heap.sources.kwarg(key), key) for key, value in kwargs.items()}
             world.interp.stop_at = point.count if point is not None else 0
             try:
@@ -162,13 +159,13 @@ def _capture_once(
             heap.memory.finish()
             wanted = bases_wanted(world)
             if wanted:
-                return replace(learned, based=learned.based | wanted)
+                return replace(spec, views_needing_base=spec.views_needing_base | wanted)
             guard_accumulation_hooks(heap)
             effects = collect(world)
             heap.check_arrays(world.writes)
             counted = counters(world, effects)
             if counted:
-                return replace(learned, symbolic=learned.symbolic | counted)
+                return replace(spec, symbolic_numbers=spec.symbolic_numbers | counted)
 
             def planned() -> Residual:
                 suspended = suspension is not None
@@ -178,7 +175,7 @@ def _capture_once(
                 world.heap.guards.setdefault((guard.kind, id(guard.source), guard.value), guard)
             residual, joint = planned(), None
             if residual.metadata.tangents and world.granted:  # a graph cut in two has no place for them
-                return replace(learned, doubts=True)
+                return replace(spec, assumes_nothing=True)
             if residual.metadata.tangents:
                 _count_writes(world)  # those of the forward: the backward counts its own when it runs
                 recorded = record_backward(world, residual, in_order)
@@ -192,19 +189,23 @@ def _capture_once(
             with compat.real_world():
                 made = _made_generators(world, traced)
     except Unsupported as stop:
-        if stop.defer is not None and stop.defer not in learned.whole | learned.divided:
-            return replace(learned, whole=learned.whole | {stop.defer})
-        if not world.warns <= learned.inlined:
-            return replace(learned, inlined=learned.inlined | world.warns)
-        deferred = learned.whole - {BEYOND}
+        if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:
+            return replace(spec, opaque_classes=spec.opaque_classes | {stop.defer})
+        if not world.warns <= spec.inlined_code:
+            return replace(spec, inlined_code=spec.inlined_code | world.warns)
+        deferred = spec.opaque_classes - {BEYOND}
         if stop.code == "SFX106" and deferred:
-            return replace(learned, whole=learned.whole - deferred, divided=learned.divided | deferred)
-        if stop.code == "SFX106" and learned.passing:
-            return replace(learned, passing=frozenset(), reads_texts=True)
+            return replace(
+                spec,
+                opaque_classes=spec.opaque_classes - deferred,
+                split_classes=spec.split_classes | deferred,
+            )
+        if stop.code == "SFX106" and spec.pass_through_strings:
+            return replace(spec, pass_through_strings=frozenset(), guards_strings=True)
         parts = point is None and not stop.whole
         points = stop_points(stop, stop.code, stop.reason, stop.location) if parts else ()
         holds = None
-        if stop.code == "SFX115":  # what is to die must not be kept alive by what was learned of it
+        if stop.code == "SFX115":  # what is to die must not be kept alive by what was spec of it
             world.heap.forget()
         else:
             holds = stop_guard(world, args, kwargs)
@@ -232,7 +233,7 @@ def _capture_once(
         tuple(effects.describe()),
         state_check,
         commits,
-        learned,
+        spec,
         seconds,
         suspension,
         joint,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.interpreter.generator_finalizers import cleans_up
 from sidefx_train.compile.capture.resume.driver import Parts
@@ -28,7 +29,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.graph.artifacts import Executable
 from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module, start_build
 from sidefx_train.compile.pipeline import compile_capture as pipeline
-from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed, Learned
+from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.residual.generate import MISS
 from sidefx_train.compile.runtime import background_compile as background
@@ -36,7 +37,7 @@ from sidefx_train.compile.runtime.background_compile import Job
 from sidefx_train.compile.runtime.capture_report import record_capture
 from sidefx_train.compile.runtime.describe import callers_level, describable, name_of, short, summary, user_location
 from sidefx_train.compile.runtime.finalizer_check import noticed_death
-from sidefx_train.compile.runtime.guard_failures import Missed, learned_of
+from sidefx_train.compile.runtime.guard_failures import Missed, specialized_after
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import (
     FOLLOWING,
@@ -87,7 +88,7 @@ class CompiledStep:
         self._exact = False
         self._ended: set[str] = set()
         self._stopped: list[CaptureFailed] = []
-        self._learned = Learned(all_dynamic=bool(config.dynamic))
+        self._specialization = Specialization(all_dynamic=bool(config.dynamic))
         self._warned: set[tuple[str, str]] = set()
         self._limits: dict[str, str] = {}
         self._hits = 0
@@ -160,14 +161,14 @@ class CompiledStep:
         return report
 
     def reset(self) -> None:
-        """Forgets every captured graph, what was learned, and the report."""
+        """Drops every captured graph, the specialization, and the report."""
         self._replays = []
         self._entries = []
         self._newest = None
         self._exact = False
         self._ended.clear()
         self._stopped = []
-        self._learned = Learned(all_dynamic=bool(self.config.dynamic))
+        self._specialization = Specialization(all_dynamic=bool(self.config.dynamic))
         self._warned.clear()
         self._hits = 0
         self._forget_jobs()
@@ -316,25 +317,25 @@ class CompiledStep:
         self._replays = [e.replay for e in self._entries]
 
     def _captured_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        return self._or_exact(lambda learned: self._entry_by(learned, args, kwargs))  # type: ignore[no-any-return]
+        return self._or_exact(lambda spec: self._entry_by(spec, args, kwargs))  # type: ignore[no-any-return]
 
-    def _or_exact(self, attempt: Callable[[Learned], Any]) -> Any:
-        """``attempt`` with what was learned; if it fails by symbolic sizes, with exact ones, which then stay."""
-        learned = self._learned
+    def _or_exact(self, attempt: Callable[[Specialization], Any]) -> Any:
+        """``attempt`` by the current specialization; if symbolic sizes fail, with static ones from now on."""
+        spec = self._specialization
         try:
-            return attempt(learned)
+            return attempt(spec)
         except CaptureFailed:
-            if not (learned.dynamic or learned.all_dynamic):
+            if not spec.has_symbolic_sizes:
                 raise
         # Perhaps it is the symbolic sizes: if exact ones work, they are exact from now on.
-        done = attempt(replace(learned, dynamic=frozenset(), all_dynamic=False))
+        done = attempt(replace(spec, dynamic_sizes=frozenset(), all_dynamic=False))
         self._exact = True
         return done
 
-    def _entry_by(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    def _entry_by(self, spec: Specialization, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """An entry captured with what is given as known; what the capture itself learns is kept if it succeeds."""
-        with self._as_failed_capture(learned):
-            captured = self._capture(learned, args, kwargs)
+        with self._as_failed_capture(spec):
+            captured = self._capture(spec, args, kwargs)
             once = self._serves_one_call(captured)
             config = replace(self.config, backend="aot_eager") if once else self.config
             if self._deterministic:
@@ -343,7 +344,7 @@ class CompiledStep:
                 captured, config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
             )
             entry.once = once
-        self._learned = captured.learned
+        self._specialization = captured.specialization
         return entry
 
     def _serves_one_call(self, captured: Captured) -> bool:
@@ -354,9 +355,9 @@ class CompiledStep:
         self._ended.add(captured.ends)
         return not again
 
-    def _capture(self, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def _capture(self, spec: Specialization, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         exact = self.config.backend_name in ("eager", "aot_eager")
-        captured = pipeline.capture(self._fn, args, kwargs, self._name, learned, self._in_parts, exact)
+        captured = pipeline.capture(self._fn, args, kwargs, self._name, spec, self._in_parts, exact)
         return pipeline.partitioned(captured, self.config)
 
     @property
@@ -365,14 +366,14 @@ class CompiledStep:
         return not self._strict
 
     @contextmanager
-    def _as_failed_capture(self, learned: Learned) -> Iterator[None]:
+    def _as_failed_capture(self, spec: Specialization) -> Iterator[None]:
         """Whatever is raised inside is raised as :class:`CaptureFailed`, but for what the caller asked to see."""
         try:
             yield
         except (CaptureFailed, KeyboardInterrupt):
             raise
         except BackendError as error:
-            if not self._in_parts and not (learned.dynamic or learned.all_dynamic):
+            if not self._in_parts and not spec.has_symbolic_sizes:
                 raise
             raise CaptureFailed("SFX201", error.reason, error.location, None) from error
         except Exception as error:
@@ -439,9 +440,9 @@ class CompiledStep:
     def _begin_job(self, missed: Missed | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
         """Traces and starts a worker; returns an entry if the compiled graph is known already."""
 
-        def attempt(learned: Learned) -> Captured:
-            with self._as_failed_capture(learned):
-                return self._capture(learned, args, kwargs)
+        def attempt(spec: Specialization) -> Captured:
+            with self._as_failed_capture(spec):
+                return self._capture(spec, args, kwargs)
 
         self._busy = True
         try:
@@ -449,10 +450,10 @@ class CompiledStep:
             if captured.commits and self._early_captures < _MAX_EARLY:  # state that the step is about to make itself
                 self._early_captures += 1
                 return None
-            self._learned = captured.learned
+            self._specialization = captured.specialization
             if self._serves_one_call(captured):
                 return None
-            with self._as_failed_capture(captured.learned):
+            with self._as_failed_capture(captured.specialization):
                 if captured.commits:  # no step makes it: the update is skipped, say
                     entry = pipeline.compile_captured(
                         captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
@@ -485,8 +486,11 @@ class CompiledStep:
                 raise
             stop = CaptureFailed(error.code, error.reason, error.location, None)
             self._warn(stop, (stop.code, stop.reason), "was not compiled beside the training")
-            if job.captured.learned.dynamic or job.captured.learned.all_dynamic:
-                self._learned, self._exact = replace(self._learned, dynamic=frozenset(), all_dynamic=False), True
+            if job.captured.specialization.has_symbolic_sizes:
+                self._specialization, self._exact = (
+                    replace(self._specialization, dynamic_sizes=frozenset(), all_dynamic=False),
+                    True,
+                )
             else:
                 self._failed_jobs += 1
             return None
@@ -530,7 +534,9 @@ class CompiledStep:
         if newest is None:
             return None
         sizes = self.config.dynamic is not False and not self._exact
-        self._learned, missed = learned_of(newest, self._learned, args, kwargs, sizes, self._is_part)
+        self._specialization, missed = specialized_after(
+            newest, self._specialization, args, kwargs, sizes, self._is_part
+        )
         return missed
 
     def _over_limit(self, missed: Missed | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -624,7 +630,7 @@ class CompiledStep:
         lines = dict.fromkeys(line for entry in granting for line in entry.captured.granted)
         self._doubts += 1
         if self._doubts >= _FEW and self._doubts * _SELDOM >= self._report.calls + self._hits:
-            self._learned = replace(self._learned, doubts=True)
+            self._specialization = replace(self._specialization, assumes_nothing=True)
             for entry in granting:
                 self._drop(entry)
         if len(lines) == 1:

@@ -1,4 +1,4 @@
-"""Why a call is not replayed, and what that teaches about the step."""
+"""Why a call is not replayed, and how the step is specialized after it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.shadows.transient_objects import replaced_alike
-from sidefx_train.compile.pipeline.captured import Learned
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.runtime.describe import short
 from sidefx_train.errors import Location
@@ -33,51 +33,56 @@ class Missed(NamedTuple):
     location: Location | None
 
 
-def learned_of(
-    newest: Entry, learned: Learned, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: bool, in_part: bool
-) -> tuple[Learned, Missed]:
-    """Why an entry missed a call, and what is known by that: numbers and objects that change are treated as such.
+def specialized_after(
+    newest: Entry,
+    spec: Specialization,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    sizes: bool,
+    in_part: bool,
+) -> tuple[Specialization, Missed]:
+    """Which guard of an entry failed, and the next specialization: what changed is treated as changing.
 
     Args:
         newest: the entry.
-        learned: what was known.
+        spec: that of the entry.
         args: of the call.
         kwargs: of the call.
         sizes: sizes that change may become symbolic.
         in_part: the step is the rest of another.
 
     Returns:
-        What is known, and what has changed.
+        The specialization, and what has changed.
     """
     found = newest.why(args, kwargs)
     if found is None and newest.captured.state_check.check():
-        return learned, Missed("arguments", "as captured", "others in number, names or dispatch keys", None)
+        return spec, Missed("arguments", "as captured", "others in number, names or dispatch keys", None)
     if found is None:
-        return learned, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
+        return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found
     label = guard.source.label
     moved = newest.moved_iterators(args, kwargs)
     if moved:
-        learned = replace(learned, walked=learned.walked | moved)
+        spec = replace(spec, native_iterators=spec.native_iterators | moved)
     if guard.kind in ("taken", "body"):
-        return learned, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
+        return spec, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
     # All that have changed, not the first alone: each would cost a capture of its own.
-    grown = (*learned.grown, *newest.grown_lists(args, kwargs))
-    texts = (*learned.texts, *newest.changed_texts(args, kwargs))
-    learned = replace(
-        learned,
-        symbolic=learned.symbolic | newest.changed_numbers(args, kwargs),
-        grown=grown,
-        texts=texts,
-        passing=frozenset(label for label in texts if texts.count(label) > 1 and not learned.reads_texts),
-        growing=frozenset(label for label in grown if grown.count(label) > _GROWTHS),
+    grown = (*spec.list_growths, *newest.grown_lists(args, kwargs))
+    texts = (*spec.string_changes, *newest.changed_texts(args, kwargs))
+    spec = replace(
+        spec,
+        symbolic_numbers=spec.symbolic_numbers | newest.changed_numbers(args, kwargs),
+        list_growths=grown,
+        string_changes=texts,
+        pass_through_strings=frozenset(label for label in texts if texts.count(label) > 1 and not spec.guards_strings),
+        unbounded_lists=frozenset(label for label in grown if grown.count(label) > _GROWTHS),
     )
     if guard.kind == "tensor" and sizes:
-        learned = replace(learned, dynamic=learned.dynamic | newest.changed_sizes(args, kwargs))
+        spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | newest.changed_sizes(args, kwargs))
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
-        learned = replace(learned, moving=learned.moving | {label})
+        spec = replace(spec, refetched=spec.refetched | {label})
     old = guard.describe() if guard.kind in ("number", "absent", "no_item") else short(guard.value)
-    return learned, Missed(label, old, short(value), guard.location)
+    return spec, Missed(label, old, short(value), guard.location)
 
 
 def _replaced(old: Any, new: Any, in_part: bool) -> bool:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import sidefx_train
+from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.graph.step_metadata import in_words
 from sidefx_train.compile.pipeline import compile_capture as pipeline
-from sidefx_train.compile.pipeline.captured import Learned
 
 
 def facts_of(step, *args):
-    captured = pipeline.capture(step, args, {}, "step", Learned(), in_parts=False)
+    captured = pipeline.capture(step, args, {}, "step", Specialization(), in_parts=False)
     return captured.residual.metadata
 
 
@@ -164,8 +164,8 @@ def test_facts_of_inputs(step, given, expected):
 
 def test_symbolic_sizes_are_named():
     x = torch.ones(4, 3)
-    learned = Learned(dynamic=frozenset({("x", 0)}))
-    captured = pipeline.capture(lambda x: x * 2, (x,), {}, "step", learned, in_parts=False)
+    spec = Specialization(dynamic_sizes=frozenset({("x", 0)}))
+    captured = pipeline.capture(lambda x: x * 2, (x,), {}, "step", spec, in_parts=False)
     (made,) = captured.residual.metadata.outputs
     assert made.dynamic_dims == {0}
     assert "dynamic dimensions [0]" in in_words(captured.residual.metadata)

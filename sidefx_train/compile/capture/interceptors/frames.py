@@ -18,6 +18,6 @@ def getframe(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     frame, depth = world.interp.current_frame, args[0] if args else 0
     while frame is not None and depth > 0:
         frame, depth = frame.back, depth - 1
-    if frame is None or BEYOND in world.whole:
+    if frame is None or BEYOND in world.specialization.opaque_classes:
         refuse_callers(world)
     return ABSENT

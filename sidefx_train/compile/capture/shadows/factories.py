@@ -67,7 +67,7 @@ _NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
 
 def tuple_shadow(heap: Heap, real: Any, source: Source) -> Any:
     """A tuple of stand-ins, or the tuple itself if it holds plain values that do not change."""
-    changes = source.label in heap.symbolic or any(type(item) is float for item in real)
+    changes = source.label in heap.specialization.symbolic_numbers or any(type(item) is float for item in real)
     if is_plain(real) and not changes:
         heap.guard("equal", source, real)
         return real
@@ -93,7 +93,7 @@ def tuple_shadow(heap: Heap, real: Any, source: Source) -> Any:
 
 def slice_shadow(heap: Heap, real: slice, source: Source) -> slice:
     """A slice of stand-ins, or the slice itself, likewise."""
-    if source.label not in heap.symbolic and all(is_plain(bound) for bound in bounds_of(real)):
+    if source.label not in heap.specialization.symbolic_numbers and all(is_plain(bound) for bound in bounds_of(real)):
         heap.guard("equal", source, real)
         return heap.register(Record(heap, real, real, source))
     heap.guard("type", source, slice)

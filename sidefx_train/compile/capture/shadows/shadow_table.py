@@ -23,6 +23,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, GuardKind
 from sidefx_train.compile.capture.guards.source import Source, SourceTable
+from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.guards.storage_guards import HeldMemory
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.shadows import transient_objects as anew
@@ -103,18 +104,11 @@ class Heap:
         tracer: where tensors and symbolic numbers become graph inputs.
         locate: gives the user's line that is being interpreted.
         written_names: names that the running code stores to; numbers read under such a name are symbolic.
-        symbolic: labels of number sources that have been seen to change.
-        moving: labels of sources whose object has been seen to be replaced.
+        specialization: which values are treated as changing.
+        is_part: the step is what comes after a graph break: floats among its arguments change every time.
 
     Attributes:
-        dynamic: (label, dimension) of tensors whose size is symbolic.
-        all_dynamic: so is every size of the arguments.
         sizes: symbolic sizes and strides of inputs, with where they are found.
-        in_part: the step is what comes after a break: floats among its arguments change every time.
-        walked: labels of iterators whose place has been seen to change.
-        passing: labels of texts among the arguments that are other ones with every call.
-        based: labels of views whose bases are read with them.
-        growing: labels of lists that have been seen to grow with every call.
         iterators: where those are whose place is guarded.
         watched: ids of outside objects that the step reached by weak references, with the label of one.
         memories: which held tensors share memory, one object for the same tensors.
@@ -132,15 +126,15 @@ class Heap:
         tracer: GraphTracer,
         locate: Callable[[], Location | None],
         written_names: Callable[[], Iterable[str]],
-        symbolic: frozenset[str] = frozenset(),
-        moving: frozenset[str] = frozenset(),
+        specialization: Specialization,
+        is_part: bool,
     ) -> None:
         self.tracer = tracer
         self.sources = SourceTable()
         self.locate = locate
         self.written_names = written_names
-        self.symbolic = symbolic
-        self.moving = moving
+        self.specialization = specialization
+        self.is_part = is_part
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.by_real: dict[int, Record] = {}
         self.by_shadow: dict[int, Record] = {}
@@ -155,19 +149,12 @@ class Heap:
         self.reenter: Callable[[Any], Any] = _not_callable_yet
         self.dropped: Callable[[str], None] = _not_callable_yet
         self.own_key: Callable[..., Any] = _not_callable_yet
-        self.in_part = False
-        self.walked: frozenset[str] = frozenset()
-        self.growing: frozenset[str] = frozenset()
-        self.passing: frozenset[str] = frozenset()
-        self.based: frozenset[str] = frozenset()
         self.identities = Identities(self)
         self.made_arrays = MadeArrays()
         self._texts: dict[int, Later] = {}
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}
         self.memories: dict[Any, HeldMemory] = {}
-        self.dynamic: frozenset[tuple[str, int]] = frozenset()
-        self.all_dynamic = False
         self.sizes: list[tuple[Any, Source]] = []
         self._symbolic_roots: set[int] = set()
         self.static_roots: set[int] = set()
@@ -210,7 +197,7 @@ class Heap:
         cls = type(real)
         if cls is int or cls is float:
             return self._number(real, source, name)
-        if cls is str and source.label in self.passing:
+        if cls is str and source.label in self.specialization.pass_through_strings:
             return self._passed(real, source)
         record = self.by_real.get(id(real))
         if record is not None:
@@ -245,11 +232,11 @@ class Heap:
             return method_shadow(self, real, source)
         if cls is types.CellType:
             return self._cell(real, source)
-        passing = source.from_arguments or source.label in self.moving
+        passing = source.from_arguments or source.label in self.specialization.refetched
         if cls in iterators.OPAQUE and passing:
             return self.register(iterators.outside_iterator(self, real, source))
         if cls in iterators.TYPES and passing:
-            if source.label in self.walked:
+            if source.label in self.specialization.native_iterators:
                 return self.register(iterators.outside_iterator(self, real, source))
             self.iterators.append(source)
             made = iterators.shadow_iterator(self, real, source)
@@ -356,7 +343,7 @@ class Heap:
             self.guard("type", source, type(real))
             return source
         by_type = source.from_arguments and not issubclass(type(real), (torch.nn.Module, torch.optim.Optimizer))
-        if by_type or source.label in self.moving:
+        if by_type or source.label in self.specialization.refetched:
             self.guard("type", source, type(real))
             return source
         self.guard("is", source, real)
@@ -375,9 +362,9 @@ class Heap:
         found = self._numbers_by_source.get(id(source))
         if found is not None:
             return found
-        symbolic = source.label in self.symbolic or (bool(name) and name in self.written_names())
+        symbolic = source.label in self.specialization.symbolic_numbers or (bool(name) and name in self.written_names())
         if not symbolic and isinstance(real, float):
-            symbolic = self.below(source, self._symbolic_roots) or (self.in_part and source.from_arguments)
+            symbolic = self.below(source, self._symbolic_roots) or (self.is_part and source.from_arguments)
         if not symbolic or not math.isfinite(real):  # algebra knows no NaN
             self.guard("equal", source, real)
             return real

@@ -28,10 +28,10 @@ def is_made_anew(heap: Heap, real: object, source: Source) -> bool:
     """True if the object under a path is to be expected to be another at the next call."""
     if source.kind == "const":
         return False
-    if source.label in heap.moving:
+    if source.label in heap.specialization.refetched:
         return True
     own = type(real) is not types.FunctionType or "<locals>" in real.__qualname__
-    return heap.in_part and source.from_arguments and own
+    return heap.is_part and source.from_arguments and own
 
 
 def replaced_alike(old: object, new: object) -> bool:

@@ -401,7 +401,7 @@ def bases_wanted(world: TraceWorld) -> frozenset[str]:
     heap = world.heap
     views = [r for r in heap.by_real.values() if isinstance(r, TensorRecord) and _written_under(r)]
     known = (r for r in views if _history(r) is not None or r.edge is not None)
-    return frozenset(record.source.label for record in known) - heap.based
+    return frozenset(record.source.label for record in known) - heap.specialization.views_needing_base
 
 
 def _turned_view(record: TensorRecord) -> bool:
@@ -421,7 +421,7 @@ def _turned_view(record: TensorRecord) -> bool:
 
 def follows_anew(world: TraceWorld, record: TensorRecord) -> bool:
     """True for such a view that has another history than it had."""
-    if record.source.label not in world.heap.based or not follows(world, record):
+    if record.source.label not in world.heap.specialization.views_needing_base or not follows(world, record):
         return False
     now = _history(record)
     return now is not None and now is not (None if record.edge is None else record.edge.node)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.interpreter.object_model import formatting
@@ -135,7 +136,7 @@ class CallingWorld:
     module_spaces: dict[int, dict[str, Any]]
     class_views: dict[int, tuple[Any, type]]
     branching: bool
-    doubts: bool
+    specialization: Specialization
     granted: dict[Location, None]
     hooked: set[Any]
     deferred: list[DeferredCall]
@@ -211,12 +212,12 @@ class CallingWorld:
 
     def grant(self, condition: Any, holds: bool) -> bool:
         """Takes the truth of what only the graph knows for granted, and has it checked; false where that cannot be."""
-        may = not (self.branching or self.doubts)
+        may = not (self.branching or self.specialization.assumes_nothing)
         return may and self._noted(granting.grant(self.tracer, condition, holds))
 
     def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
         """Likewise that a number is not infinite, or not NaN."""
-        may = not (self.branching or self.doubts)
+        may = not (self.branching or self.specialization.assumes_nothing)
         return may and self._noted(granting.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
 
     def _noted(self, granted: bool) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.interpreter.object_model import operators
@@ -63,8 +64,8 @@ class TraceWorld(AttributeWorld):
 
     Attributes:
         heap: the shadows.
-        whole: names of classes whose methods are not captured but replayed whole after the graph.
-        running: objects of such kinds whose method is being interpreted.
+        specialization: which outside values are treated as changing, and what is not captured.
+        running: objects of its opaque classes whose method is being interpreted.
         deferred: calls to replay after the graph, in order.
         moved_later: by the address of objects (held by those calls), the deferred method that changes them.
         context: context variables that the step reads, sets and resets.
@@ -75,13 +76,11 @@ class TraceWorld(AttributeWorld):
         replayed: how often the replay of views after the graph will move the version counter of what they are made of.
         led_back: what C code calls in place of functions of the step.
         queries: what the step asked of global state.
-        inlined: code of functions of torch that are interpreted, since they warn.
         warns: code that was seen to warn.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
-        doubts: no condition on a tensor is taken for granted.
         granted: where one is.
         writes: operations that write to tensors.
         inference: contexts of inference mode that the step has entered.
@@ -94,17 +93,13 @@ class TraceWorld(AttributeWorld):
     """
 
     def __init__(
-        self,
-        tracer: GraphTracer,
-        symbolic: frozenset[str] = frozenset(),
-        moving: frozenset[str] = frozenset(),
-        whole: frozenset[str] = frozenset(),
+        self, tracer: GraphTracer, specialization: Specialization | None = None, is_part: bool = False
     ) -> None:
-        self.whole = whole
+        self.specialization = specialization = specialization or Specialization()
         self.defined_at: Location | None = None
         self.running: set[int] = set()
         self.tracer = tracer
-        self.heap = Heap(tracer, self.locate, self._written_names, symbolic, moving)
+        self.heap = Heap(tracer, self.locate, self._written_names, specialization, is_part)
         self.interp = Interpreter(self, policy.Policy())
         self.interp.handled = HandledOutside(self._outside_exception)
 
@@ -115,7 +110,6 @@ class TraceWorld(AttributeWorld):
         self.reentry = Reentry(self)
         self.led_back: list[Callable[..., Any]] = []
         self.queries = Queries(self.heap)
-        self.inlined: frozenset[types.CodeType] = frozenset()
         self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
@@ -132,7 +126,6 @@ class TraceWorld(AttributeWorld):
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = Writes(tracer.graph)
         self.branching = False
-        self.doubts = False
         self.granted: dict[Location, None] = {}
         self.inference: list[Any] = []
         self.twins: dict[type, type] = {}
@@ -233,7 +226,7 @@ class TraceWorld(AttributeWorld):
             return True
         if policy.is_undivided(fn):
             self._refuse_call(fn)
-        if natively and fn.__code__ not in self.inlined:
+        if natively and fn.__code__ not in self.specialization.inlined_code:
             return self.heap.definitions.runs_natively(fn)
         self.heap.definitions.runs(fn)
         return not natively

@@ -35,7 +35,7 @@ def _stub(name: str) -> Any:
     def call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         metric = args[0]
         kind = type(metric).__qualname__
-        if kind in world.whole:
+        if kind in world.specialization.opaque_classes:
             return world.defer_for_result(types.MethodType(method, metric), args[1:], kwargs)
         world.running.add(id(metric))
         try:

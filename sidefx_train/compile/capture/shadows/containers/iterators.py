@@ -238,7 +238,7 @@ def outside_iterator(heap: Heap, real: Any, source: Source) -> Record:
 
 def _refusal(heap: Heap, source: Source) -> Callable[[], NoReturn]:
     def refuse() -> NoReturn:
-        code, why = ("SFX113", "goes on with a loop") if heap.in_part else ("SFX103", "advances the outside iterator")
+        code, why = ("SFX113", "goes on with a loop") if heap.is_part else ("SFX103", "advances the outside iterator")
         heap.refuse(code, f"{why} {source.label}")
 
     return refuse

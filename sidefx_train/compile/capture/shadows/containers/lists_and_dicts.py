@@ -31,7 +31,7 @@ class ListRecord(Record):
     def fill(self) -> None:
         if self.filled:
             return
-        if self.base.label in self.heap.growing:
+        if self.base.label in self.heap.specialization.unbounded_lists:
             self.heap.refuse("SFX114", f"reads the whole of {self.base.label}, which grows from call to call")
         self.filled = True
         base = list if isinstance(self.shadow, list) else deque
@@ -64,7 +64,7 @@ class ListRecord(Record):
         if self.filled or not self.plain or type(self.real) is not list:
             return None
         source = self.heap.sources.call(self.heap.sources.slot(self.base, "__len__"))
-        if self.shadow or source.label in self.heap.symbolic:
+        if self.shadow or source.label in self.heap.specialization.symbolic_numbers:
             return self.heap.length(len(self.real), source) + len(self.shadow)
         self.heap.guard("length", self.base, len(self.real))
         return len(self.real)

@@ -49,10 +49,12 @@ def tensor_shadow(heap: Heap, real: torch.Tensor, source: Source) -> Any:
         if other.real is real._base or (storage_of(other.real) == storage_of(real) and other.grown):
             reason = f"{source.label} is read in the memory of {other.source.label}, which was given other memory"
             heap.refuse("SFX109", reason)
-    resized = not isinstance(real, torch.nn.Parameter) and any(label == source.label for label, _ in heap.dynamic)
+    resized = not isinstance(real, torch.nn.Parameter) and any(
+        label == source.label for label, _ in heap.specialization.dynamic_sizes
+    )
     static = (
         real.grad_fn is None
-        and source.label not in heap.moving
+        and source.label not in heap.specialization.refetched
         and not resized
         and not source.from_arguments
         and (heap.below(source, heap.static_roots) or isinstance(real, torch.nn.Parameter))
@@ -84,7 +86,7 @@ def tensor_shadow(heap: Heap, real: torch.Tensor, source: Source) -> Any:
         _carry_hooks(heap, real, fake, record.source)
         _carry_accumulation_hooks(heap, real, fake, record)
         record.hooks = compat.hook_numbers(fake)
-    if source.label in heap.based and real._base is not None:
+    if source.label in heap.specialization.views_needing_base and real._base is not None:
         heap.shadow(real._base, heap.sources.slot(place, "_base"))
     return fake
 
@@ -105,8 +107,8 @@ def _twin(heap: Heap, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] |
 
 def _dynamic(heap: Heap, real: torch.Tensor, source: Source) -> frozenset[int]:
     """Dimensions whose size is symbolic; sizes 0 and 1 never are."""
-    dims = {dim for label, dim in heap.dynamic if label == source.label} | marked_dims(real)
-    if heap.all_dynamic and source.from_arguments:
+    dims = {dim for label, dim in heap.specialization.dynamic_sizes if label == source.label} | marked_dims(real)
+    if heap.specialization.all_dynamic and source.from_arguments:
         dims |= set(range(real.dim()))
     return frozenset(dim for dim in dims if dim < real.dim() and real.shape[dim] > 1)
 

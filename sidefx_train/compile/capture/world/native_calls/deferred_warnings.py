@@ -70,7 +70,7 @@ def call_watched(world: CallingWorld, fn: types.FunctionType, args: tuple[Any, .
             while frame is not None and frame.f_code is not _HERE:
                 codes.add(frame.f_code)
                 frame = frame.f_back
-            if codes - world.inlined:
+            if codes - world.specialization.inlined_code:
                 world.warns |= codes
                 world.heap.refuse("SFX111", f"{fn.__qualname__} warns, which has to be interpreted")  # before it does
 

@@ -14,6 +14,7 @@ from sidefx_train.gc_control import fewer_collections as _fewer_collections
 with _fewer_collections():
     from sidefx_train import compile as compile
     from sidefx_train import errors as errors
+    from sidefx_train import fit as fit
     from sidefx_train.compile.api import explain as explain
     from sidefx_train.compile.api import mark_dynamic as mark_dynamic
     from sidefx_train.compile.runtime.compiled_step import CompiledStep as CompiledStep
@@ -39,7 +40,6 @@ __all__ = [
 
 _LAZY = {
     "SideFXCompile": "sidefx_train.callbacks",
-    "fit": "sidefx_train.fit.loop",
     "FitResult": "sidefx_train.fit.loop",
 }
 """Names whose modules import Lightning, which costs seconds: fetched on first use."""

@@ -270,3 +270,14 @@ def test_progress_bar_shows_loss_and_speed(capsys):
     fit(net(), tensors(), compile=False, progress=True)
     shown = capsys.readouterr().out
     assert "epoch 0" in shown and "3/3" in shown, shown
+
+
+def test_the_public_name_is_a_function_and_a_package():
+    """Importing a module of the package sets ``sidefx_train.fit`` to the package, which is called like the function."""
+    import sidefx_train
+    import sidefx_train.fit.inputs
+
+    result = sidefx_train.fit(net(), tensors(), max_steps=1, compile=False, progress=False)
+    assert len(result.history) == 1
+    with pytest.raises(TypeError):
+        sidefx_train.fit(net(), tensors(), no_such_option=1)

@@ -14,11 +14,11 @@ SEED   ?= 0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test slow fuzz opinfo bench cpython lint types unit clean help
+.PHONY: train test slow fuzz opinfo bench cpython docs lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make train | make test | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make lint | make clean"
+	@echo "make train | make test | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make docs | make lint | make clean"
 
 # A stamp is newer than what it was installed from, so an up-to-date .venv costs nothing.
 $(VENV)/.stamp-venv:
@@ -38,6 +38,10 @@ $(VENV)/.stamp-run: $(VENV)/.stamp-torch pyproject.toml
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-run
 	$(PIP) --no-build-isolation -e '.[test]'
+	touch $@
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-run
+	$(PIP) --no-build-isolation -e '.[docs]'
 	touch $@
 
 train: $(VENV)/.stamp-run
@@ -73,6 +77,11 @@ opinfo: $(VENV)/.stamp-test
 
 bench: $(VENV)/.stamp-run
 	$(BIN)/python -m sidefx_train.bench --suite core $(ARGS)
+
+# HTML in build/docs; a warning, such as a link that leads nowhere, is an error.
+docs: $(VENV)/.stamp-docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -q -d build/doctrees docs build/docs
+	@echo build/docs/index.html
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache runs

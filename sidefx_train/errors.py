@@ -1,6 +1,6 @@
 """Errors, each with a stable code and the user's file and line.
 
-``CODES`` is the registry: what each code means and what to do about it. ``docs/breaks.md`` lists the same
+``CODES`` is the registry: what each code means and what to do about it. ``docs/graph-breaks.md`` lists the same
 codes; a test holds the two together.
 """
 
@@ -23,10 +23,10 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX110": ("random state changed inside the step", "Seed outside the step."),
     "SFX111": ("unsupported construct", "Rewrite the construct; the message says which one."),
     "SFX112": ("backward through a graph from outside", "Nothing need be done: it runs natively, between two parts."),
-    "SFX113": ("loop that goes on behind a break", "Nothing need be done: it goes on, and ends, natively."),
+    "SFX113": ("loop that continues behind a graph break", "Nothing need be done: it continues, and ends, natively."),
     "SFX114": ("list that keeps growing", "Keep a running total, or read the list outside the step."),
     "SFX115": (
-        "object whose death is noticed",
+        "object with an observable finalizer",
         "Hold the object outside of the step, or drop it there.",
     ),
     "SFX121": (
@@ -39,13 +39,13 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX203": ("recapture limit reached", "See report.recaptures: one value keeps changing."),
     "SFX204": ("internal error during capture", "Please report it with the chained traceback."),
     "SFX205": ("verification failed", "The captured step and eager disagree; please report it."),
-    "SFX206": ("prepared beside the training", "Nothing need be done: steps run eagerly until the graph is compiled."),
+    "SFX206": ("compiling in the background", "Nothing need be done: steps run eagerly until the graph is compiled."),
     "SFX207": (
         "the captured step stopped halfway",
         "Its tensors have been updated, its Python objects not: begin again from a checkpoint, and please report it.",
     ),
     "SFX208": (
-        "a condition taken for granted did not hold",
+        "an assumed condition did not hold",
         "Nothing need be done: the step ran eagerly. Where it happens often, the step is captured in parts around it.",
     ),
     # training loops

@@ -36,7 +36,7 @@ from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 
-__all__ = ["build", "build_casting", "can_be_handed_over", "hand_over", "reference", "take"]
+__all__ = ["build", "build_casting", "can_be_handed_over", "hand_over", "key_of", "reference", "take"]
 
 _CPU = torch.device("cpu")
 
@@ -65,9 +65,9 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
         raise BackendError("SFX201", f"{config.backend_name}: {type(error).__name__}: {error}") from error
 
 
-def take(traced: TracedGraph, config: CompileConfig) -> Executable | None:
-    """A graph that is in the cache; ``None`` if it has to be compiled."""
-    return take_lowered(traced, config) if config.backend == "inductor" else None
+def take(traced: TracedGraph, config: CompileConfig, key: str | None = None) -> Executable | None:
+    """A graph that is in the cache, by its key if that is known; ``None`` if it has to be compiled."""
+    return take_lowered(traced, config, key) if config.backend == "inductor" else None
 
 
 def reference(traced: TracedGraph, config: CompileConfig) -> Reference | None:

@@ -153,11 +153,17 @@ def lower_for_another(traced: TracedGraph, config: CompileConfig) -> bool:
     return is_kept(key)
 
 
-def take_lowered(traced: TracedGraph, config: CompileConfig) -> Executable | None:
-    """What :func:`lower_for_another` left in the cache; ``None`` if it is not there."""
+def take_lowered(traced: TracedGraph, config: CompileConfig, key: str | None = None) -> Executable | None:
+    """What :func:`lower_for_another` left in the cache; ``None`` if it is not there.
+
+    Args:
+        traced: the captured graph.
+        config: options.
+        key: of the graph, where lowering has dropped what is not used from it since.
+    """
     clock = Clock()
     keep_freed_memory()
-    key = key_of(traced, config)
+    key = key or key_of(traced, config)
     lowered = find(key, traced, load_library) if key is not None else None
     clock.lap("find")
     return _executable(lowered, traced, clock) if lowered is not None else None

@@ -30,7 +30,7 @@ from sidefx_train.compile.autograd.min_cut_partition import recompute
 from sidefx_train.compile.autograd.trace_backward import record_backward
 from sidefx_train.compile.backend.compile_graph import build, build_casting, reference
 from sidefx_train.compile.backend.reset_generators import beginning_anew
-from sidefx_train.compile.backend.verification.first_runs import Proving, verified
+from sidefx_train.compile.backend.verification.first_runs import Proving, Verdict, verified
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.native_check import object_check, split
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
@@ -347,6 +347,7 @@ def compile_graphs(
     config: CompileConfig,
     compiler: Callable[[TracedGraph, CompileConfig], Executable],
     differs: Callable[[str], None],
+    verdict: Verdict | None = None,
 ) -> Executable:
     """The captured graph compiled; joined with its backward where autograd outside needs that.
 
@@ -355,17 +356,19 @@ def compile_graphs(
         config: options.
         compiler: compiles one graph.
         differs: told in words what differs, where a compiled graph is found wrong.
+        verdict: what a comparison of the graph, or of its forward, came to elsewhere.
     """
     found: list[str] = []
 
-    def compiled(traced: TracedGraph, what: str = "") -> Executable:
+    def compiled(traced: TracedGraph, what: str = "", known: Verdict | None = None) -> Executable:
         executable = beginning_anew(compiler(traced, config), traced)
-        return _verified(executable, traced, config, _named(what, differs), _named(what, found.append))
+        tell = _named(what, differs), _named(what, found.append)
+        return _verified(executable, traced, config, *tell, known)
 
     with compat.default_device_cpu():  # for tensors that are made on the way
         if captured.joint is None:
-            return replace(compiled(captured.traced), verification=found)
-        executable = compiled(captured.traced, "forward: ")
+            return replace(compiled(captured.traced, "", verdict), verification=found)
+        executable = compiled(captured.traced, "forward: ", verdict)
         backwards = [compiled(stage.backward, "backward: ") for stage in captured.joint.stages]
     one_by_one = config.backend in ("eager", "aot_eager")
     casting = [build_casting(stage.backward) if one_by_one else None for stage in captured.joint.stages]
@@ -384,13 +387,43 @@ def _verified(
     config: CompileConfig,
     differs: Callable[[str], None],
     done: Callable[[str], None],
+    verdict: Verdict | None = None,
 ) -> Executable:
     """The executable, which proves itself when it is first run, where ``config`` wants that."""
-    by_default = config.verify == "first"
-    if config.verify == 0 or config.backend == "eager" or (by_default and config.backend == "aot_eager"):
+    if not _proves(config):
         return executable
     runs = None if config.verify == "first" else config.verify
-    return verified(executable, traced, lambda: reference(traced, config), runs, differs, done)
+    return verified(executable, traced, lambda: reference(traced, config), runs, differs, done, verdict)
+
+
+def _proves(config: CompileConfig) -> bool:
+    """True if compiled graphs are compared."""
+    by_default = config.verify == "first"
+    return config.verify != 0 and config.backend != "eager" and not (by_default and config.backend == "aot_eager")
+
+
+def proving(
+    traced: TracedGraph, config: CompileConfig, compiler: Callable[[TracedGraph, CompileConfig], Executable | None]
+) -> Proving | None:
+    """What compares a compiled graph elsewhere, for :attr:`Proving.compare`; ``None`` if there is nothing to."""
+    executable = compiler(traced, config) if _proves(config) else None
+    if executable is None:
+        return None
+    run = _verified(beginning_anew(executable, traced), traced, config, _unheard, _unheard).run
+    assert isinstance(run, Proving), "the graph is compared"
+    return run
+
+
+def _unheard(text: str) -> None:
+    """Nobody is told: the verdict says it."""
+
+
+def fetched(
+    captured: Captured, checks: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any] | None:
+    """The inputs of a captured graph for a call; ``None`` if a guard does not hold."""
+    found = link(captured.residual, captured.name, checks, measuring=True)(args, kwargs)
+    return None if found is MISS else found
 
 
 def guard_checks(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,17 @@ Where the result can be kept on disk, a forked process compiles it there and thi
 a thread would take turns with the training at every operation. Everything else (other backends, graphs that cannot be
 kept, a process that uses CUDA) is compiled by a thread. Neither keeps the process from ending, and Ctrl-C reaches
 neither.
+
+A forked process has the inputs of the step as they were when it was forked, in memory of its own. There the compiled
+graph is compared with the captured graph, so that training does not wait for that either: by the process that compiled
+it, or, of what a thread compiled, by another one. What it found comes back with the result. A graph that is known from
+the cache, what somebody waited for, and a backward cut off from its forward, whose inputs exist when it runs, are
+compared when they are first run.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -17,11 +24,15 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sidefx_train.compile.backend.compile_graph import build, can_be_handed_over, hand_over, take
+import torch
+
+from sidefx_train.compile.backend.compile_graph import build, can_be_handed_over, hand_over, key_of, take
 from sidefx_train.compile.backend.cpp_codegen.forked_lowering import begin_fork, start_fork
+from sidefx_train.compile.backend.verification.first_runs import Proving, Verdict
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.native import start_build
 from sidefx_train.compile.pipeline import compile_capture as pipeline
@@ -29,10 +40,16 @@ from sidefx_train.compile.pipeline.captured import Captured
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 
-_NOT_KEPT = "not kept"
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+
+_LONGEST = 600
+"""Seconds after which a comparison is given up."""
 
 Differs = Callable[[str], None]
 """Told in words what differs, where a compiled graph is found wrong."""
+
+Inputs = Callable[[], list[Any] | None]
+"""Fetches a graph's inputs for a call of the step; ``None`` if its guards do not hold."""
 
 
 class NotKept(Exception):
@@ -45,7 +62,10 @@ class Job:
     Attributes:
         captured: the capture.
         checks: its guards' tests, made when it was captured.
+        awaited: somebody waits for the captured step: it is used as soon as it is compiled.
     """
+
+    awaited = False
 
     def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> None:
         self.captured = captured
@@ -76,13 +96,42 @@ class Job:
         raise NotImplementedError
 
 
-def start(captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> Job:
-    """Begins to compile a captured graph; called between two steps. ``differs`` is told what a comparison finds."""
+def start(
+    captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs, inputs: Inputs = lambda: None
+) -> Job:
+    """Begins to compile a captured graph; called between two steps.
+
+    Args:
+        captured: the capture.
+        checks: its guards' tests.
+        config: options.
+        differs: told what a comparison finds.
+        inputs: fetches the inputs of the call that is about to run.
+    """
     start_build()
     graphs = [captured.traced] if captured.joint is None else list(captured.joint.graphs)
-    if hasattr(os, "fork") and sys.platform == "linux" and all(can_be_handed_over(graph, config) for graph in graphs):
-        return _Process(captured, checks, config, differs, graphs)
+    if _can_fork() and all(can_be_handed_over(graph, config) for graph in graphs):
+        return _Process(captured, checks, config, differs, graphs, inputs)
     return _Thread(captured, checks, config, differs)
+
+
+def compare(job: Job, executable: Executable, inputs: Inputs) -> Job | None:
+    """Begins to compare, in a process of its own, what a thread has compiled; ``None`` if its first run is to.
+
+    Args:
+        job: the thread's work, which is done.
+        executable: its result.
+        inputs: fetches the inputs of the call that is about to run.
+    """
+    proving = executable.run
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    if not isinstance(job, _Thread) or job.awaited or not isinstance(proving, Proving) or cuda or not _can_fork():
+        return None
+    return _Comparison(job, executable, proving, inputs)
+
+
+def _can_fork() -> bool:
+    return hasattr(os, "fork") and sys.platform == "linux"
 
 
 def start_here(job: Job) -> Job:
@@ -90,8 +139,17 @@ def start_here(job: Job) -> Job:
     return _Thread(job.captured, job.checks, job._config, job._differs)
 
 
-def taken(captured: Captured, config: CompileConfig, differs: Differs) -> Executable | None:
-    """The captured graph as an earlier process or worker compiled it, if it is in the cache."""
+def taken(
+    captured: Captured, config: CompileConfig, differs: Differs, verdict: Verdict | None = None
+) -> Executable | None:
+    """The captured graph as an earlier process or worker compiled it, if it is in the cache.
+
+    Args:
+        captured: the capture.
+        config: options.
+        differs: told what a comparison finds.
+        verdict: what the worker's came to.
+    """
     missing = False
 
     def from_cache(traced: TracedGraph, config: CompileConfig) -> Executable:
@@ -100,7 +158,7 @@ def taken(captured: Captured, config: CompileConfig, differs: Differs) -> Execut
         missing = missing or found is None
         return found if found is not None else Executable(_nothing, atomic=True)
 
-    executable = pipeline.compile_graphs(captured, config, from_cache, differs)
+    executable = pipeline.compile_graphs(captured, config, from_cache, differs, verdict)
     return None if missing else executable
 
 
@@ -129,13 +187,14 @@ class _Thread(Job):
         return self._finished.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
+        self.awaited = True
         return self._finished.wait(timeout)
 
     def end(self) -> None:
         self._thread.join()  # a thread cannot be stopped
 
     def result(self) -> Executable:
-        self.wait()
+        self._finished.wait()
         if self._executable is None:
             if isinstance(self._error, BackendError):
                 raise self._error
@@ -143,14 +202,16 @@ class _Thread(Job):
         return self._executable
 
 
-class _Process(Job):
+class _Forked(Job):
+    """Work of a process that is forked from this one: what it says is a line of JSON in a file."""
+
     def __init__(
         self,
         captured: Captured,
         checks: dict[str, Any],
         config: CompileConfig,
         differs: Differs,
-        graphs: list[TracedGraph],
+        work: Callable[[str], None],
     ) -> None:
         super().__init__(captured, checks, config, differs)
         handle, name = tempfile.mkstemp(prefix="sidefx_", suffix=".txt")
@@ -159,7 +220,7 @@ class _Process(Job):
         self._status: int | None = None
         self._child = start_fork()
         if self._child == 0:
-            _work(graphs, config, name)
+            work(name)
         self._end = weakref.finalize(self, _end, self._child, name)  # at exit as well
 
     def done(self) -> bool:
@@ -181,17 +242,66 @@ class _Process(Job):
     def end(self) -> None:
         self._end()
 
-    def result(self) -> Executable:
+    def _hear(self) -> dict[str, Any]:
+        """What the process said; it has ended."""
         self.wait()
-        said = self._said.read_text() if self._said.exists() else ""
+        text = self._said.read_text() if self._said.exists() else ""
         self._end()
-        if said == _NOT_KEPT:
+        return json.loads(text) if text else {}
+
+    def _verdict(self, said: dict[str, Any]) -> Verdict | None:
+        """What the comparison came to; ``None`` if the first run has to be compared."""
+        if "verdict" in said:
+            return replace(Verdict(**said["verdict"]), beside=True)
+        killed = os.WTERMSIG(self._status or 0)
+        if said.get("comparing") and killed in _CRASHES:
+            name = signal.Signals(killed).name
+            return Verdict(differs=f"the compiled graph ended the process that compared it ({name})", beside=True)
+        return None
+
+
+class _Process(_Forked):
+    """Compiles into the cache, and compares."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        checks: dict[str, Any],
+        config: CompileConfig,
+        differs: Differs,
+        graphs: list[TracedGraph],
+        inputs: Inputs,
+    ) -> None:
+        super().__init__(captured, checks, config, differs, lambda said: _work(graphs, config, said, inputs))
+
+    def result(self) -> Executable:
+        said = self._hear()
+        if said.get("not kept"):
             raise NotKept
-        executable = taken(self.captured, self._config, self._differs) if not said else None
+        failed = said.get("failed", "")
+        executable = None
+        if not failed:
+            executable = taken(self.captured, self._config, self._differs, self._verdict(said))
         if executable is None:
-            raise BackendError("SFX201", said or f"the worker ended with status {self._status} and left nothing")
+            raise BackendError("SFX201", failed or f"the worker ended with status {self._status} and left nothing")
         executable.seconds["beside training"] = time.perf_counter() - self._began
         return executable
+
+
+class _Comparison(_Forked):
+    """Compares what is compiled already."""
+
+    def __init__(self, job: Job, executable: Executable, proving: Proving, inputs: Inputs) -> None:
+        self._executable, self._proving = executable, proving
+        super().__init__(
+            job.captured, job.checks, job._config, job._differs, lambda said: _compare(proving, said, inputs)
+        )
+
+    def result(self) -> Executable:
+        verdict = self._verdict(self._hear())
+        if verdict is None or not self._proving.hear(verdict):
+            return self._executable
+        return replace(self._executable, run=self._proving.compiled)
 
 
 def _end(child: int, said: str) -> None:
@@ -209,15 +319,61 @@ def _end(child: int, said: str) -> None:
     Path(said).unlink(missing_ok=True)
 
 
-def _work(graphs: list[TracedGraph], config: CompileConfig, said: str) -> None:
+def _work(graphs: list[TracedGraph], config: CompileConfig, said: str, inputs: Inputs = lambda: None) -> None:
     """The forked process: compiles into the cache, says what went wrong, and leaves without any clean-up."""
     try:
         os.setsid()  # its compilers end with it, and Ctrl-C is for the training
+        values = _fetched(inputs) if config is not None and config.verify != 0 else None
         begin_fork()
+        key = key_of(graphs[0], config) if values is not None else None
         if not all(hand_over(graph, config) for graph in graphs):
-            Path(said).write_text(_NOT_KEPT)
+            _say(said, {"not kept": True})
+        elif values is not None:
+            proving = pipeline.proving(graphs[0], config, lambda traced, config: take(traced, config, key))
+            if proving is not None:
+                _prove(proving, values, said)
     except BaseException as error:
         reason = error.reason if isinstance(error, BackendError) else "".join(traceback.format_exception_only(error))
-        Path(said).write_text(reason.strip() or "unknown")
+        _say(said, {"failed": reason.strip() or "unknown"})
     finally:
         os._exit(0)
+
+
+def _compare(proving: Proving, said: str, inputs: Inputs) -> None:
+    """The forked process that only compares."""
+    try:
+        os.setsid()
+        values = _fetched(inputs)
+        begin_fork()
+        if values is not None:
+            _prove(proving, values, said)
+    finally:
+        os._exit(0)
+
+
+def _fetched(inputs: Inputs) -> list[Any] | None:
+    try:
+        return inputs()
+    except Exception:  # the program's own code raised: the first run is compared where that is seen
+        return None
+
+
+def _prove(proving: Proving, values: list[Any], said: str) -> None:
+    """Compares, and says what it came to; where that fails, the first run is compared."""
+    _say(said, {"comparing": True})
+    signal.alarm(_LONGEST)
+    verdict: list[Verdict] = []
+
+    def compare() -> None:
+        torch.set_num_threads(torch.get_num_threads())  # OpenMP's threads of this thread: the first one's are gone
+        verdict.append(proving.compare(values))
+
+    thread = threading.Thread(target=compare, name="sidefx-comparing")
+    thread.start()
+    thread.join()
+    if verdict and not verdict[0].unproven:
+        _say(said, {"verdict": asdict(verdict[0])})
+
+
+def _say(said: str, what: dict[str, Any]) -> None:
+    Path(said).write_text(json.dumps(what))

@@ -409,7 +409,7 @@ class CompiledStep:
         if self._job is not None:
             if not self._job.done():
                 return self._meanwhile(args, kwargs)
-            entry = self._finished_entry()
+            entry = self._finished_entry(args, kwargs)
             result = MISS if entry is None else self._first_replay(entry, args, kwargs)
             if result is not MISS:
                 return result
@@ -463,7 +463,13 @@ class CompiledStep:
                 checks = pipeline.guard_checks(captured, args, kwargs)
                 known = background.taken(captured, self.config, self._differs)
                 if known is None:
-                    self._job = background.start(captured, checks, self.config, self._differs)
+                    self._job = background.start(
+                        captured,
+                        checks,
+                        self.config,
+                        self._differs,
+                        lambda: pipeline.fetched(captured, checks, args, kwargs),
+                    )
                     self._job_trigger = missed
                     return None
         finally:
@@ -471,12 +477,18 @@ class CompiledStep:
         self._job_trigger = missed
         return self._taken_over(self._bound(captured, known, checks))
 
-    def _finished_entry(self) -> Entry | None:
-        """What the worker made, as an entry; ``None`` if it failed, which the report then says."""
+    def _finished_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
+        """What the worker made, as an entry; ``None`` if it is compared first, or failed, which the report says."""
         job, self._job = self._job, None
         assert job is not None, "a worker has finished"
         try:
-            entry = self._bound(job.captured, job.result(), job.checks)
+            executable = job.result()
+            self._job = background.compare(
+                job, executable, lambda: pipeline.fetched(job.captured, job.checks, args, kwargs)
+            )
+            if self._job is not None:
+                return None
+            entry = self._bound(job.captured, executable, job.checks)
         except background.NotKept:
             self._job = background.start_here(job)
             return None

@@ -105,10 +105,10 @@ def test_steps_run_eagerly_while_the_worker_is_busy(monkeypatch):
     go = threading.Event()
     compile_graphs = background.pipeline.compile_graphs
 
-    def slow(captured, config, compiler, differs):
+    def slow(captured, config, compiler, *rest):
         if compiler is background.build:
             assert go.wait(60)
-        return compile_graphs(captured, config, compiler, differs)
+        return compile_graphs(captured, config, compiler, *rest)
 
     monkeypatch.setattr(background.pipeline, "compile_graphs", slow)
     products_module()
@@ -318,7 +318,7 @@ PROGRAM = """
 import sys, time
 sys.path.insert(0, {root!r})
 from tests.unit.runtime.test_background_compile import Training, batch, sidefx_train
-from sidefx_train.compile import background
+from sidefx_train.compile.runtime import background_compile as background
 from sidefx_train.compile.native import guards_module, native_module, products_module
 {setup}
 products_module(), native_module(), guards_module()

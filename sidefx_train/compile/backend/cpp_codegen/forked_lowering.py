@@ -7,6 +7,7 @@ costs time and nothing else: what it has not left is made here.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import signal
@@ -48,6 +49,7 @@ def begin_fork() -> None:
     """
     global _forked
     _forked = True
+    faulthandler.disable()
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)

@@ -88,6 +88,7 @@ class Proving:
 
     Attributes:
         settled: called with what is to be called from now on, when no more is compared.
+        compiled: the compiled graph.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Proving:
     ) -> None:
         self._executable, self._traced, self._report, self._done = executable, traced, report, done
         self._make_reference = reference
+        self.compiled = executable.run
         self.settled: Callable[[Callable[[list[Any]], Sequence[Any]]], None] = lambda run: None
         self._left = 1 if runs is None else runs
         self._later = list(LATER) if runs is None else []

@@ -36,6 +36,8 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["page.css"]
 html_title = f"SideFX Train {version}"
 html_copy_source = False
 html_show_sphinx = False

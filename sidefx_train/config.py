@@ -23,7 +23,7 @@ class CompileConfig:
             ``"aot_eager"`` (the functionalized graph op by op), or ``(gm, example_inputs) -> callable``.
         fullgraph: raise :class:`~sidefx_train.errors.GraphBreakError` where a step cannot be captured whole.
         dynamic: ``None``: a size is exact until it has changed once, then symbolic in an entry of its own. ``True``:
-            sizes of the arguments are symbolic at once. ``False``: every new size is captured anew.
+            sizes of the arguments are symbolic at once. ``False``: every new size is captured again.
         cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
         verify: ``"first"`` compares the first run of every compiled graph with the captured graph run op by op, and a

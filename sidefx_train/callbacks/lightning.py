@@ -34,20 +34,20 @@ class SideFXCompile(pl_package.Callback):
     Works with a Trainer of ``lightning.pytorch`` and of ``pytorch_lightning``.
 
     Args:
-        backend: as for :func:`sidefx_train.compile`, like all that follow.
-        fullgraph: likewise.
-        dynamic: likewise.
-        cuda_graphs: likewise.
-        rng: likewise.
-        verify: likewise.
-        on_failure: likewise.
+        backend: what makes code of the graph; this and all other options are those of :func:`sidefx_train.compile`.
+        fullgraph: raise at a graph break.
+        dynamic: when sizes become symbolic.
+        cuda_graphs: no CUDA graphs in this version.
+        rng: who draws random numbers.
+        verify: how many first runs are compared with the captured graph.
+        on_failure: run eagerly what cannot be captured, or raise.
         warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled.
             ``"now"``: the first step waits for that.
-        partition: likewise.
-        recapture_limit: likewise.
-        autotune: likewise.
-        autotune_seconds: likewise.
-        deterministic: likewise; ``Trainer(deterministic=True)`` asks for the same.
+        partition: what is saved for a backward that runs outside the step.
+        recapture_limit: captures kept for the step.
+        autotune: choose kernels by measuring.
+        autotune_seconds: of measuring for one graph, at most.
+        deterministic: two runs give the same bits; ``Trainer(deterministic=True)`` asks for the same.
 
     Raises:
         ValueError: an option has a value that does not exist.

@@ -42,7 +42,7 @@ def compile_step(
             ``(gm, example_inputs) -> callable``.
         fullgraph: raise ``GraphBreakError`` where the step cannot be captured whole.
         dynamic: ``None``: a size is exact until it has changed once, then symbolic in an entry of its own. ``True``:
-            sizes of the arguments are symbolic at once. ``False``: every new size is captured anew.
+            sizes of the arguments are symbolic at once. ``False``: every new size is captured again.
         cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
         verify: ``"first"`` compares the first run of every compiled graph, on copies, with the captured graph run op by

@@ -132,6 +132,35 @@ def test_documents_use_the_words_of_the_field(page):
         assert not found, f"{_name(page)}:{number} says {found[0]!r}; docs/internals/glossary.md has the field's word"
 
 
+INTERNAL = {"NotGranted", "Unsupported"}
+"""Errors that no user sees."""
+
+
+def _public(module) -> list:
+    """What a module defines under a public name."""
+    return [
+        value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__ and name not in INTERNAL
+    ]
+
+
+def test_docstrings_of_public_names_use_them_too():
+    """They are on the page of the API."""
+    from sidefx_train import config, disk_cache, report, switches
+    from sidefx_train.compile import api
+    from sidefx_train.fit import loop
+
+    modules = (config, disk_cache, report, switches, sidefx_train.errors, api, loop)
+    public = [value for module in modules for value in _public(module)]
+    public += [sidefx_train.CompiledStep, sidefx_train.SideFXCompile]
+    members = [member for cls in public if inspect.isclass(cls) for name, member in vars(cls).items() if name[0] != "_"]
+    assert len(public) > 20, "public names are no longer found by this test"
+    for value in [*public, *members]:
+        found = PRIVATE_WORDS.search(inspect.getdoc(value) or "")
+        assert not found, f"docstring of {value} says {found[0]!r}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_lines_are_no_longer_than_those_of_code(page):
     for number, line in enumerate(_without_code(page.read_text()).splitlines(), start=1):

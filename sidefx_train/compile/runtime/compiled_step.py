@@ -177,7 +177,7 @@ class CompiledStep:
             self._parts = Parts(self._make_part)
 
     def end(self) -> None:
-        """Ends what is compiled for this step beside the training; what has been captured stays in use."""
+        """Ends the background compilation of this step; what has been captured stays in use."""
         for step in (self, *(self._parts.steps() if not self._is_part else [])):
             job, step._job = step._job, None
             if job is not None:
@@ -384,7 +384,7 @@ class CompiledStep:
     # --- capture beside the training -----------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is built for this step beside the training; the next call takes what was.
+        """Waits until no background compilation of this step runs; the next call uses the result.
 
         With ``warmup="background"`` the first call runs eagerly, the second starts a worker, and what comes after it
         replays once the worker is done. With an empty cache the library's own modules are compiled before: the call

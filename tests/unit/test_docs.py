@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 from pathlib import Path
 
@@ -95,6 +96,12 @@ def test_the_api_page_has_the_public_names():
     page = (ROOT / "docs/api.md").read_text()
     missing = [name for name in sidefx_train.__all__ if f"sidefx_train.{name}" not in page]
     assert not missing, f"docs/api.md lacks {missing}"
+    targets = re.findall(
+        r"^\.\. (?:public-function:: \S+|autoclass::|automodule::) ([\w.]+)$", page, flags=re.MULTILINE
+    )
+    assert len(targets) >= 15, "what docs/api.md documents is no longer found by this test"
+    for target in targets:
+        assert pkgutil.resolve_name(target) is not None
 
 
 def test_pages_are_short():

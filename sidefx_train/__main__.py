@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Column, Table
 
-from sidefx_train import disk_cache as cache
+from sidefx_train import disk_cache
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,19 +23,19 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     console = Console()
     if args.clear:
-        freed = cache.clear()
-        console.print(f"{decimal(freed)} freed in {cache.cache_dir()}", highlight=False, soft_wrap=True)
+        freed = disk_cache.clear()
+        console.print(f"{decimal(freed)} freed in {disk_cache.cache_dir()}", highlight=False, soft_wrap=True)
         return 0
-    known = cache.entries()
+    known = disk_cache.entries()
     table = Table("kind", "what", Column("size", justify="right"), "last used", title_justify="left")
     for entry in known:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         table.add_row(entry.kind, entry.label, decimal(entry.size), used)
-    total, limit = sum(entry.size for entry in known), cache.limit_bytes()
+    total, limit = sum(entry.size for entry in known), disk_cache.limit_bytes()
     if known:
         console.print(table)
     console.print(
-        f"{len(known)} entries, {decimal(total)} of {decimal(limit)} in {cache.cache_dir()}",
+        f"{len(known)} entries, {decimal(total)} of {decimal(limit)} in {disk_cache.cache_dir()}",
         highlight=False,
         soft_wrap=True,
     )

@@ -210,7 +210,7 @@ def _bar_label(height: float, row: Row) -> str:
 
 
 def log_to_wandb(folder: Path, rows: Sequence[Row]) -> str:
-    """Writes an offline W&B run below ``folder``; returns where."""
+    """WriteLog an offline W&B run below ``folder``; returns where."""
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)

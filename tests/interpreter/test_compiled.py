@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.interpreter import (
-    test_calls_and_scopes as test_interpreter_calls,
-)
-from tests.interpreter import (
-    test_classes as test_interpreter_classes,
-)
-from tests.interpreter import (
-    test_control_flow as test_interpreter_control,
-)
-from tests.interpreter import (
-    test_operators as test_interpreter_operators,
+    test_calls_and_scopes,
+    test_classes,
+    test_control_flow,
+    test_operators,
 )
 from tests.support.interpreter import bodies
 
@@ -22,7 +16,7 @@ pytest.importorskip("torch")
 
 from tests.support.interpreter_compiled import check_compiled, check_refused  # noqa: E402
 
-MODULES = (test_interpreter_calls, test_interpreter_classes, test_interpreter_control, test_interpreter_operators)
+MODULES = (test_calls_and_scopes, test_classes, test_control_flow, test_operators)
 
 REFUSED = {
     "body_subclass_of_builtins": "SFX111",  # instances of a class made in the step leave it

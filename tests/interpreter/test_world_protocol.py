@@ -13,16 +13,10 @@ from sidefx_train.compile.capture.interpreter.world import DirectWorld
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
 from tests.interpreter import (
-    test_calls_and_scopes as test_interpreter_calls,
-)
-from tests.interpreter import (
-    test_classes as test_interpreter_classes,
-)
-from tests.interpreter import (
-    test_control_flow as test_interpreter_control,
-)
-from tests.interpreter import (
-    test_operators as test_interpreter_operators,
+    test_calls_and_scopes,
+    test_classes,
+    test_control_flow,
+    test_operators,
 )
 from tests.support.interpreter import bodies, observe
 
@@ -434,10 +428,10 @@ def test_defaults_are_read_through_the_world():
 ALL = [
     body
     for module in (
-        test_interpreter_calls,
-        test_interpreter_classes,
-        test_interpreter_control,
-        test_interpreter_operators,
+        test_calls_and_scopes,
+        test_classes,
+        test_control_flow,
+        test_operators,
     )
     for body in bodies(vars(module))
 ]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train.compile.api import compile_step
-from sidefx_train.compile.runtime import background_compile as background
+from sidefx_train.compile.runtime import background_compile
 from sidefx_train.errors import BackendError
 from tests.lightning.harness import Classifier, data, parity, quiet_trainer
 
@@ -76,14 +76,14 @@ def test_profiler_has_the_rows_of_eager(tmp_path):
 
 
 def test_worker_does_not_outlive_the_fit(tmp_path, monkeypatch):
-    compile_graphs = background.pipeline.compile_graphs
+    compile_graphs = background_compile.pipeline.compile_graphs
 
     def slow(*given):
         if threading.current_thread().name == "sidefx-warmup":
             time.sleep(1.0)
         return compile_graphs(*given)
 
-    monkeypatch.setattr(background.pipeline, "compile_graphs", slow)
+    monkeypatch.setattr(background_compile.pipeline, "compile_graphs", slow)
     sidefx_train.compile.native.native_module(), sidefx_train.compile.native.products_module()
     seen = []
 
@@ -103,7 +103,7 @@ def test_worker_that_fails_warns(tmp_path, monkeypatch):
     def broken(*given):
         raise BackendError("SFX201", "out of luck")
 
-    monkeypatch.setattr(background, "build", broken)
+    monkeypatch.setattr(background_compile, "build", broken)
     callback = sidefx_train.SideFXCompile(backend="eager")
 
     class Waits(pl.Callback):

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from sidefx_train import disk_cache as cache
+from sidefx_train import disk_cache
 from sidefx_train.compile.native import build
 
-_MACHINE = cache.machine_dir()
+_MACHINE = disk_cache.machine_dir()
 
 
 def new_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Makes a folder the cache from now on; what was compiled into it stays if it was one before."""
     native = _native(monkeypatch)
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(folder))
-    own = cache.machine_dir()
+    own = disk_cache.machine_dir()
     if not (own / "headers").exists():
         (own / "headers").symlink_to(_MACHINE / "headers")
         for key, library, label in native:
-            name = cache.add_library(library, machine=True)
-            assert cache.store("native", key, {"library": name}, label, machine=True)
+            name = disk_cache.add_library(library, machine=True)
+            assert disk_cache.store("native", key, {"library": name}, label, machine=True)
     return own
 
 
@@ -36,10 +36,10 @@ def _native_modules() -> tuple[tuple[str, Path, str], ...]:
     found = []
     for module in (build._PRODUCTS, build._ROWS, build._LSTM, build._ATTENTION, build._AROUND, build._GUARDS):
         key = build._key(module)
-        if cache.load("native", key, machine=True) is None:
+        if disk_cache.load("native", key, machine=True) is None:
             build._load(module)
-        known = cache.load("native", key, machine=True)
-        library = None if known is None else cache.library(known["library"], machine=True)
+        known = disk_cache.load("native", key, machine=True)
+        library = None if known is None else disk_cache.library(known["library"], machine=True)
         if library is not None:
             found.append((key, library, module.label))
     return tuple(found)
@@ -47,6 +47,6 @@ def _native_modules() -> tuple[tuple[str, Path, str], ...]:
 
 def _native(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[str, Path, str], ...]:
     with monkeypatch.context() as usual:
-        usual.setattr(cache, "machine_dir", lambda: _MACHINE)
+        usual.setattr(disk_cache, "machine_dir", lambda: _MACHINE)
         (_MACHINE / "headers").mkdir(exist_ok=True)
         return _native_modules()

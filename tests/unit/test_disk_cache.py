@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train import disk_cache as cache
+from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
 from sidefx_train.__main__ import main
-from sidefx_train.compile.backend import graph_cache as stored
+from sidefx_train.compile.backend import graph_cache
 from sidefx_train.errors import SideFXWarning
 from tests.support.disk_cache import new_cache
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def record(folder: Path) -> Path:
-    assert cache.store("graph", "k", {"a": [1, 2.5, "x", None]}, "a label")
+    assert disk_cache.store("graph", "k", {"a": [1, 2.5, "x", None]}, "a label")
     return folder / "graphs" / "k.sfx"
 
 
@@ -46,21 +46,21 @@ def test_the_key_of_a_graph_covers_every_source_file(
     edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "sidefx_train"
-    shutil.copytree(stored.PACKAGE_DIR, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    plain = stored.own_source()
-    monkeypatch.setattr(stored, "PACKAGE_DIR", str(copy))
-    stored.own_source.cache_clear()
-    assert stored.own_source() == plain, "the same files elsewhere"
+    shutil.copytree(graph_cache.PACKAGE_DIR, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    plain = graph_cache.own_source()
+    monkeypatch.setattr(graph_cache, "PACKAGE_DIR", str(copy))
+    graph_cache.own_source.cache_clear()
+    assert graph_cache.own_source() == plain, "the same files elsewhere"
     (copy / edited).open("a").write("# an edit\n")
-    stored.own_source.cache_clear()
-    assert stored.own_source() != plain, edited
-    stored.own_source.cache_clear()
+    graph_cache.own_source.cache_clear()
+    assert graph_cache.own_source() != plain, edited
+    graph_cache.own_source.cache_clear()
 
 
 def test_what_was_stored_is_loaded(folder: Path) -> None:
     record(folder)
-    assert cache.load("graph", "k") == {"a": [1, 2.5, "x", None]}
-    assert cache.load("graph", "other") is None
+    assert disk_cache.load("graph", "k") == {"a": [1, 2.5, "x", None]}
+    assert disk_cache.load("graph", "other") is None
 
 
 def test_the_folder_is_where_the_environment_says(
@@ -69,9 +69,9 @@ def test_the_folder_is_where_the_environment_says(
     assert folder == tmp_path / "sidefx"
     monkeypatch.delenv("SIDEFX_CACHE_DIR")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
-    monkeypatch.setattr(cache, "_inductors", cache._chosen_for_inductor())  # as it is at import
+    monkeypatch.setattr(disk_cache, "_inductors", disk_cache._chosen_for_inductor())  # as it is at import
     assert sidefx_train.cache_dir() == tmp_path / "other" / "sidefx"
-    assert cache.machine_dir() != sidefx_train.cache_dir()
+    assert disk_cache.machine_dir() != sidefx_train.cache_dir()
 
 
 def test_what_belongs_to_the_machine_outlives_a_run_of_its_own_folder(
@@ -80,22 +80,22 @@ def test_what_belongs_to_the_machine_outlives_a_run_of_its_own_folder(
     built = tmp_path / "built.so"
     built.write_bytes(b"code")
     monkeypatch.delenv("SIDEFX_CACHE_DIR", raising=False)
-    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path / "machine"))
-    cache._folder.cache_clear()
+    monkeypatch.setattr(disk_cache.tempfile, "gettempdir", lambda: str(tmp_path / "machine"))
+    disk_cache._folder.cache_clear()
     try:
         for run in ("first", "second"):
-            monkeypatch.setattr(cache, "_inductors", str(tmp_path / run))
+            monkeypatch.setattr(disk_cache, "_inductors", str(tmp_path / run))
             if run == "first":
-                name = cache.add_library(built, machine=True)
-                assert name is not None and cache.store("native", "k", {"library": name}, "a module", machine=True)
-            assert cache.load("native", "k", machine=True) == {"library": name}
-            assert cache.load("native", "k") is None, "it is not the run's"
-            assert cache.library(name, machine=True) is not None and cache.library(name) is None
-        assert [entry.kind for entry in cache.entries() if entry.label == "a module"] == ["native"]
-        cache.clear()
-        assert cache.load("native", "k", machine=True) is None
+                name = disk_cache.add_library(built, machine=True)
+                assert name is not None and disk_cache.store("native", "k", {"library": name}, "a module", machine=True)
+            assert disk_cache.load("native", "k", machine=True) == {"library": name}
+            assert disk_cache.load("native", "k") is None, "it is not the run's"
+            assert disk_cache.library(name, machine=True) is not None and disk_cache.library(name) is None
+        assert [entry.kind for entry in disk_cache.entries() if entry.label == "a module"] == ["native"]
+        disk_cache.clear()
+        assert disk_cache.load("native", "k", machine=True) is None
     finally:
-        cache._folder.cache_clear()
+        disk_cache._folder.cache_clear()
 
 
 @pytest.mark.parametrize("damage", ["shorter", "flipped", "not ours", "empty", "other key", "writable"])
@@ -116,29 +116,29 @@ def test_a_damaged_or_foreign_record_is_ignored_with_a_warning(folder: Path, dam
     else:
         path.chmod(0o666)
     with pytest.warns(SideFXWarning, match="is ignored"):
-        assert cache.load("graph", key) is None
+        assert disk_cache.load("graph", key) is None
 
 
 def test_a_library_is_loaded_only_if_its_bytes_are_the_ones_that_were_built(folder: Path, tmp_path: Path) -> None:
     built = tmp_path / "built.so"
     built.write_bytes(b"code")
-    name = cache.add_library(built)
-    assert name is not None and cache.library(name) == cache.library_path(name)
-    cache.library_path(name).write_bytes(b"other code")
+    name = disk_cache.add_library(built)
+    assert name is not None and disk_cache.library(name) == disk_cache.library_path(name)
+    disk_cache.library_path(name).write_bytes(b"other code")
     with pytest.warns(SideFXWarning, match="not what they were"):
-        assert cache.library(name) is None
-    assert cache.add_library(built) == name  # what does not hold is made again
-    assert cache.library(name) is not None
+        assert disk_cache.library(name) is None
+    assert disk_cache.add_library(built) == name  # what does not hold is made again
+    assert disk_cache.library(name) is not None
 
 
 def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index, key in enumerate(("old", "used", "new")):
-        assert cache.store("graph", key, os.urandom(200_000).hex())
+        assert disk_cache.store("graph", key, os.urandom(200_000).hex())
         when = time.time() - 1000 + index
         os.utime(folder / "graphs" / f"{key}.sfx", (when, when))
-    cache.load("graph", "old")  # is the one used last now
+    disk_cache.load("graph", "old")  # is the one used last now
     monkeypatch.setenv("SIDEFX_CACHE_MB", "0.5")
-    assert cache.shrink() > 0
+    assert disk_cache.shrink() > 0
     assert {path.stem for path in (folder / "graphs").iterdir()} == {"old", "new"}
 
 
@@ -146,23 +146,23 @@ def test_a_library_stays_until_it_is_loaded(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SIDEFX_CACHE_MB", "0")
     built = folder.parent / "built.so"
     built.write_bytes(os.urandom(1000))
-    name = cache.add_library(built)
-    assert name is not None and cache.store("native", "key", {"library": name})
-    assert cache.load("native", "key") is None and cache.library(name) is not None
+    name = disk_cache.add_library(built)
+    assert name is not None and disk_cache.store("native", "key", {"library": name})
+    assert disk_cache.load("native", "key") is None and disk_cache.library(name) is not None
 
 
 def test_a_library_that_another_process_removed_is_no_error(folder: Path) -> None:
-    assert cache.load_module("gone", folder / "libraries" / "gone.so") is None
+    assert disk_cache.load_module("gone", folder / "libraries" / "gone.so") is None
     damaged = folder / "damaged.so"
     damaged.write_bytes(b"no library")
     with pytest.raises(ImportError):
-        cache.load_module("damaged", damaged)
+        disk_cache.load_module("damaged", damaged)
 
 
 def test_a_limit_that_is_no_number_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIDEFX_CACHE_MB", "much")
     with pytest.warns(SideFXWarning, match="SIDEFX_CACHE_MB='much'"):
-        assert cache.limit_bytes() == 2048 << 20
+        assert disk_cache.limit_bytes() == 2048 << 20
 
 
 def test_the_command_lists_and_clears(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_the_command_lists_and_clears(folder: Path, capsys: pytest.CaptureFixtur
     assert "graph" in shown and "a label" in shown and "1 entries" in shown
     assert main(["cache", "--clear"]) == 0
     assert "freed" in capsys.readouterr().out
-    assert cache.entries() == [] and cache.load("graph", "k") is None
+    assert disk_cache.entries() == [] and disk_cache.load("graph", "k") is None
 
 
 def trained(factor: float = 1.0, convolution: bool = False) -> tuple[list[float], list[str]]:

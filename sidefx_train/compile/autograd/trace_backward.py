@@ -18,6 +18,7 @@ from sidefx_train.compile.autograd.node_tape import TapeRecorder
 from sidefx_train.compile.autograd.shared_intermediates import Hidden, shared_values
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import observe
+from sidefx_train.compile.capture.side_effects.compare import difference
 from sidefx_train.compile.graph.view_chains import edge_of, edges_behind, own_counter, storage_of
 from sidefx_train.compile.residual.view_replay import LiveView
 
@@ -145,7 +146,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         )
         recorded.append(RecordedStage(results, given, begin, end, tuple(grads), reach, recorder, writes))
         uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
-    changed = before.diff(observe(world))
+    changed = difference(before, observe(world))
     if changed:
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train import disk_cache as cache
+from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.user_code import PACKAGE_DIR
 from sidefx_train.compile.graph.artifacts import (
@@ -88,12 +88,12 @@ def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
 
 def is_kept(key: str) -> bool:
     """True if a lowered graph is in the cache under this key, and the library that it calls, too."""
-    value = cache.load("graph", key)
-    return value is not None and cache.library(value["library"]) is not None
+    value = disk_cache.load("graph", key)
+    return value is not None and disk_cache.library(value["library"]) is not None
 
 
 def keep(key: str, lowered: Lowered) -> None:
-    """Writes a lowered graph to the cache, if it can be."""
+    """WriteLog a lowered graph to the cache, if it can be."""
     if lowered.library is None:
         return
     try:
@@ -104,7 +104,7 @@ def keep(key: str, lowered: Lowered) -> None:
     value |= {"sources": lowered.sources, "notes": list(lowered.notes)}
     value["choices"] = [asdict(choice) for choice in lowered.choices]
     nodes = lowered.sources.get("graph", "").count(" = torch.ops.")
-    cache.store("graph", key, value, f"{nodes} operations, {len(lowered.plan.inputs)} inputs")
+    disk_cache.store("graph", key, value, f"{nodes} operations, {len(lowered.plan.inputs)} inputs")
 
 
 def find(key: str, traced: TracedGraph, load: Callable[[str], Any]) -> Lowered | None:
@@ -115,7 +115,7 @@ def find(key: str, traced: TracedGraph, load: Callable[[str], Any]) -> Lowered |
         traced: the captured graph, whose inputs it takes.
         load: gives the function in a library, ``None`` if there is no such library.
     """
-    value = cache.load("graph", key)
+    value = disk_cache.load("graph", key)
     entry = load(value["library"]) if value is not None else None
     if value is None or entry is None:
         return None

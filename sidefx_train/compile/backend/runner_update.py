@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def write_tail(graph: RunnerPlan, source: Source) -> None:
-    """Writes the lines of every tail operation."""
+    """WriteLog the lines of every tail operation."""
     calls = list(graph.tail)
     native = native_module() if calls else None
     i = 0

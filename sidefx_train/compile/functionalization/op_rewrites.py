@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from sidefx_train.compile.functionalization import memory_format as layouts
-from sidefx_train.compile.ops import ctc_loss as ctc
-from sidefx_train.compile.ops import mkldnn_rnn as rnn
+from sidefx_train.compile.ops import ctc_loss, mkldnn_rnn
 
 aten = torch.ops.aten
 
@@ -61,8 +60,8 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     aten.resize_.default: _resize_,
     aten.resize_as_.default: _resize_,
     aten.polygamma_.default: _polygamma_,
-    aten.mkldnn_rnn_layer.default: rnn.forward,
-    aten.mkldnn_rnn_layer_backward.default: rnn.backward,
-    aten._ctc_loss.Tensor: ctc.forward,
-    aten._ctc_loss_backward.Tensor: ctc.backward,
+    aten.mkldnn_rnn_layer.default: mkldnn_rnn.forward,
+    aten.mkldnn_rnn_layer_backward.default: mkldnn_rnn.backward,
+    aten._ctc_loss.Tensor: ctc_loss.forward,
+    aten._ctc_loss_backward.Tensor: ctc_loss.backward,
 }

@@ -25,28 +25,18 @@ from typing import Any
 
 import torch
 
-from sidefx_train import disk_cache as cache
+from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.native import (
-    attention_kernel as attention,
-)
-from sidefx_train.compile.native import (
-    guard_program as guards,
-)
-from sidefx_train.compile.native import (
-    lstm_kernel as lstm,
-)
-from sidefx_train.compile.native import (
-    matmul_kernel as products,
-)
-from sidefx_train.compile.native import (
-    optimizer_updates as updates,
+    attention_kernel,
+    guard_program,
+    lstm_kernel,
+    matmul_kernel,
+    optimizer_updates,
+    tensor_impl,
 )
 from sidefx_train.compile.native import (
     scatter_add_kernel as rows,
-)
-from sidefx_train.compile.native import (
-    tensor_impl as tensors,
 )
 from sidefx_train.compile.native.python_abi import python_header
 
@@ -115,20 +105,20 @@ class _Module:
 
 
 _FUNCTION = ('{"function", function, METH_NOARGS, nullptr},',)
-_PRODUCTS = _Module("sidefx_products", products.SOURCE, ("product",), _FUNCTION, "products")
+_PRODUCTS = _Module("sidefx_products", matmul_kernel.SOURCE, ("product",), _FUNCTION, "products")
 _ROWS = _Module("sidefx_rows", rows.SOURCE, ("sum_rows",), _FUNCTION, "rows added up by index")
-_LSTM = _Module("sidefx_lstm", lstm.SOURCE, ("layer",), _FUNCTION, "layers of an LSTM", level="-O2")
-_ATTENTION = _Module("sidefx_attention", attention.SOURCE, ("attend",), _FUNCTION, "attention", level="-O2")
+_LSTM = _Module("sidefx_lstm", lstm_kernel.SOURCE, ("layer",), _FUNCTION, "layers of an LSTM", level="-O2")
+_ATTENTION = _Module("sidefx_attention", attention_kernel.SOURCE, ("attend",), _FUNCTION, "attention", level="-O2")
 _AROUND = _Module(
     "sidefx_native",
-    updates.SOURCE,
+    optimizer_updates.SOURCE,
     ("adam", "sgd", "bad_index"),
     ('{"data_ptr_function", data_ptr_function, METH_O, nullptr},',),
     "optimizer updates, index checks",
 )
 _GUARDS = _Module(
     "sidefx_guards",
-    tensors.SOURCE + guards.SOURCE,
+    tensor_impl.SOURCE + guard_program.SOURCE,
     ("find_tensor_words",),
     (
         '{"tensors_readable", tensors_readable, METH_NOARGS, nullptr},',
@@ -251,7 +241,7 @@ def _key(wanted: _Module) -> str:
 
 
 def _is_stored(wanted: _Module) -> bool:
-    return cache.load("native", _key(wanted), machine=True) is not None
+    return disk_cache.load("native", _key(wanted), machine=True) is not None
 
 
 def _load(wanted: _Module) -> ModuleType | None:
@@ -260,15 +250,15 @@ def _load(wanted: _Module) -> ModuleType | None:
     if compiler is None or address is None or not hasattr(os, "getuid"):
         return None
     key = _key(wanted)
-    known = cache.load("native", key, machine=True)
-    library = cache.library(known["library"], machine=True) if known is not None else None
+    known = disk_cache.load("native", key, machine=True)
+    library = disk_cache.library(known["library"], machine=True) if known is not None else None
     if library is None:
         name = _compile(compiler, wanted)
-        library = cache.library(name, machine=True) if name is not None else None
+        library = disk_cache.library(name, machine=True) if name is not None else None
         if library is None:
             return None
-        cache.store("native", key, {"library": name}, wanted.label, machine=True)
-    module = cache.load_module(wanted.name, library)
+        disk_cache.store("native", key, {"library": name}, wanted.label, machine=True)
+    module = disk_cache.load_module(wanted.name, library)
     if module is None:
         return None
     if wanted.reads_tensors:
@@ -311,5 +301,5 @@ def _compile(compiler: str, wanted: _Module) -> str | None:
         ways = [compat.c10_flags(), ["-DSIDEFX_NO_C10"]] if wanted.reads_tensors else [[]]
         for way in ways:
             if subprocess.run([*command, *way], capture_output=True, check=False).returncode == 0:
-                return cache.add_library(built, machine=True)
+                return disk_cache.add_library(built, machine=True)
     return None

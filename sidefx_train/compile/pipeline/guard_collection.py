@@ -20,7 +20,7 @@ from sidefx_train.compile.capture.shadows.containers.instance_dicts import Space
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record, TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import SideEffects
+from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.graph.step_metadata import input_facts

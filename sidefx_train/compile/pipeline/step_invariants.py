@@ -11,7 +11,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
 from sidefx_train.compile.capture.shadows.deferred_values import Later
-from sidefx_train.compile.capture.side_effects.collect import SideEffects
+from sidefx_train.compile.capture.side_effects.effect import SideEffects
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import SourceTable

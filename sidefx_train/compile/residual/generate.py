@@ -19,7 +19,8 @@ from sidefx_train.compile.capture.guards.source_writer import Writer, compile_fu
 from sidefx_train.compile.capture.shadows.containers.iterators import advance
 from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import Effect, SideEffects, follows_anew, updated
+from sidefx_train.compile.capture.side_effects.collect import follows_anew, updated
+from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.graph.step_metadata import StepMetadata
@@ -84,7 +85,7 @@ def plan(
     keywords: tuple[str, ...],
     suspended: bool = False,
 ) -> Residual:
-    """Writes the residual.
+    """WriteLog the residual.
 
     Args:
         world: the world of the capture.

@@ -11,7 +11,7 @@ from torch import fx
 
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.shadows.records import TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import Effect
+from sidefx_train.compile.capture.side_effects.effect import Effect
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.graph.artifacts import OWN
 from sidefx_train.compile.graph.step_metadata import OutputFacts, OutputKind, StepMetadata, dynamic_dims, input_facts

@@ -35,7 +35,7 @@ from sidefx_train.compile.backend.cpp_codegen.forked_lowering import begin_fork,
 from sidefx_train.compile.backend.verification.first_runs import Proving, Verdict
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.native import start_build
-from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline import compile_capture
 from sidefx_train.compile.pipeline.captured import Captured
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
@@ -158,7 +158,7 @@ def taken(
         missing = missing or found is None
         return found if found is not None else Executable(_nothing, atomic=True)
 
-    executable = pipeline.compile_graphs(captured, config, from_cache, differs, verdict)
+    executable = compile_capture.compile_graphs(captured, config, from_cache, differs, verdict)
     return None if missing else executable
 
 
@@ -177,7 +177,7 @@ class _Thread(Job):
 
     def _run(self) -> None:
         try:
-            self._executable = pipeline.compile_graphs(self.captured, self._config, build, self._differs)
+            self._executable = compile_capture.compile_graphs(self.captured, self._config, build, self._differs)
         except Exception as error:  # raised again by result()
             self._error = error
         finally:
@@ -329,7 +329,7 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, said: str, inputs: I
         if not all(hand_over(graph, config) for graph in graphs):
             _say(said, {"not kept": True})
         elif values is not None:
-            proving = pipeline.proving(graphs[0], config, lambda traced, config: take(traced, config, key))
+            proving = compile_capture.proving(graphs[0], config, lambda traced, config: take(traced, config, key))
             if proving is not None:
                 _prove(proving, values, said)
     except BaseException as error:

@@ -28,11 +28,11 @@ from sidefx_train.compile.capture.shadows.deferred_values import message_of
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.graph.artifacts import Executable
 from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module, start_build
-from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline import compile_capture
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.residual.generate import MISS
-from sidefx_train.compile.runtime import background_compile as background
+from sidefx_train.compile.runtime import background_compile
 from sidefx_train.compile.runtime.background_compile import Job
 from sidefx_train.compile.runtime.capture_report import record_capture
 from sidefx_train.compile.runtime.describe import callers_level, describable, name_of, short, summary, user_location
@@ -340,7 +340,7 @@ class CompiledStep:
             config = replace(self.config, backend="aot_eager") if once else self.config
             if self._deterministic:
                 config = replace(config, deterministic=True, autotune="off")
-            entry = pipeline.compile_captured(
+            entry = compile_capture.compile_captured(
                 captured, config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
             )
             entry.once = once
@@ -357,8 +357,8 @@ class CompiledStep:
 
     def _capture(self, spec: Specialization, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         exact = self.config.backend_name in ("eager", "aot_eager")
-        captured = pipeline.capture(self._fn, args, kwargs, self._name, spec, self._in_parts, exact)
-        return pipeline.partitioned(captured, self.config)
+        captured = compile_capture.capture(self._fn, args, kwargs, self._name, spec, self._in_parts, exact)
+        return compile_capture.partitioned(captured, self.config)
 
     @property
     def _in_parts(self) -> bool:
@@ -455,20 +455,20 @@ class CompiledStep:
                 return None
             with self._as_failed_capture(captured.specialization):
                 if captured.commits:  # no step makes it: the update is skipped, say
-                    entry = pipeline.compile_captured(
+                    entry = compile_capture.compile_captured(
                         captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
                     )
                     self._job_trigger = missed
                     return self._taken_over(entry)
-                checks = pipeline.guard_checks(captured, args, kwargs)
-                known = background.taken(captured, self.config, self._differs)
+                checks = compile_capture.guard_checks(captured, args, kwargs)
+                known = background_compile.taken(captured, self.config, self._differs)
                 if known is None:
-                    self._job = background.start(
+                    self._job = background_compile.start(
                         captured,
                         checks,
                         self.config,
                         self._differs,
-                        lambda: pipeline.fetched(captured, checks, args, kwargs),
+                        lambda: compile_capture.fetched(captured, checks, args, kwargs),
                     )
                     self._job_trigger = missed
                     return None
@@ -483,14 +483,14 @@ class CompiledStep:
         assert job is not None, "a worker has finished"
         try:
             executable = job.result()
-            self._job = background.compare(
-                job, executable, lambda: pipeline.fetched(job.captured, job.checks, args, kwargs)
+            self._job = background_compile.compare(
+                job, executable, lambda: compile_capture.fetched(job.captured, job.checks, args, kwargs)
             )
             if self._job is not None:
                 return None
             entry = self._bound(job.captured, executable, job.checks)
-        except background.NotKept:
-            self._job = background.start_here(job)
+        except background_compile.NotKept:
+            self._job = background_compile.start_here(job)
             return None
         except BackendError as error:
             self._report.record_break(error.code, error.reason, error.location)
@@ -509,7 +509,7 @@ class CompiledStep:
         return self._taken_over(entry)
 
     def _bound(self, captured: Captured, executable: Executable, checks: dict[str, Any]) -> Entry:
-        return pipeline.bind(captured, executable, checks, self._failed, self._parts, self._is_part)
+        return compile_capture.bind(captured, executable, checks, self._failed, self._parts, self._is_part)
 
     def _taken_over(self, entry: Entry) -> Entry:
         self._add(entry)

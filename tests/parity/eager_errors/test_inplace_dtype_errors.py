@@ -1,4 +1,4 @@
-"""Writes that eager refuses for what is written: lists of tensors, ``out=`` and in-place operations of several types.
+"""WriteLog that eager refuses for what is written: lists of tensors, ``out=`` and in-place operations of several types.
 
 Nothing may be half-written by a captured step either, beyond what eager had written when it raised.
 """

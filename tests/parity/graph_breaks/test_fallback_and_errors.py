@@ -16,7 +16,7 @@ import sidefx_train
 from sidefx_train.errors import GraphBreakError, SideFXWarning
 from tests.support.parity import Program, batches, classifier, mlp, parity, photograph, same
 
-HERE = "test_failure.py"
+HERE = "test_fallback_and_errors.py"
 
 
 class Outside:

@@ -158,7 +158,9 @@ def test_recapture_names_the_value():
     (recapture,) = report.recaptures
     assert "residual" in recapture.source, f"{recapture}"
     assert (recapture.old, recapture.new) == ("False", "True"), f"{recapture}"
-    assert recapture.location is not None and recapture.location.file.endswith("test_guards.py"), f"{recapture}"
+    assert recapture.location is not None and recapture.location.file.endswith("test_every_read_is_guarded.py"), (
+        f"{recapture}"
+    )
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])

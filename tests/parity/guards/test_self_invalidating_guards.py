@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline import compile_capture
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.residual.generate import MISS
 from tests.support.parity import Program, parity
@@ -138,12 +138,12 @@ def test_an_error_in_that_one_call_is_eagers():
 
 def test_a_guard_that_does_not_hold_at_once_leaves_the_call_to_eager(monkeypatch):
     """Regression: what was to run once was taken out twice, which raised."""
-    compiled = pipeline.compile_captured
+    compiled = compile_capture.compile_captured
 
     def missing(*args: Any) -> Entry:
         return replace(compiled(*args), replay=lambda args, kwargs: MISS)
 
-    monkeypatch.setattr(pipeline, "compile_captured", missing)
+    monkeypatch.setattr(compile_capture, "compile_captured", missing)
     box = {"first": True}
 
     def step(x):

@@ -66,7 +66,7 @@ def test_log_records_name_the_line_that_made_them() -> None:
     compiled = _compiled(step)
     for n in (1, 1, 2, 3):
         want = records(step, n)
-        assert "test_frames.py" in want and "_tells" in want
+        assert "test_stack_frames.py" in want and "_tells" in want
         assert records(compiled, n) == want
     assert compiled.report().replays == 4
 

@@ -159,9 +159,9 @@ def test_type_error_is_eagers(checker):
         bad = (torch.ones(2, 5), 1.0) if checker == "jaxtyping" else (torch.ones(2, 6), "two")
         return Program(step, lambda i: bad if i == 2 else (torch.ones(2, 6), 1.0))
 
-    from sidefx_train import compile as compiled
+    from sidefx_train import compile
 
-    step, eager = compiled(make().step, backend="eager"), make()
+    step, eager = compile(make().step, backend="eager"), make()
     for index in range(4):
         outcomes = []
         for fn in (eager.step, step):

@@ -1,4 +1,4 @@
-"""Writes whose operands overlap: eager's error, or what eager's kernel gives; never what a functional graph would."""
+"""WriteLog whose operands overlap: eager's error, or what eager's kernel gives; never what a functional graph would."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ import torch
 
 import sidefx_train
 from sidefx_train.compile.backend import inductor
-from sidefx_train.compile.backend.passes import pass_list as passes
+from sidefx_train.compile.backend.passes import pass_list
 from sidefx_train.compile.functionalization import functionalize as functionalization
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.validation import check_graph, enabled
-from sidefx_train.compile.pipeline import compile_capture as pipeline
+from sidefx_train.compile.pipeline import compile_capture
 from sidefx_train.errors import BackendError
 from tests.support.graphs import trace_fn
 
@@ -166,14 +166,14 @@ def module_of(value):
 
 
 PASSES = {
-    "capture": (pipeline, "_made_generators", lambda args, out: args[1]),
-    "partition": (pipeline, "recompute", lambda args, out: out.forward),
+    "capture": (compile_capture, "_made_generators", lambda args, out: args[1]),
+    "partition": (compile_capture, "recompute", lambda args, out: out.forward),
     "functionalization": (functionalization, "check_functional", lambda args, out: args[0]),
     "attention": (inductor, "expand_attention", lambda args, out: args[0]),
     "Inductor's passes": (inductor.compat, "inductor_passes", lambda args, out: out),
-    "matmul": (passes, "choose_products", lambda args, out: args[0]),
-    "blocked_row_sums": (passes, "sum_by_blocks", lambda args, out: args[0]),
-    "rematerialize": (passes, "recompute", lambda args, out: args[0]),
+    "matmul": (pass_list, "choose_products", lambda args, out: args[0]),
+    "blocked_row_sums": (pass_list, "sum_by_blocks", lambda args, out: args[0]),
+    "rematerialize": (pass_list, "recompute", lambda args, out: args[0]),
 }
 BROKEN = {
     leaves_a_write: "neg__default writes, in a graph that must not",

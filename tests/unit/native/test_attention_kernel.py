@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.autotune import attention
-from sidefx_train.compile.backend.autotune import native_attention as blockwise
+from sidefx_train.compile.backend.autotune import attention, native_attention
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from sidefx_train.compile.native import build
 from tests.support.disk_cache import new_cache
@@ -181,7 +180,7 @@ def test_with_the_vectors_of_other_processors(level, monkeypatch, tmp_path):
     fresh = dataclasses.replace(build._ATTENTION, done=False, module=None, lock=threading.Lock())
     module = fresh.get()
     assert module is not None
-    monkeypatch.setattr(blockwise, "attention_module", lambda: module)
+    monkeypatch.setattr(native_attention, "attention_module", lambda: module)
     torch.manual_seed(0)
     for rows, heads, queries, keys, width in SIZES:
         for causal in (False, True):

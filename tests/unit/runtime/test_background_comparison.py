@@ -150,7 +150,7 @@ def test_what_the_worker_could_not_compare_is_compared_here(how, monkeypatch, co
 
         _changed_graphs(monkeypatch, killed)
     else:
-        monkeypatch.setattr(background.pipeline, "fetched", lambda *given: 1 / 0)
+        monkeypatch.setattr(background.compile_capture, "fetched", lambda *given: 1 / 0)
     expected = run()
     found = run(warmup="background")
     same(found, expected)

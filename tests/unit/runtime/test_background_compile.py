@@ -15,7 +15,7 @@ from torch import nn
 import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.native import guards_module, native_module, products_module
-from sidefx_train.compile.runtime import background_compile as background
+from sidefx_train.compile.runtime import background_compile
 from sidefx_train.errors import BackendError
 from tests.support.disk_cache import new_cache
 
@@ -79,12 +79,12 @@ def test_equal_to_eager_bit_for_bit():
 
 def test_inductor_compiled_by_a_process_equals_eager_and_now(empty_cache, monkeypatch):
     started = []
-    begin = background.start
-    monkeypatch.setattr(background, "start", lambda *given: started.append(begin(*given)) or started[-1])
+    begin = background_compile.start
+    monkeypatch.setattr(background_compile, "start", lambda *given: started.append(begin(*given)) or started[-1])
     expected, _ = run(8)
     found, step = run(8, warmup="background")
     now, _ = run(8, warmup="now")
-    assert [type(job) for job in started] == [background._Process]
+    assert [type(job) for job in started] == [background_compile._Process]
     for a, b, c in zip(found.state(), expected.state(), now.state(), strict=True):
         assert torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5)
         assert torch.allclose(c.double(), b.double(), rtol=1e-4, atol=1e-5)
@@ -103,14 +103,14 @@ def test_steps_run_eagerly_while_the_worker_is_busy(monkeypatch):
     import threading
 
     go = threading.Event()
-    compile_graphs = background.pipeline.compile_graphs
+    compile_graphs = background_compile.compile_capture.compile_graphs
 
     def slow(captured, config, compiler, *rest):
-        if compiler is background.build:
+        if compiler is background_compile.build:
             assert go.wait(60)
         return compile_graphs(captured, config, compiler, *rest)
 
-    monkeypatch.setattr(background.pipeline, "compile_graphs", slow)
+    monkeypatch.setattr(background_compile.compile_capture, "compile_graphs", slow)
     products_module()
     native_module()
     guards_module()
@@ -173,8 +173,8 @@ def test_a_worker_that_fails_leaves_a_line_and_training_goes_on(where, empty_cac
         raise BackendError("SFX201", "out of luck")
 
     expected, _ = run(8)
-    monkeypatch.setattr(background, "build", broken)
-    monkeypatch.setattr(background, "hand_over", broken)
+    monkeypatch.setattr(background_compile, "build", broken)
+    monkeypatch.setattr(background_compile, "hand_over", broken)
     options = {"backend": "eager"} if where == "thread" else {}
     found, step = run(8, wait_after=range(8), warmup="background", **options)
     assert found.ran == 8
@@ -227,13 +227,13 @@ def test_a_forked_worker_has_compile_threads_of_its_own(tmp_path, monkeypatch):
         return AsyncCompile.pool().submit(bool, 1).result(timeout=20)
 
     assert compile_on_a_thread()
-    monkeypatch.setattr(background, "hand_over", compile_on_a_thread)
+    monkeypatch.setattr(background_compile, "hand_over", compile_on_a_thread)
     said = tmp_path / "said.txt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # there are threads: that is the test
         child = os.fork()
     if child == 0:
-        background._work([None], None, str(said))
+        background_compile._work([None], None, str(said))
     _, status = os.waitpid(child, 0)
     assert status == 0 and not said.exists()
 
@@ -242,7 +242,7 @@ def test_a_worker_that_dies_counts_as_failed(empty_cache, monkeypatch):
     import os
     import signal
 
-    monkeypatch.setattr(background, "hand_over", lambda *given: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(background_compile, "hand_over", lambda *given: os.kill(os.getpid(), signal.SIGKILL))
     found, step = run(6, wait_after=range(6), warmup="background")
     assert found.ran == 6
     assert "ended with status" in step.report().breaks[0].reason
@@ -252,7 +252,7 @@ def test_fullgraph_raises_what_the_worker_met(monkeypatch):
     def broken(*given):
         raise BackendError("SFX201", "out of luck")
 
-    monkeypatch.setattr(background, "build", broken)
+    monkeypatch.setattr(background_compile, "build", broken)
     with pytest.raises(BackendError, match="out of luck"):
         run(4, backend="eager", warmup="background", fullgraph=True)
 

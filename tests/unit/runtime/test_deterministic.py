@@ -16,7 +16,7 @@ from torch import nn
 import sidefx_train
 from sidefx_train import fit
 from sidefx_train.compile.backend import inductor
-from sidefx_train.compile.runtime import background_compile as background
+from sidefx_train.compile.runtime import background_compile
 from tests.lightning.harness import Classifier, data, quiet_trainer
 from tests.support.disk_cache import new_cache
 from tests.support.parity import photograph, same
@@ -69,7 +69,7 @@ def test_takes_over_at_the_first_call(asked, monkeypatch):
     def never(*given):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(background, "start", never)
+    monkeypatch.setattr(background_compile, "start", never)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.Adam(model.parameters())
 

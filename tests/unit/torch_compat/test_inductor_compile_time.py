@@ -19,7 +19,7 @@ import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.autotune.attention import is_written_out
-from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
+from sidefx_train.compile.backend.cpp_codegen import build_library
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from sidefx_train.compile.native import guards_module, native_module, products_module
 from sidefx_train.gc_control import collect_younger, fewer_collections
@@ -87,27 +87,27 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
 def headers_read(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Per build, whether the caller was compiled with torch's header."""
     read: list[bool] = []
-    build = cpp._build
+    build = build_library._build
 
     def noted(units: list[Any], *rest: Any) -> str:
         read.append(compat.WRAPPER_HEADER in units[0].text)
         return build(units, *rest)
 
-    monkeypatch.setattr(cpp, "_build", noted)
+    monkeypatch.setattr(build_library, "_build", noted)
     return read
 
 
 @pytest.mark.parametrize("more", ["", "static std::vector<int> unused;"])
 def test_a_caller_runs_with_and_without_torchs_header(empty_cache: Path, headers_read: list[bool], more: str) -> None:
-    name = cpp.build_library(CALLER.replace("void inductor", f"{more}\nvoid inductor"), "", 1)
-    run = compat.call_aoti(cpp.load_library(name))
+    name = build_library.build_library(CALLER.replace("void inductor", f"{more}\nvoid inductor"), "", 1)
+    run = compat.call_aoti(build_library.load_library(name))
     a, b = torch.randn(2, 2), torch.randn(2, 3)
     torch.testing.assert_close(run([a, b])[0], a @ b)
     assert headers_read == [bool(more)]
 
 
 def test_an_error_in_a_caller_is_raised_and_what_it_held_is_freed(empty_cache: Path) -> None:
-    run = compat.call_aoti(cpp.load_library(cpp.build_library(CALLER, "", 1)))
+    run = compat.call_aoti(build_library.load_library(build_library.build_library(CALLER, "", 1)))
     a, b = torch.randn(2, 5), torch.randn(2, 3)
     before = a._use_count()
     for _ in range(2):
@@ -119,8 +119,8 @@ def test_an_error_in_a_caller_is_raised_and_what_it_held_is_freed(empty_cache: P
 def test_a_caller_that_the_lean_source_does_not_fit_is_compiled_with_torchs_header(
     empty_cache: Path, headers_read: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpp, "lean_caller", lambda caller: "#error not enough\n")
-    run = compat.call_aoti(cpp.load_library(cpp.build_library(CALLER, "", 1)))
+    monkeypatch.setattr(build_library, "lean_caller", lambda caller: "#error not enough\n")
+    run = compat.call_aoti(build_library.load_library(build_library.build_library(CALLER, "", 1)))
     a, b = torch.randn(2, 2), torch.randn(2, 3)
     torch.testing.assert_close(run([a, b])[0], a @ b)
     assert headers_read == [False, True]
@@ -141,7 +141,7 @@ def test_a_step_is_compiled_without_torchs_header_and_with_equal_numbers(
     lean = _trained(_model())
     assert headers_read == [False]
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / "other"))
-    monkeypatch.setattr(cpp, "lean_caller", lambda caller: None)
+    monkeypatch.setattr(build_library, "lean_caller", lambda caller: None)
     whole = _trained(_model())
     assert headers_read == [False, True]
     assert torch.equal(lean, whole)
@@ -205,7 +205,7 @@ class Turned(nn.Module):
 
 def test_what_is_read_off_leaves_the_code_as_it_was(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[list[str]] = []
-    build = cpp.build_library
+    build = build_library.build_library
 
     def noted(caller: str, kernels: str, *rest: Any) -> str:
         sources[-1].append(kernels)

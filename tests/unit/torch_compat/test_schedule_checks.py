@@ -40,7 +40,7 @@ UPDATES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def _updated(h: torch.Tensor, i: torch.Tensor, *banks: torch.Tensor) -> None:
-    """Writes rows of each bank, then all of it from other rows; every second one by way of a copy."""
+    """WriteLog rows of each bank, then all of it from other rows; every second one by way of a copy."""
     pairs = [(rows, update) for rows in ROWS.values() for update in UPDATES.values()]
     for number, ((rows, update), bank) in enumerate(zip(pairs, banks, strict=True)):
         target = bank.clone() if number % 2 else bank

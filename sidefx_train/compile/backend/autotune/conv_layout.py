@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.backend.autotune.timing import MEASURES, Task, Times, fastest, measured, timings
-from sidefx_train.compile.functionalization import memory_format as layouts
+from sidefx_train.compile.functionalization import memory_format
 from sidefx_train.report import ChoiceRecord
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def all_may_turn(graph: fx.Graph) -> bool:
     """False where Inductor would turn images that the graph has as captured: results came out wrong."""
     place = {aten.convolution.default: 0, aten.convolution_backward.default: 1}
     images = [node.args[place[node.target]] for node in graph.nodes if node.target in place]
-    return all(layouts.may_turn(image.meta["val"]) for image in images)  # type: ignore[union-attr]
+    return all(memory_format.may_turn(image.meta["val"]) for image in images)  # type: ignore[union-attr]
 
 
 def _task(node: fx.Node, threads: int) -> Task | None:
@@ -79,7 +79,7 @@ def _task(node: fx.Node, threads: int) -> Task | None:
         return None
     value, sizes = image.meta["val"], weight.meta["val"].shape  # type: ignore[union-attr]
     settings = [list(item) if isinstance(item, (list, tuple)) else item for item in rest]
-    if not layouts.may_turn(value) or not _are_numbers(value.shape, value.stride(), sizes, settings):
+    if not memory_format.may_turn(value) or not _are_numbers(value.shape, value.stride(), sizes, settings):
         return None
     if 0 in value.shape or _is_turned(value):
         return None
@@ -152,14 +152,14 @@ def _measure(
 
         return {
             AS_CAPTURED: run(aten.convolution.default, aten.convolution_backward.default, x, w),
-            LAST: run(layouts.convolution, layouts.convolution_backward, _turned(x), _turned(w)),
+            LAST: run(memory_format.convolution, memory_format.convolution_backward, _turned(x), _turned(w)),
         }
 
     return measured(candidates, _operations(part, weight, settings, wanted), threads, _TURNS)
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:
-    return layouts.turned(x.unsqueeze(2)).squeeze(2) if x.dim() == 3 else layouts.turned(x)
+    return memory_format.turned(x.unsqueeze(2)).squeeze(2) if x.dim() == 3 else memory_format.turned(x)
 
 
 MEASURES["convolution"] = _measure

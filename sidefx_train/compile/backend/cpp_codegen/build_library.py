@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sidefx_train import disk_cache as cache
+from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, Unit, Workshop
 from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import HEADER
@@ -120,8 +120,8 @@ def _build(
     words = {word for unit in units for word in (*unit.command, str(unit.lean))}
     texts = [unit.text for unit in units[:2]]
     key = _digest(compiler_version(compiler), *linked, *libraries, *sorted(words), *texts, HEADER, kernels)
-    known = cache.load("build", key)
-    if known is not None and cache.library(known["library"]) is not None:
+    known = disk_cache.load("build", key)
+    if known is not None and disk_cache.library(known["library"]) is not None:
         return str(known["library"])
     objects = []
     for unit in units:
@@ -134,10 +134,10 @@ def _build(
     built = workshop.folder / "graph.so"
     workshop.run([compiler, "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked, *libraries], built)
     workshop.finish()
-    name = cache.add_library(built)
+    name = disk_cache.add_library(built)
     if name is None:
         raise BuildFailed("the library cannot be kept")
-    cache.store("build", key, {"library": name}, f"{len(units) - 2} parts of kernels")
+    disk_cache.store("build", key, {"library": name}, f"{len(units) - 2} parts of kernels")
     for header in {unit.header for unit in units if unit.header is not None}:
         prepare_header(header)
     return name
@@ -156,8 +156,8 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
 
     ``None`` if the library is gone, or the native module that it calls.
     """
-    path = cache.library(name)
-    module = cache.load_module("sidefx_graph", path) if path is not None else None
+    path = disk_cache.library(name)
+    module = disk_cache.load_module("sidefx_graph", path) if path is not None else None
     if module is None:
         return None
     needs = (
@@ -214,7 +214,9 @@ def _is_gnu(compiler: str) -> bool:
 
 def _header_folder(command: Sequence[str], header: str) -> Path:
     return (
-        cache.machine_dir() / "headers" / _digest(compiler_version(command[0]), compat.torch_build(), *command, header)
+        disk_cache.machine_dir()
+        / "headers"
+        / _digest(compiler_version(command[0]), compat.torch_build(), *command, header)
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes Python source line by line, with constants bound by name."""
+"""WriteLog Python source line by line, with constants bound by name."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.side_effects.collect import observe
+from sidefx_train.compile.capture.side_effects.compare import difference
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.graph.subgraphs import Region
@@ -91,9 +92,9 @@ def _cond(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     first = Branch(world, on_true, operands, "the true branch of torch.cond")
     before.rollback()
     second = Branch(world, on_false, operands, "the false branch of torch.cond")
-    difference = first.after.diff(second.after)
-    if difference:
-        world.heap.refuse("SFX111", f"the branches of torch.cond leave different side effects: {_line(difference)}")
+    found = difference(first.after, second.after)
+    if found:
+        world.heap.refuse("SFX111", f"the branches of torch.cond leave different side effects: {_line(found)}")
     if first.shape != second.shape:
         world.heap.refuse("SFX111", "the branches of torch.cond return differently nested tensors")
     inside = set(first.region.nodes())
@@ -118,9 +119,9 @@ def _while_loop(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
     parts = []
     for fn, what in ((test, "the condition of while_loop"), (body, "the body of while_loop")):
         part = Branch(world, fn, inner, what)
-        difference = before.diff(part.after)
-        if difference:
-            world.heap.refuse("SFX111", f"{what} has side effects, and how often is unknown: {_line(difference)}")
+        found = difference(before, part.after)
+        if found:
+            world.heap.refuse("SFX111", f"{what} has side effects, and how often is unknown: {_line(found)}")
         parts.append(part)
     inside = {node for part in parts for node in part.region.nodes()}
     uses = dict.fromkeys(node for part in parts for node in part.uses if node not in places and node not in inside)

@@ -14,17 +14,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidefx_train.compile.capture.interpreter import exceptions
-from sidefx_train.compile.capture.interpreter.builtins import introspection as builtins_
+from sidefx_train.compile.capture.interpreter.builtins import introspection
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.interfaces import InliningPolicy, World
 from sidefx_train.compile.capture.interpreter.object_model import (
     attributes,
+    function_calls,
     iteration,
     operators,
-)
-from sidefx_train.compile.capture.interpreter.object_model import (
-    function_calls as calls,
 )
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.user_code import is_user_file
@@ -129,16 +127,16 @@ class Interpreter:
             return answer
         if kind is types.FunctionType:
             return self.inline(fn, args, kwargs)
-        substitute = builtins_.find(self, fn)
+        substitute = introspection.find(self, fn)
         if substitute is not None:
             return substitute(self, args, kwargs)
         if isinstance(fn, type):
-            return calls.construct(self, fn, args, kwargs)
+            return function_calls.construct(self, fn, args, kwargs)
         if kind is types.BuiltinFunctionType:
             return self.native(fn, args, kwargs)
         if kind is types.MethodWrapperType:
-            return builtins_.call_method_wrapper(self, fn, args, kwargs)
-        return calls.call_object(self, fn, args, kwargs)
+            return introspection.call_method_wrapper(self, fn, args, kwargs)
+        return function_calls.call_object(self, fn, args, kwargs)
 
     def inline(self, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Interprets a Python function, or calls it natively if the policy says so."""
@@ -151,7 +149,7 @@ class Interpreter:
         info = code_info(code)
         if info.is_async:
             raise Unsupported("SFX111", f"call of the async function {fn.__qualname__}")
-        slots = calls.bind_arguments(self, fn, info, args, kwargs)
+        slots = function_calls.bind_arguments(self, fn, info, args, kwargs)
         frame = Frame(info, fn.__globals__, slots, fn.__closure__)
         self.execute(frame)
         result, frame.result = frame.result, None  # a generator's frame outlives this call
@@ -168,24 +166,24 @@ class Interpreter:
 
     def native(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls C code through the world; Python callables among the arguments re-enter the interpreter."""
-        if builtins_.keeps_callables(fn):
+        if introspection.keeps_callables(fn):
             return self.world.native_call(fn, args, kwargs)
         if isinstance(fn, type) and fn.__module__ == "itertools":  # ``groupby(values, type)``: of stand-ins
             args = tuple(self.type_of if value is type else value for value in args)
             kwargs = {k: self.type_of if value is type else value for k, value in kwargs.items()}
         for value in args:
-            if calls.runs_python(value):
+            if function_calls.runs_python(value):
                 args = tuple(self.reentering(v) for v in args)
                 break
         for value in kwargs.values():
-            if calls.runs_python(value):
+            if function_calls.runs_python(value):
                 kwargs = {k: self.reentering(v) for k, v in kwargs.items()}
                 break
         return self.world.native_call(fn, args, kwargs)
 
     def reentering(self, fn: Any) -> Any:
         """What to hand to C code in place of ``fn``."""
-        if not calls.runs_python(fn) or (type(fn) is types.FunctionType and id(fn.__code__) in NATIVE_CODE):
+        if not function_calls.runs_python(fn) or (type(fn) is types.FunctionType and id(fn.__code__) in NATIVE_CODE):
             return fn
 
         def reenter(*args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.view_chains import storage_of
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+    from sidefx_train.compile.capture.recording.interfaces import GraphRecorder
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -22,7 +22,7 @@ _MOST_NODES = 64
 _MOST_ELEMENTS = 1 << 20
 
 
-def constant_value(tracer: GraphTracer, value: torch.Tensor) -> torch.Tensor | None:
+def constant_value(tracer: GraphRecorder, value: torch.Tensor) -> torch.Tensor | None:
     """The contents of a tensor made from constants only (``arange``, comparisons of such...), else ``None``.
 
     Found by running the few nodes that compute it; nodes that draw random numbers, are written in place, or are large
@@ -31,7 +31,7 @@ def constant_value(tracer: GraphTracer, value: torch.Tensor) -> torch.Tensor | N
     return constant_of(tracer, tracer.node_of(value)) if tracer.has_node(value) else None
 
 
-def constant_of(tracer: GraphTracer, node: fx.Node) -> torch.Tensor | None:
+def constant_of(tracer: GraphRecorder, node: fx.Node) -> torch.Tensor | None:
     """The same for a node of the graph."""
     wanted = node
     nodes = _ancestors(wanted)

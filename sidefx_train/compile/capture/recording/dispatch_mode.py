@@ -27,7 +27,7 @@ from sidefx_train.compile.graph.kernel_strides import is_misplaced, lay_out, lay
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+    from sidefx_train.compile.capture.recording.interfaces import GraphRecorder
 
 aten = torch.ops.aten
 _FILLS = frozenset(
@@ -70,7 +70,7 @@ class RepeatingMode(compat.RecordingMode):
         cursors: by type of device, the next draw to repeat; absent while new numbers are drawn.
     """
 
-    def __init__(self, tracer: GraphTracer) -> None:
+    def __init__(self, tracer: GraphRecorder) -> None:
         super().__init__(tracer.tracer)
         self.graph_tracer = tracer
         self.cursors: dict[str, int] = {}

@@ -24,7 +24,7 @@ from sidefx_train.compile.graph.view_chains import storage_of
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.objects.storage_rebinding import GivenMemory
+    from sidefx_train.compile.capture.recording.interfaces import StorageHandler
 
 
 def _nowhere() -> None:
@@ -50,7 +50,7 @@ class GraphTracer:
         self.real_inputs: list[Any] = []
         self.placeholders: list[fx.Node] = []
         self.views: dict[fx.Node, torch.Tensor] = {}
-        self.memory: GivenMemory | None = None
+        self.memory: StorageHandler | None = None
         self.locate: Callable[[], Location | None] = _nowhere
         self.stop: Unsupported | None = None
         """Why nothing that was recorded can be used, if so: found where it could not be raised."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import bytecode as bc
 
-from sidefx_train.compile.capture.interpreter import bytecode_versions as versions
+from sidefx_train.compile.capture.interpreter import bytecode_versions
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.resume.frame_layout import (
     CALLS,
@@ -96,7 +96,7 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
         there = bc.Label()
         if unit.name == "FOR_ITER":
             nulls_there = nulls[:-1]
-            skip = [bc.Instr(n, location=location) for n in ("END_FOR", "POP_TOP")[: versions.FOR_ITER_SKIP]]
+            skip = [bc.Instr(n, location=location) for n in ("END_FOR", "POP_TOP")[: bytecode_versions.FOR_ITER_SKIP]]
         else:
             nulls_there, skip = _stack_after(unit, nulls, jump=True), []
         tail = [there, *skip, *landing(instr.target, nulls_there)]
@@ -119,9 +119,9 @@ def _drive_inner(location: Any) -> list[Any]:
         return bc.Instr(name, *arg, location=location)
 
     again, done = bc.Label(), bc.Label()
-    jump = "POP_JUMP_IF_NONE" if versions.VERSION >= (3, 12) else "POP_JUMP_FORWARD_IF_NONE"
-    attribute = (False, "out") if versions.VERSION >= (3, 12) else "out"
-    swap = [] if versions.VERSION >= (3, 13) else [made("SWAP", 2)]
+    jump = "POP_JUMP_IF_NONE" if bytecode_versions.VERSION >= (3, 12) else "POP_JUMP_FORWARD_IF_NONE"
+    attribute = (False, "out") if bytecode_versions.VERSION >= (3, 12) else "out"
+    swap = [] if bytecode_versions.VERSION >= (3, 13) else [made("SWAP", 2)]
     return [
         *[again, *_call_of(made("LOAD_FAST", INNER), location), made("COPY", 1), made(jump, done)],
         *[made("PUSH_NULL"), *swap, *_call_itself(location)],
@@ -133,14 +133,14 @@ def _drive_inner(location: Any) -> list[Any]:
 def _call_itself(location: Any) -> list[bc.Instr]:
     """The instructions of a call without arguments, behind what pushes the function."""
     call = [bc.Instr("CALL", 0, location=location)]
-    return call if versions.VERSION >= (3, 12) else [bc.Instr("PRECALL", 0, location=location), *call]
+    return call if bytecode_versions.VERSION >= (3, 12) else [bc.Instr("PRECALL", 0, location=location), *call]
 
 
 def _call_of(function: bc.Instr, location: Any) -> list[bc.Instr]:
     """A call without arguments."""
     null = bc.Instr("PUSH_NULL", location=location)
     call = _call_itself(location)
-    return [function, null, *call] if versions.VERSION >= (3, 13) else [null, function, *call]
+    return [function, null, *call] if bytecode_versions.VERSION >= (3, 13) else [null, function, *call]
 
 
 def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.Instr], tuple[bool, ...]]:
@@ -157,7 +157,7 @@ def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.I
     else:
         load = bc.Instr("LOAD_ATTR", unit.arg, location=location)
     null = bc.Instr("PUSH_NULL", location=location)
-    if versions.VERSION >= (3, 13):
+    if bytecode_versions.VERSION >= (3, 13):
         return [load, null], (*nulls[:-1], False, True)
     return [load, null, bc.Instr("SWAP", 2, location=location)], (*nulls[:-1], True, False)
 
@@ -175,7 +175,7 @@ def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[b
         found[-1], found[-unit.arg] = found[-unit.arg], found[-1]
         return tuple(found)
     elif unit.name == "LOAD_GLOBAL" and unit.stack_effect() == 2:
-        return (*nulls, False, True) if versions.NULL_IS_UPPER else (*nulls, True, False)
+        return (*nulls, False, True) if bytecode_versions.NULL_IS_UPPER else (*nulls, True, False)
     elif unit.name in _PUSH_WHAT_THEY_FIND:
         raise Unsupported("SFX111", f"{unit.name} cannot be run in the middle")
     else:

@@ -11,7 +11,7 @@ from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import COPYING, NULL, Frame
 from sidefx_train.compile.capture.interpreter.generator_finalizers import cleans_up
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
-from sidefx_train.compile.capture.interpreter.object_model import function_calls as calls
+from sidefx_train.compile.capture.interpreter.object_model import function_calls
 from sidefx_train.compile.capture.interpreter.opcodes import calls as calling
 from sidefx_train.compile.capture.resume.bridge import Bridge, bridge
 from sidefx_train.compile.capture.resume.frame_layout import Layout, Slot
@@ -26,7 +26,7 @@ _TRANSPARENT = frozenset(
         Interpreter.run,
         Interpreter.call,
         Interpreter.inline,
-        calls.call_object,
+        function_calls.call_object,
         calling.call,
         calling.call_kw,
         calling.call_function_ex,

@@ -27,7 +27,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Location
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -53,7 +53,7 @@ class Definitions:
         replaced: names that ``torch.Tensor`` has from the user in place of its own.
     """
 
-    def __init__(self, heap: Heap) -> None:
+    def __init__(self, heap: ShadowTableAPI) -> None:
         self._heap = heap
         self._taken: dict[int, tuple[Any, dict[str, Any], Location | None]] = {}
         self._bodies: dict[int, tuple[types.FunctionType, Location | None]] = {}

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.shadows import transient_objects as anew
+from sidefx_train.compile.capture.shadows import transient_objects
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space, note_space
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
-from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import Attributes, InstanceRecord, Record
 from sidefx_train.compile.common.plain_values import (
     bounds_of,
@@ -35,7 +35,7 @@ from sidefx_train.compile.common.trace_rules import runs_pure_code
 from sidefx_train.compile.common.type_checks import bound, descriptor_of, shows_another
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -65,7 +65,7 @@ _NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
 """Containers that can be looked into without running code or making anything."""
 
 
-def tuple_shadow(heap: Heap, real: Any, source: Source) -> Any:
+def tuple_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """A tuple of stand-ins, or the tuple itself if it holds plain values that do not change."""
     changes = source.label in heap.specialization.symbolic_numbers or any(type(item) is float for item in real)
     if is_plain(real) and not changes:
@@ -91,7 +91,7 @@ def tuple_shadow(heap: Heap, real: Any, source: Source) -> Any:
     return shadow
 
 
-def slice_shadow(heap: Heap, real: slice, source: Source) -> slice:
+def slice_shadow(heap: ShadowTableAPI, real: slice, source: Source) -> slice:
     """A slice of stand-ins, or the slice itself, likewise."""
     if source.label not in heap.specialization.symbolic_numbers and all(is_plain(bound) for bound in bounds_of(real)):
         heap.guard("equal", source, real)
@@ -102,7 +102,7 @@ def slice_shadow(heap: Heap, real: slice, source: Source) -> slice:
     return heap.register(Record(heap, real, slice(*bounds), source))
 
 
-def container_shadow(heap: Heap, real: Any, source: Source) -> Any:
+def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """An empty container of the same class, into which items are brought as the step reads them."""
     cls = type(real)
     heap.guard("type", source, cls)
@@ -128,7 +128,7 @@ def container_shadow(heap: Heap, real: Any, source: Source) -> Any:
     return shadow
 
 
-def builtin_method_shadow(heap: Heap, real: types.BuiltinMethodType, source: Source) -> Any:
+def builtin_method_shadow(heap: ShadowTableAPI, real: types.BuiltinMethodType, source: Source) -> Any:
     """A bound method of an object of C, bound to the shadow of that.
 
     Among arguments it is another object with every call, so there it is known by its owner and what it does to that.
@@ -152,7 +152,7 @@ def builtin_method_shadow(heap: Heap, real: types.BuiltinMethodType, source: Sou
     return heap.register(Record(heap, real, shadow, source, source))
 
 
-def method_shadow(heap: Heap, real: types.MethodType, source: Source) -> Any:
+def method_shadow(heap: ShadowTableAPI, real: types.MethodType, source: Source) -> Any:
     """A bound method, bound to the stand-in of its object."""
     heap.guard("type", source, types.MethodType)
     heap.guard("is", heap.sources.slot(source, "__func__"), real.__func__)
@@ -160,16 +160,16 @@ def method_shadow(heap: Heap, real: types.MethodType, source: Source) -> Any:
     return heap.register(Record(heap, real, types.MethodType(real.__func__, owner), source))
 
 
-def _pinned(heap: Heap, real: Any, source: Source) -> Source:
+def _pinned(heap: ShadowTableAPI, real: Any, source: Source) -> Source:
     """Guards the identity of what stands for itself, or its class where it is made anew; the path to its parts."""
-    if anew.is_made_anew(heap, real, source):
+    if transient_objects.is_made_anew(heap, real, source):
         heap.guard("type", source, type(real))
         return source
     heap.guard("is", source, real)
     return heap.sources.const(real, source.label)
 
 
-def partial_shadow(heap: Heap, real: Any, source: Source) -> Any:
+def partial_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """A partial of stand-ins."""
     base = _pinned(heap, real, source)
     func = heap.shadow(real.func, heap.sources.slot(base, "func"))
@@ -182,7 +182,7 @@ def partial_shadow(heap: Heap, real: Any, source: Source) -> Any:
     return heap.register(Record(heap, real, functools.partial(func, *args, **keywords), base, base))
 
 
-def opaque_shadow(heap: Heap, real: Any, source: Source) -> Any:
+def opaque_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """What stands for itself: the step only hands it on, calls it, or asks for its attributes."""
     heap.guard("is", source, real)
     base = heap.sources.const(real, source.label)
@@ -193,7 +193,7 @@ def opaque_shadow(heap: Heap, real: Any, source: Source) -> Any:
     return heap.register(record)
 
 
-def derived_shadow(heap: Heap, real: Any, source: Source) -> Any:
+def derived_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """A number or text of a class written in Python: it stands for itself, its attributes are as those of others."""
     cls = type(real)
     if shows_another(cls):
@@ -210,7 +210,7 @@ def derived_shadow(heap: Heap, real: Any, source: Source) -> Any:
     return _with_attributes(heap, real, base)
 
 
-def _with_attributes(heap: Heap, real: Any, base: Source) -> Any:
+def _with_attributes(heap: ShadowTableAPI, real: Any, base: Source) -> Any:
     """The record of an object that stands for itself, but for what is in its ``__dict__``."""
     record = Record(heap, real, real, base, base)
     record.instance = InstanceRecord(heap, real, Attributes(), base, base)
@@ -220,12 +220,12 @@ def _with_attributes(heap: Heap, real: Any, base: Source) -> Any:
     return real
 
 
-def member_shadow(heap: Heap, real: enum.Enum, source: Source) -> enum.Enum:
+def member_shadow(heap: ShadowTableAPI, real: enum.Enum, source: Source) -> enum.Enum:
     """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
     return _with_attributes(heap, real, heap.sources.const(real, source.label))
 
 
-def proxy_shadow(heap: Heap, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
+def proxy_shadow(heap: ShadowTableAPI, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
     """A view of a dict, which shows the shadow of that."""
     heap.guard("is", source, real)
     base = heap.sources.const(real, source.label)
@@ -238,13 +238,13 @@ def proxy_shadow(heap: Heap, real: types.MappingProxyType[Any, Any], source: Sou
     return heap.register(Record(heap, real, shadow, base, base))
 
 
-def weak_shadow(heap: Heap, real: Any, source: Source) -> Any:
+def weak_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """A weak reference to the stand-in of what it refers to."""
     base = _pinned(heap, real, source)
-    return heap.register(Record(heap, real, weak.shadow_of(heap, real, base), base, base))
+    return heap.register(Record(heap, real, weak_references.shadow_of(heap, real, base), base, base))
 
 
-def instance_shadow(heap: Heap, real: Any, source: Source) -> Any:
+def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """An instance of the same class whose attributes are brought in as the step reads them."""
     cls = type(real)
     if shows_another(cls):
@@ -255,11 +255,11 @@ def instance_shadow(heap: Heap, real: Any, source: Source) -> Any:
         shadow = ABSENT
     if shadow is ABSENT:
         readable = isinstance(real, IMMUTABLE_C)  # by C code, past all guards
-        made_anew = anew.is_made_anew(heap, real, source)
-        if made_anew and anew.is_value(real):
+        made_anew = transient_objects.is_made_anew(heap, real, source)
+        if made_anew and transient_objects.is_value(real):
             heap.guard("equal", source, real)
             heap.register(Record(heap, real, real, source, source))
-        elif made_anew and not readable and (cls in anew.HANDLES or not runs_pure_code(cls)):
+        elif made_anew and not readable and (cls in transient_objects.HANDLES or not runs_pure_code(cls)):
             heap.guard("type", source, cls)
             heap.register(Record(heap, real, real, source, source))
         else:

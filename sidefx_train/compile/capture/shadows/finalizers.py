@@ -18,13 +18,13 @@ from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDER
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.containers.traversal import held_by
-from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_plain
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -72,7 +72,7 @@ def retire(shadow: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(shadow))  # it never dies, not even when the process ends
 
 
-def noticed(heap: Heap, value: Any) -> bool:
+def noticed(heap: ShadowTableAPI, value: Any) -> bool:
     """True if the program notices when a value of the trace dies, or something that it holds."""
     todo: list[Any] = [value]
     seen: set[int] = set()
@@ -102,10 +102,10 @@ def _may_be_missed(cls: type) -> bool:
 
 
 def _noticed_outside(real: Any) -> bool:
-    return weak.calls_back(real) or (deletes(type(real)) and not is_library(type(real).__module__))
+    return weak_references.calls_back(real) or (deletes(type(real)) and not is_library(type(real).__module__))
 
 
-def check_dropped(heap: Heap) -> None:
+def check_dropped(heap: ShadowTableAPI) -> None:
     """Refuses a step that takes an object from where it is held outside, if its death may be noticed.
 
     Its stand-in does not die in the step, as the object may in eager, and the object dies after the graph.
@@ -120,7 +120,7 @@ def check_dropped(heap: Heap) -> None:
                 heap.refuse("SFX115", f"takes a {type(item).__qualname__} from {record.source.label}, {why}")
 
 
-def _noticed_taken(heap: Heap, item: Any) -> str:
+def _noticed_taken(heap: ShadowTableAPI, item: Any) -> str:
     cls = type(item)
     if cls in HOLDERS:
         return "which cleans up when it dies" if cleans_up(item) else ""
@@ -131,7 +131,7 @@ def _noticed_taken(heap: Heap, item: Any) -> str:
     return "whose __del__ runs when it dies" if deletes(cls) else ""
 
 
-def _taken_from(heap: Heap, record: Record) -> Iterator[Any]:
+def _taken_from(heap: ShadowTableAPI, record: Record) -> Iterator[Any]:
     """Objects that a container or instance from outside held, and its stand-in does not hold any more."""
     pairs: list[tuple[Any, Any]] = []
     if isinstance(record, InstanceRecord):

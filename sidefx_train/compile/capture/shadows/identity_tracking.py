@@ -18,7 +18,7 @@ from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record,
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -27,7 +27,7 @@ if not TYPE_CHECKING:
 class Identities:
     """What one capture told apart."""
 
-    def __init__(self, heap: Heap) -> None:
+    def __init__(self, heap: ShadowTableAPI) -> None:
         self._heap = heap
         self._told: dict[int, Record] = {}
         """Objects that served as keys, or that C code compared with others."""

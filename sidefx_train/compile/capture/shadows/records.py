@@ -13,7 +13,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import instance_dict
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
 class Record:
@@ -31,7 +31,9 @@ class Record:
         unshadowed: the object stands for itself though C code could change it.
     """
 
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source | None = None) -> None:
+    def __init__(
+        self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source | None = None
+    ) -> None:
         self.heap = heap
         self.real = real
         self.shadow = shadow
@@ -91,7 +93,7 @@ class TensorRecord(Record):
 
     NOTES = ("grad",)
 
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, kind: str) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, kind: str) -> None:
         super().__init__(heap, real, shadow, source)
         self.kind = kind
         self.grad: Any = None
@@ -143,7 +145,7 @@ class InstanceRecord(Record):
 
     NOTES = ("snapshot", "missing", "written", "removed", "filled")
 
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
         self.filled = self.shared = False
         self.removed: set[str] = set()

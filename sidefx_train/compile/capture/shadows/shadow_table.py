@@ -1,8 +1,8 @@
 """The table of outside objects and their shadows.
 
-Every object that the traced program reaches from outside passes through :meth:`Heap.shadow` once. What it returns is
-safe to change: the object itself where it is immutable, a fake tensor for a tensor, and a real object of the same class
-with shadow contents for everything else.
+Every object that the traced program reaches from outside passes through :meth:`ShadowTable.shadow` once. What it
+returns is safe to change: the object itself where it is immutable, a fake tensor for a tensor, and a real object of the
+same class with shadow contents for everything else.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.guards.guard import Guard, GuardKind
-from sidefx_train.compile.capture.guards.source import Source, SourceTable
+from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.guards.storage_guards import HeldMemory
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
-from sidefx_train.compile.capture.shadows import transient_objects as anew
+from sidefx_train.compile.capture.recording.write_log import WriteLog
+from sidefx_train.compile.capture.shadows import transient_objects
 from sidefx_train.compile.capture.shadows.containers import iterators
 from sidefx_train.compile.capture.shadows.containers.cells_and_globals import CellRecord, NamespaceRecord
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import SpaceRecord
@@ -49,8 +49,8 @@ from sidefx_train.compile.capture.shadows.factories import (
 )
 from sidefx_train.compile.capture.shadows.finalizers import deletes, retire
 from sidefx_train.compile.capture.shadows.identity_tracking import Identities
-from sidefx_train.compile.capture.shadows.objects import outside_exceptions as raised
-from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
+from sidefx_train.compile.capture.shadows.objects import outside_exceptions, weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, MadeArrays, array_shadow
 from sidefx_train.compile.capture.shadows.objects.storage_rebinding import GivenMemory
 from sidefx_train.compile.capture.shadows.objects.tensors import tensor_shadow
@@ -60,10 +60,7 @@ from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.errors import Location, Unsupported
-
-if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import Writes
+from sidefx_train.errors import Location
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -97,7 +94,7 @@ PASSED_THROUGH: tuple[type, ...] = (
 )
 
 
-class Heap:
+class ShadowTable(ShadowTableAPI):
     """Shadows, records and guards of one capture.
 
     Args:
@@ -121,6 +118,10 @@ class Heap:
         new_spaces: ``__dict__`` of instances made in the step that was looked at, with its instance.
     """
 
+    definitions: Definitions
+    identities: Identities
+    memory: GivenMemory
+
     def __init__(
         self,
         tracer: GraphTracer,
@@ -129,13 +130,11 @@ class Heap:
         specialization: Specialization,
         is_part: bool,
     ) -> None:
+        super().__init__(locate)
         self.tracer = tracer
-        self.sources = SourceTable()
-        self.locate = locate
         self.written_names = written_names
         self.specialization = specialization
         self.is_part = is_part
-        self.guards: dict[tuple[Any, ...], Guard] = {}
         self.by_real: dict[int, Record] = {}
         self.by_shadow: dict[int, Record] = {}
         self.in_memory: dict[int, list[TensorRecord]] = {}
@@ -163,19 +162,7 @@ class Heap:
         self.definitions = Definitions(self)
         self.memory = tracer.memory = GivenMemory(self)
 
-    # --- guards --------------------------------------------------------------------------------------------------
-
-    def guard(self, kind: GuardKind, source: Source, value: Any) -> None:
-        """Adds a condition on the state at entry, once."""
-        if source.kind == "const" and kind == "is":
-            return
-        key = (kind, id(source), value if type(value) is str else id(value))
-        if key not in self.guards:
-            self.guards[key] = Guard(kind, source, value, self.locate())
-
-    def refuse(self, code: str, reason: str) -> NoReturn:
-        """Stops the capture."""
-        raise Unsupported(code, reason, self.locate())
+    # --- shadows -------------------------------------------------------------------------------------------------
 
     def trusts(self, namespace: dict[str, Any]) -> bool:
         """True for installed packages and the standard library: their definitions are guarded by namespace."""
@@ -183,8 +170,6 @@ class Heap:
         if found is None:
             found = self._trusted[id(namespace)] = is_library(str(namespace.get("__name__", "")))
         return found
-
-    # --- shadows -------------------------------------------------------------------------------------------------
 
     def shadow(self, real: Any, source: Source, name: str = "") -> Any:
         """The stand-in of an outside object.
@@ -248,11 +233,11 @@ class Heap:
         if issubclass(cls, weakref.ReferenceType):
             return weak_shadow(self, real, source)
         if issubclass(cls, BaseException):
-            return raised.exception_record(self, real, source, self.bind(real, source)).shadow
+            return outside_exceptions.exception_record(self, real, source, self.bind(real, source)).shadow
         if cls is types.MappingProxyType:
             return proxy_shadow(self, real, source)
-        if cls is types.FunctionType and anew.is_made_anew(self, real, source):
-            return anew.function(self, real, source).shadow
+        if cls is types.FunctionType and transient_objects.is_made_anew(self, real, source):
+            return transient_objects.function(self, real, source).shadow
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
             return opaque_shadow(self, real, source)
         if issubclass(cls, torch.nn.Module):
@@ -283,7 +268,7 @@ class Heap:
         if record is not None:
             return record.real
         if isinstance(key, weakref.ReferenceType):
-            return weak.real_ref(self, key)
+            return weak_references.real_ref(self, key)
         if isinstance(key, tuple) and not is_plain(key):
             parts = [self.real_key(part) for part in key]
             return ABSENT if any(part is ABSENT for part in parts) else tuple(parts)
@@ -439,11 +424,6 @@ class Heap:
         for table in (self.by_real, self.by_shadow, self.cells):
             table.clear()
 
-    def forget(self) -> None:
-        """Lets go of the objects that guards and paths name."""
-        self.guards.clear()
-        self.sources = SourceTable()
-
     # --- attributes with a special nature -------------------------------------------------------------------------
 
     def instance_attr(self, record: InstanceRecord, name: str) -> Any:
@@ -466,7 +446,7 @@ class Heap:
             source = source.parent
         return False
 
-    def check_arrays(self, writes: Writes) -> None:
+    def check_arrays(self, writes: WriteLog) -> None:
         """Refuses what arrays cannot be used for in a step.
 
         Raises:

@@ -21,10 +21,10 @@ from sidefx_train.compile.common.plain_values import DEFINITIONS
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
-def is_made_anew(heap: Heap, real: object, source: Source) -> bool:
+def is_made_anew(heap: ShadowTableAPI, real: object, source: Source) -> bool:
     """True if the object under a path is to be expected to be another at the next call."""
     if source.kind == "const":
         return False
@@ -67,7 +67,7 @@ def is_value(real: object) -> bool:
     return type(real) in (datetime.date, datetime.timedelta, re.Pattern)
 
 
-def function(heap: Heap, real: types.FunctionType, source: Source) -> Record:
+def function(heap: ShadowTableAPI, real: types.FunctionType, source: Source) -> Record:
     """The record of a function that stands for itself: whatever it refers to is reached by its path."""
     sources = heap.sources
     heap.guard("type", source, types.FunctionType)

@@ -30,8 +30,8 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import instance_dict
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import Writes
-    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+    from sidefx_train.compile.capture.recording.write_log import WriteLog
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -60,7 +60,7 @@ class Contents:
     tensor: tuple[int, bool, Any, dict[Any, Any]] | None = None
 
     @classmethod
-    def of(cls, value: Any, writes: Writes) -> Contents | None:
+    def of(cls, value: Any, writes: WriteLog) -> Contents | None:
         """The contents of an object of the trace, or ``None`` if it has none that could change."""
         if isinstance(value, types.FunctionType):
             return cls(value, attributes=dict(vars(value)))
@@ -136,7 +136,7 @@ class Checkpoint:
         running: ``id`` of the running frames, their variables and stacks: where a step is, not what it has done.
     """
 
-    def __init__(self, world: TraceWorld, live: Iterable[Any] = ()) -> None:
+    def __init__(self, world: CaptureContext, live: Iterable[Any] = ()) -> None:
         self.world = world
         heap = world.heap
         self.records = {id(record): (record, record.save()) for record in all_records(world)}
@@ -271,7 +271,7 @@ class Checkpoint:
                 yield record.shadow, 0
 
 
-def all_records(world: TraceWorld) -> list[Record]:
+def all_records(world: CaptureContext) -> list[Record]:
     """Records of objects, of attributes of containers, of cells and of namespaces."""
     heap = world.heap
     found: list[Record] = list(heap.by_real.values())
@@ -279,7 +279,7 @@ def all_records(world: TraceWorld) -> list[Record]:
     return [*found, *heap.cells.values(), *heap.namespaces.values()]
 
 
-def frames(world: TraceWorld) -> Iterator[Frame]:
+def frames(world: CaptureContext) -> Iterator[Frame]:
     """The frames being interpreted, innermost first."""
     frame = world.interp.current_frame
     while frame is not None:

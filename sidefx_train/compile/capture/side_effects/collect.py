@@ -7,203 +7,34 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, TraceKey
+from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.finalizers import check_dropped
-from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.outside_exceptions import ExceptionRecord
 from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
-from sidefx_train.compile.capture.side_effects.compare import Comparison
+from sidefx_train.compile.capture.side_effects.effect import Effect, EffectKind, SideEffects
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import is_set, slot_names, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.torch_compat import hook_numbers, output_of
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
-EffectKind = Literal[
-    "set_attr",
-    "del_attr",
-    "set_slot",
-    "del_slot",
-    "set_item",
-    "del_item",
-    "clear",
-    "extend",
-    "replace",
-    "add",
-    "remove",
-    "set_cell",
-    "del_cell",
-    "set_class_attr",
-    "set_grad",
-    "set_requires_grad",
-    "detach",
-    "set_data",
-    "grow",
-    "advance",
-]
 
-
-@dataclass(frozen=True)
-class Effect:
-    """One change to make after the graph has succeeded.
-
-    Attributes:
-        kind: what to do.
-        target: the object that changes.
-        key: attribute name or dict key, where there is one.
-        value: value of the trace (shadow, fake tensor, symbolic number, plain value, container of such).
-        through: class whose method makes the change, for containers whose own class may override it.
-    """
-
-    kind: EffectKind
-    target: Source
-    key: Any = None
-    value: Any = None
-    through: type | None = None
-
-    @property
-    def switches(self) -> bool:
-        """A tensor begins or ceases to require gradients: it does so before views of it are made."""
-        return self.kind in ("detach", "set_requires_grad")
-
-    def describe(self) -> str:
-        label = self.target.label
-        if self.kind in ("set_attr", "set_slot", "set_class_attr"):
-            return f"sets {label}.{self.key}"
-        if self.kind in ("del_attr", "del_slot"):
-            return f"deletes {label}.{self.key}"
-        if self.kind == "set_item":
-            return f"sets {label}[{_text(self.key)}]"
-        if self.kind == "del_item":
-            return f"deletes {label}[{_text(self.key)}]"
-        if self.kind == "extend":
-            return f"appends {len(self.value)} to {label}"
-        if self.kind in ("replace", "clear"):
-            return f"rewrites {label}"
-        if self.kind == "add":
-            return f"adds {len(self.value)} to {label}"
-        if self.kind == "remove":
-            return f"removes {len(self.value)} from {label}"
-        if self.kind in ("set_cell", "del_cell"):
-            return f"sets variable {label}"
-        if self.kind == "advance":
-            return f"takes {'the rest' if self.value is None else self.value} from {label}"
-        if self.kind == "set_grad":
-            return f"sets {label}.grad"
-        if self.kind in ("set_data", "grow"):
-            return f"{'sets' if self.kind == 'set_data' else 'enlarges'} the memory of {label}"
-        return f"sets {label}.requires_grad"
-
-
-@dataclass
-class SideEffects:
-    """What a captured step has done to Python.
-
-    Two kinds: :func:`collect` gives those of a finished step, for the residual. :func:`observe` gives those up to a
-    point in the middle of one, which can be compared with others and be returned to.
-
-    Attributes:
-        changes: writes to outside objects.
-        calls: deferred calls, in order.
-        checkpoint: contents of everything the step may still change; ``None`` for a finished step.
-    """
-
-    changes: list[Effect] = field(default_factory=list)
-    calls: list[DeferredCall] = field(default_factory=list)
-    checkpoint: Checkpoint | None = None
-
-    def describe(self) -> list[str]:
-        return [change.describe() for change in self.changes] + [call.describe() for call in self.calls]
-
-    def clone(self) -> SideEffects:
-        """A copy with lists of its own. Neither shows what the step does after it was taken."""
-        point = None if self.checkpoint is None else self.checkpoint.clone()
-        return SideEffects(list(self.changes), list(self.calls), point)
-
-    def diff(self, other: SideEffects, same_tensor: Callable[[Any, Any], bool] | None = None) -> str:
-        """How ``other`` differs, one line for each difference; empty if the two leave the world alike.
-
-        Objects that both made are compared by their contents and by what refers to what, not by identity.
-
-        Args:
-            other: effects of the same capture, taken by :func:`observe`, for example after another branch.
-            same_tensor: says whether two fake tensors (or symbolic numbers) stand for the same value; identity if
-                ``None``.
-
-        Raises:
-            ValueError: one of the two was not taken by :func:`observe`.
-        """
-        return "\n".join(Comparison(self, other, same_tensor).lines())
-
-    def rollback(self) -> None:
-        """Takes back everything the step did after these effects were taken.
-
-        Shadows, objects made in the step, variables of running frames and suspended generators are as they were; what
-        was read in between stays guarded. Iterators of C classes that were advanced in between, and random numbers that
-        were drawn, are not taken back.
-
-        Raises:
-            ValueError: the effects were not taken by :func:`observe`.
-            Unsupported: a tensor was changed in place in between: the graph has recorded that.
-        """
-        self.point().rollback()
-
-    def made(self) -> list[Any]:
-        """Objects that the step made and something still refers to.
-
-        Raises:
-            ValueError: the effects were not taken by :func:`observe`.
-        """
-        return self.point().made()
-
-    def prune(self, live: Iterable[Any] = ()) -> int:
-        """Forgets objects made in the step that neither an effect nor ``live`` reaches.
-
-        Args:
-            live: values that are still needed: what the step returns, variables of frames that go on.
-
-        Returns:
-            How many objects were forgotten.
-
-        Raises:
-            ValueError: the effects were not taken by :func:`observe`.
-        """
-        return self.point().prune([*live, *self.values()])
-
-    def values(self) -> list[Any]:
-        """Values that the effects write, and arguments of the deferred calls."""
-        found: list[Any] = [change.key.value for change in self.changes if isinstance(change.key, TraceKey)]
-        found += [change.value for change in self.changes]
-        return [*found, *self.calls]
-
-    def point(self) -> Checkpoint:
-        """The checkpoint.
-
-        Raises:
-            ValueError: there is none.
-        """
-        if self.checkpoint is None:
-            raise ValueError("these are the effects of a finished step; observe() takes ones that can be returned to")
-        return self.checkpoint
-
-
-def observe(world: TraceWorld, live: Iterable[Any] = ()) -> SideEffects:
+def observe(world: CaptureContext, live: Iterable[Any] = ()) -> SideEffects:
     """The effects so far, in the middle of a capture.
 
     Args:
@@ -214,7 +45,7 @@ def observe(world: TraceWorld, live: Iterable[Any] = ()) -> SideEffects:
     return SideEffects(changes, list(world.deferred), Checkpoint(world, live))
 
 
-def collect(world: TraceWorld) -> SideEffects:
+def collect(world: CaptureContext) -> SideEffects:
     """The effects of a finished step.
 
     Raises:
@@ -229,7 +60,7 @@ def collect(world: TraceWorld) -> SideEffects:
     return SideEffects(changes, list(world.deferred))
 
 
-def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
+def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
     """Compares every shadow with its snapshot."""
     changes: list[Effect] = []
     walked: list[Effect] = []  # after what they walk over has its new contents
@@ -271,7 +102,7 @@ def _changes(world: TraceWorld, finished: bool) -> list[Effect]:
     return changes + walked
 
 
-def _numbered(world: TraceWorld) -> range:
+def _numbered(world: CaptureContext) -> range:
     """Numbers that the capture gave to objects of counting classes."""
     starts = list(registry.COUNTERS.values())
     return range(min(starts), max(starts) + (1 << 30)) if starts else range(0)
@@ -318,9 +149,9 @@ def _whole_dict(record: InstanceRecord) -> list[Effect]:
     return changes
 
 
-def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
+def _dict(world: CaptureContext, record: DictRecord) -> list[Effect]:
     now = stored_entries(record.shadow)
-    weak.check_keys(world.heap, record.base, now)
+    weak_references.check_keys(world.heap, record.base, now)
     if record.filled and record.same_entries() and list(now) == list(record.snapshot):
         return []
     keys = {key: world.heap.real_key(key) for key in now}
@@ -342,7 +173,7 @@ def _dict(world: TraceWorld, record: DictRecord) -> list[Effect]:
     return changes
 
 
-def _key(world: TraceWorld, keys: dict[Any, Any], key: Any) -> Any:
+def _key(world: CaptureContext, keys: dict[Any, Any], key: Any) -> Any:
     record = world.heap.record_of(key)
     made = isinstance(key, weakref.ReferenceType) if record is None else record.base.kind != "const"
     return TraceKey(key) if made or keys[key] is ABSENT else keys[key]
@@ -373,7 +204,7 @@ def _history(record: TensorRecord) -> Any:
         return record.heap.refuse("SFX107", reason)
 
 
-def updated(world: TraceWorld, record: TensorRecord) -> bool:
+def updated(world: CaptureContext, record: TensorRecord) -> bool:
     """True for a tensor, no view of another, to which the step gives a value that autograd knows.
 
     Outside it becomes a result of the captured part, in its own memory. Autograd makes the history of its views anew.
@@ -393,7 +224,7 @@ def _written_under(record: TensorRecord) -> bool:
     return any(r.version != r.entry_version for r in others if r.memory.untyped_storage()._cdata == memory)
 
 
-def bases_wanted(world: TraceWorld) -> frozenset[str]:
+def bases_wanted(world: CaptureContext) -> frozenset[str]:
     """Labels of views from outside that get their history from a tensor to which the step gives a new value.
 
     Such a tensor must be known before anything is written: the capture is made again with it.
@@ -419,7 +250,7 @@ def _turned_view(record: TensorRecord) -> bool:
     return False
 
 
-def follows_anew(world: TraceWorld, record: TensorRecord) -> bool:
+def follows_anew(world: CaptureContext, record: TensorRecord) -> bool:
     """True for such a view that has another history than it had."""
     if record.source.label not in world.heap.specialization.views_needing_base or not follows(world, record):
         return False
@@ -427,7 +258,7 @@ def follows_anew(world: TraceWorld, record: TensorRecord) -> bool:
     return now is not None and now is not (None if record.edge is None else record.edge.node)
 
 
-def follows(world: TraceWorld, record: TensorRecord) -> bool:
+def follows(world: CaptureContext, record: TensorRecord) -> bool:
     """True for a view from outside that has its history from its base, as the base has it when the step has ended."""
     base = world.heap.by_real.get(id(record.real._base))
     if not isinstance(base, TensorRecord) or base.home is not None or record.home is not None:
@@ -437,7 +268,7 @@ def follows(world: TraceWorld, record: TensorRecord) -> bool:
     return _history(base) is (None if base.edge is None else base.edge.node) or updated(world, base)
 
 
-def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Effect]:
+def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
     history = _history(record)
@@ -479,7 +310,3 @@ def _tensor(world: TraceWorld, record: TensorRecord, finished: bool) -> list[Eff
     if finished and record.hooks is not None and record.hooks != hook_numbers(fake):
         record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
     return changes
-
-
-def _text(key: Any) -> str:
-    return repr(key) if isinstance(key, (str, int, float, bool, type(None))) else type(key).__name__

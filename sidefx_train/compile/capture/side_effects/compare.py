@@ -15,10 +15,27 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.side_effects.collect import Effect, SideEffects
+    from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
+
+
+def difference(first: SideEffects, second: SideEffects, same_tensor: Callable[[Any, Any], bool] | None = None) -> str:
+    """How ``second`` differs, one line for each difference; empty if the two leave equal objects.
+
+    Objects that both made are compared by their contents and by what refers to what, not by identity.
+
+    Args:
+        first: effects of a capture, taken by ``observe``.
+        second: effects of the same capture, for example after another branch.
+        same_tensor: says whether two fake tensors (or symbolic numbers) stand for the same value; identity if
+            ``None``.
+
+    Raises:
+        ValueError: one of the two was not taken by ``observe``.
+    """
+    return "\n".join(Comparison(first, second, same_tensor).lines())
 
 
 class Comparison:

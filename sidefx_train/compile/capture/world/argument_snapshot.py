@@ -15,7 +15,7 @@ from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES, base_container, bounds_of, empty_like, make_tuple
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -30,7 +30,7 @@ class Freezer:
             replaced by the text that they have now.
     """
 
-    def __init__(self, world: CallingWorld, shown: bool) -> None:
+    def __init__(self, world: CaptureContext, shown: bool) -> None:
         self.world = world
         self.shown = shown
         self._copies: dict[int, Any] = {}
@@ -86,7 +86,7 @@ class Freezer:
         return Later(Shown, (as_str, as_repr))
 
 
-def late_text(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Later:
+def late_text(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Later:
     """Text that is made when the values in it exist.
 
     Raises:

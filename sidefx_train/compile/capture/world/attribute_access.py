@@ -15,21 +15,18 @@ from sidefx_train.compile.capture.shadows.containers.instance_dicts import check
 from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
-from sidefx_train.compile.capture.shadows.objects import weak_references as weak
+from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.capture.world.call_handling import CallingWorld
 from sidefx_train.compile.capture.world.native_calls import (
-    builtin_methods as natives,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    caller_frames as stack,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    class_creation as classes,
+    builtin_methods,
+    caller_frames,
+    class_creation,
+    weakref_calls,
 )
 from sidefx_train.compile.common import interceptor_registry as registry
-from sidefx_train.compile.common import trace_rules as policy
+from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_definition, is_derived, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -45,7 +42,7 @@ _OTHER_SPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 """What has a ``__dict__`` that is not simply that of an instance."""
 
 _SHOWN_TYPES: dict[type, type] = {
-    weak.ShadowRef: weakref.ref,
+    weak_references.ShadowRef: weakref.ref,
     torch.SymInt: int,
     torch.SymFloat: float,
     torch.SymBool: bool,
@@ -56,11 +53,7 @@ _SHOWN_TYPES: dict[type, type] = {
 class AttributeWorld(CallingWorld):
     """The part of ``TraceWorld`` (``trace_world.py``) that reads, sets and deletes attributes."""
 
-    class_writes: dict[tuple[type, str], Any]
-    class_snapshot: dict[tuple[type, str], Any]
-    new_functions: dict[int, types.FunctionType]
     tagged: dict[int, tuple[torch.Tensor, dict[str, None]]]
-    own_spaces: dict[int, dict[str, Any]]
     _class_spaces: dict[type, Any]
     _attribute_hooks: dict[str, list[tuple[type, registry.AttributeHook]]]
 
@@ -157,7 +150,7 @@ class AttributeWorld(CallingWorld):
 
     def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
         if issubclass(type(obj), type):
-            classes.set_class_attribute(self, obj, name, value)
+            class_creation.set_class_attribute(self, obj, name, value)
             return
         if issubclass(type(obj), types.ModuleType):
             if id(obj) in self.new_modules:
@@ -168,13 +161,13 @@ class AttributeWorld(CallingWorld):
         field = self.class_attr(type(obj), name)
         if type(obj) is types.FunctionType:
             if type(field) in _C_DESCRIPTORS:
-                classes.set_function_field(self, obj, name, value)
+                class_creation.set_function_field(self, obj, name, value)
                 return
             self._function(obj)
         record = self.heap.record_of(obj)
         if issubclass(type(obj), LOCAL):
             space = thread_space(self.heap, obj)
-            natives.dict_operator(self, space, "setitem", (space.shadow, name, value))
+            builtin_methods.dict_operator(self, space, "setitem", (space.shadow, name, value))
             return
         if isinstance(record, TensorRecord):
             record = record.own_attributes()
@@ -211,7 +204,7 @@ class AttributeWorld(CallingWorld):
             space = thread_space(self.heap, obj)
             if not space.bring(name):
                 raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
-            natives.dict_operator(self, space, "delitem", (space.shadow, name))
+            builtin_methods.dict_operator(self, space, "delitem", (space.shadow, name))
             return
         if isinstance(record, TensorRecord):
             record = record.own_attributes()
@@ -227,9 +220,9 @@ class AttributeWorld(CallingWorld):
         elif id(obj) in self.new_modules and name in vars(obj):
             del vars(obj)[name]
         elif (record is not None and not isinstance(obj, type)) or isinstance(obj, types.ModuleType):
-            self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {policy.describe(obj)}")
+            self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {trace_rules.describe(obj)}")
         elif isinstance(obj, type):
-            classes.delete_class_attribute(self, obj, name)
+            class_creation.delete_class_attribute(self, obj, name)
         else:
             object.__delattr__(obj, name)
 
@@ -253,7 +246,7 @@ class AttributeWorld(CallingWorld):
             view = type.__getattribute__(obj, "__dict__")
             self.class_views[id(view)] = (view, obj)
             return view
-        if issubclass(type(obj), torch.Tensor) and name in policy.VALUE_METHODS:
+        if issubclass(type(obj), torch.Tensor) and name in trace_rules.VALUE_METHODS:
             self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
         if name == "__class__":
             return self.type_of(obj)
@@ -288,13 +281,13 @@ class AttributeWorld(CallingWorld):
             kind = _SHOWN_TYPES[type(obj)]
             if name in _OF_ALL_NUMBERS or not hasattr(kind, name):
                 return getattr(kind(), name)
-            return getattr(self.guarded(natives.concrete, (obj,), {}), name)
+            return getattr(self.guarded(builtin_methods.concrete, (obj,), {}), name)
         if issubclass(type(obj), OutsideIterator):
             obj.refuse()
         if type(obj) in weakref.ProxyTypes:
-            return attributes.load(self.interp, weak.through(self, obj), name)
+            return attributes.load(self.interp, weakref_calls.through(self, obj), name)
         if type(obj) is types.FrameType and name == "f_back":
-            return stack.caller_of(self, obj)
+            return caller_frames.caller_of(self, obj)
         if type(obj) is compat.FakeTensor:
             if name == "data":
                 return self.tracer.data_of(obj)
@@ -309,7 +302,7 @@ class AttributeWorld(CallingWorld):
                     value = hook(self, obj, name)
                     if value is not ABSENT:
                         return value
-            return natives.module_getattr(self, obj, name)
+            return builtin_methods.module_getattr(self, obj, name)
         return ABSENT
 
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
@@ -320,22 +313,22 @@ class AttributeWorld(CallingWorld):
             if name in ("grad", "requires_grad"):
                 if name == "grad":
                     self.heap.overwrite_grad(obj)
-                setattr(obj, name, natives.concrete(value) if type(value) is torch.SymBool else value)
+                setattr(obj, name, builtin_methods.concrete(value) if type(value) is torch.SymBool else value)
                 return True
             return False
         if type(obj) in weakref.ProxyTypes:
-            attributes.store(self.interp, weak.through(self, obj), name, value)
+            attributes.store(self.interp, weakref_calls.through(self, obj), name, value)
             return True
         if issubclass(type(obj), torch.nn.Module):
-            return natives.module_setattr(self, obj, name, value)
+            return builtin_methods.module_setattr(self, obj, name, value)
         return False
 
     def override_delattr(self, obj: Any, name: str) -> bool:
         if type(obj) in weakref.ProxyTypes:
-            attributes.delete(self.interp, weak.through(self, obj), name)
+            attributes.delete(self.interp, weakref_calls.through(self, obj), name)
             return True
         if issubclass(type(obj), torch.nn.Module):
-            return natives.module_delattr(self, obj, name)
+            return builtin_methods.module_delattr(self, obj, name)
         return False
 
     def globals_dict(self, space: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sidefx_train.compile.common.plain_values import DEFINITIONS, base_container
 from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -30,7 +30,7 @@ class Reads:
         listening: somebody does.
     """
 
-    def __init__(self, world: TraceWorld) -> None:
+    def __init__(self, world: CaptureContext) -> None:
         self.world = world
         self.listening = False
         self._found: list[tuple[Any, str]] = []

@@ -16,22 +16,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.interpreter.object_model import formatting
-from sidefx_train.compile.capture.recording import float_comparisons as algebra
-from sidefx_train.compile.capture.recording import runtime_asserts as granting
+from sidefx_train.compile.capture.recording import float_comparisons, runtime_asserts
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.finiteness_tests import if_finite
 from sidefx_train.compile.capture.recording.float_comparisons import decided_by_algebra
+from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import SpaceRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, UNSEEN, SetRecord, by_address
 from sidefx_train.compile.capture.shadows.containers.traversal import READ_BY_C, attributes_of, held_by
 from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall, Later, message_of
 from sidefx_train.compile.capture.shadows.finalizers import deletes
-from sidefx_train.compile.capture.shadows.objects import weak_references as weak
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
@@ -69,13 +67,10 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     wants_values,
 )
 from sidefx_train.compile.capture.world.native_calls import (
-    builtin_methods as natives,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    contextvars_and_locks as opaque,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    deferred_warnings as notices,
+    builtin_methods,
+    contextvars_and_locks,
+    deferred_warnings,
+    weakref_calls,
 )
 from sidefx_train.compile.capture.world.native_calls import (
     lru_cache as caches,
@@ -85,9 +80,9 @@ from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tenso
 from sidefx_train.compile.capture.world.native_calls.deferred_strings import later_in
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry, only_looks
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
-from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import Writes, number_in
+from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import number_in
 from sidefx_train.compile.common import interceptor_registry as registry
-from sidefx_train.compile.common import trace_rules as policy
+from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
@@ -97,9 +92,6 @@ from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.frame import Frame
-    from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
-    from sidefx_train.compile.capture.recording.tracer import GraphTracer
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -112,42 +104,28 @@ STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionT
 _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 
 
-class CallingWorld:
+class CallingWorld(CaptureContext):
     """The part of :class:`~sidefx_train.compile.capture.world.trace_world.TraceWorld` that calls and defers.
 
     C code runs on shadows. Before it does, what it is about to read is brought in (:meth:`touch`); what it could change
     outside is refused by code SFX103 or SFX104; what only shows or records something is deferred.
     """
 
-    heap: Heap
-    tracer: GraphTracer
-    interp: Interpreter
-    context: opaque.ContextVariables
-    locks: opaque.Locks
+    context: contextvars_and_locks.ContextVariables
+    locks: contextvars_and_locks.Locks
     reads: Reads
-    new_cells: dict[int, types.CellType]
-    new_classes: dict[int, type]
     new_descriptors: dict[int, Any]
-    new_functions: dict[int, types.FunctionType]
     new_modules: dict[int, types.ModuleType]
     own_spaces: dict[int, dict[str, Any]]
     caches: caches.Caches
-    writes: Writes
-    module_spaces: dict[int, dict[str, Any]]
-    class_views: dict[int, tuple[Any, type]]
     branching: bool
-    specialization: Specialization
     granted: dict[Location, None]
     hooked: set[Any]
-    deferred: list[DeferredCall]
     moved_later: dict[int, str]
     reentry: Reentry
     led_back: list[Callable[..., Any]]
     defined_at: Location | None
     queries: Queries
-    inlined: frozenset[types.CodeType]
-    warns: frozenset[types.CodeType]
-    last_error: tuple[Exception, Any, Location | None] | None
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
 
     def run_in(self, space: dict[str, Any]) -> None:
@@ -185,7 +163,7 @@ class CallingWorld:
         decided = decided_by_algebra(self.tracer, value)
         if decided is not None:
             return self._by_algebra(value, *decided)
-        finite = if_finite(granting.asked_of(self.tracer, value))
+        finite = if_finite(runtime_asserts.asked_of(self.tracer, value))
         if finite is not None and self.grant(value, finite):
             return finite
         if id(value) in self.module_spaces:
@@ -201,24 +179,24 @@ class CallingWorld:
 
     def _by_algebra(self, condition: torch.SymBool, holds: bool, floats: list[Any]) -> bool:
         """What algebra says of floats, where these are such that arithmetic says the same."""
-        if not algebra.known_before(floats):
+        if not float_comparisons.known_before(floats):
             if self.grant(condition, holds):
                 return holds
             raise Unsupported("SFX101", "compares a number, which exists only when the graph runs", self.locate())
-        if not algebra.of_one_number(self.tracer, condition) or not algebra.rely_on_finite(floats):
-            natives.concrete_within(floats)  # they must be what they are now: so is what comes of them
-            return algebra.worked_out(self.tracer, condition)
+        if not float_comparisons.of_one_number(self.tracer, condition) or not float_comparisons.rely_on_finite(floats):
+            builtin_methods.concrete_within(floats)  # they must be what they are now: so is what comes of them
+            return float_comparisons.worked_out(self.tracer, condition)
         return holds
 
     def grant(self, condition: Any, holds: bool) -> bool:
         """Takes the truth of what only the graph knows for granted, and has it checked; false where that cannot be."""
         may = not (self.branching or self.specialization.assumes_nothing)
-        return may and self._noted(granting.grant(self.tracer, condition, holds))
+        return may and self._noted(runtime_asserts.grant(self.tracer, condition, holds))
 
     def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
         """Likewise that a number is not infinite, or not NaN."""
         may = not (self.branching or self.specialization.assumes_nothing)
-        return may and self._noted(granting.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
+        return may and self._noted(runtime_asserts.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
 
     def _noted(self, granted: bool) -> bool:
         location = self.locate()
@@ -314,9 +292,9 @@ class CallingWorld:
                 if inner is not None:
                     return self.interp.call(inner, args, kwargs)
         if cls in weakref.ProxyTypes:
-            return self.interp.call(weak.through(self, fn), args, kwargs)
+            return self.interp.call(weakref_calls.through(self, fn), args, kwargs)
         if fn is int or fn is float or fn is bool:
-            return natives.convert_number(self, fn, args)
+            return builtin_methods.convert_number(self, fn, args)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
         if isinstance(attribute_of(fn, "__self__"), str) and (found := later_in([*args, *kwargs.values()])):
@@ -324,7 +302,7 @@ class CallingWorld:
             return late_text(self, fn, args, kwargs)
         if cls in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
             owner = fn.__self__ if cls is types.MethodWrapperType else args[0] if args else None
-            if fn.__objclass__ is not object and not isinstance(owner, (str, torch.Tensor, *natives.NUMBERS)):
+            if fn.__objclass__ is not object and not isinstance(owner, (str, torch.Tensor, *builtin_methods.NUMBERS)):
                 found = self.wrapped_text(fn.__name__, owner)
                 if found is not ABSENT:
                     return found
@@ -332,8 +310,8 @@ class CallingWorld:
             self._print_now(args, **kwargs)
             return None
         if fn is warnings.warn:
-            return notices.warn(self, args, kwargs)
-        if policy.is_deferred(fn, args):
+            return deferred_warnings.warn(self, args, kwargs)
+        if trace_rules.is_deferred(fn, args):
             self.defer(fn, args, kwargs)
             return None
         frame = self.interp.current_frame
@@ -346,23 +324,23 @@ class CallingWorld:
         if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
             return fn()  # a library tells threads apart: a step runs in one
         if isinstance(fn, weakref.ReferenceType):
-            return ABSENT if args or kwargs else weak.called(self, fn)
+            return ABSENT if args or kwargs else weakref_calls.called(self, fn)
         if fn is weakref.ref:
-            return weak.make(self, args)
+            return weakref_calls.make(self, args)
         if fn is weakref.ref.__new__:
-            self.heap.refuse("SFX104", f"makes a {policy.describe(args[0])}")
+            self.heap.refuse("SFX104", f"makes a {trace_rules.describe(args[0])}")
         if isinstance(attribute_of(fn, "__self__"), contextvars.ContextVar):
             return self.context.call(fn.__name__, fn.__self__, args)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
             return self.context.call(fn.__name__, args[0], args[1:])
-        if isinstance(attribute_of(fn, "__self__"), opaque.LOCKS):
+        if isinstance(attribute_of(fn, "__self__"), contextvars_and_locks.LOCKS):
             return self.locks.call(fn.__name__, fn.__self__, args, kwargs)
-        if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), opaque.LOCKS):
+        if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars_and_locks.LOCKS):
             return self.locks.call(fn.__name__, args[0], args[1:], kwargs)
         if cls is functools._lru_cache_wrapper:
             return caches.call(self, fn, args, kwargs)
         if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
-            return natives.container_method(self, fn, args, kwargs)
+            return builtin_methods.container_method(self, fn, args, kwargs)
         return ABSENT
 
     def _writes_inside(self, file: Any) -> bool:
@@ -400,9 +378,9 @@ class CallingWorld:
             for made in (fn, *args):
                 if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
-        torch_call = policy.is_torch_callable(fn)
+        torch_call = trace_rules.is_torch_callable(fn)
         if torch_call:  # which takes symbols for numbers, but none for a flag
-            args, kwargs = natives.concrete_within((args, kwargs), (torch.SymBool,))
+            args, kwargs = builtin_methods.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:
             self._check_generator(fn)
         if not torch_call:
@@ -412,7 +390,7 @@ class CallingWorld:
             if makes_class(fn, args):
                 return make_class(self, fn, args, kwargs)
             if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):
-                self.heap.refuse("SFX111", f"changes an attribute of {policy.describe(args[0])} by C code")
+                self.heap.refuse("SFX111", f"changes an attribute of {trace_rules.describe(args[0])} by C code")
             if fn is functools._lru_cache_wrapper:
                 return caches.make(self, args, kwargs)
             if type(owner) is functools._lru_cache_wrapper:
@@ -428,11 +406,11 @@ class CallingWorld:
                     self.touch(value, deep=False, asked=fn.__name__)
                     for key in held_by(value) or (value,):
                         self.heap.identities.note_hashed(key)
-                args = tuple(natives.concrete(natives.concrete_items(value)) for value in args)
+                args = tuple(builtin_methods.concrete(builtin_methods.concrete_items(value)) for value in args)
             elif isinstance(owner, dict):
-                args = (*map(natives.concrete, args[:keys]), *args[keys:])
+                args = (*map(builtin_methods.concrete, args[:keys]), *args[keys:])
             if isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
-                natives.not_walked(self, owner)
+                builtin_methods.not_walked(self, owner)
             if type(owner) in CONTAINERS or record is not None:
                 self.touch(owner, deep=fn.__name__ in DEEP_METHODS, asked=fn.__name__)
                 if record is not None and isinstance(owner, (dict, set)):
@@ -444,7 +422,7 @@ class CallingWorld:
             self._fill_owner(fn, args)
             if isinstance(owner, BUFFERS) and record is None:
                 return self.guarded(fn, args, kwargs)
-            if not policy.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in BARE) and callable(fn):
+            if not trace_rules.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in BARE) and callable(fn):
                 self._refuse_call(fn)
         elif attribute_of(fn, "__name__", "") in READS_VALUE:
             owner = attribute_of(fn, "__self__")
@@ -457,11 +435,13 @@ class CallingWorld:
                 return number
             if fn.__name__ == "tolist":
                 self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
-        elif attribute_of(fn, "__name__", "") in policy.VALUE_METHODS:
-            self.heap.refuse("SFX106", f"{policy.describe(fn)} asks for values that exist only when the graph runs")
+        elif attribute_of(fn, "__name__", "") in trace_rules.VALUE_METHODS:
+            self.heap.refuse(
+                "SFX106", f"{trace_rules.describe(fn)} asks for values that exist only when the graph runs"
+            )
         kind = fn if isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
-            self.heap.refuse("SFX104", f"makes a {policy.describe(kind)}, whose __del__ runs when it dies")
+            self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose __del__ runs when it dies")
         if id(fn) in BARE:
             return self.guarded(fn, args, kwargs)
         if not any(fn is known for known in READS_TYPE):
@@ -476,13 +456,15 @@ class CallingWorld:
                 deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
                 for value in (*args, *kwargs.values()):
                     self.touch(value, deep, asked=name)
-        if not torch_call and not isinstance(fn, type) and id(fn) not in natives.ARITHMETIC:
-            substitute = natives.number_function(self, fn, args, kwargs)
+        if not torch_call and not isinstance(fn, type) and id(fn) not in builtin_methods.ARITHMETIC:
+            substitute = builtin_methods.number_function(self, fn, args, kwargs)
             if substitute is not ABSENT:
                 return substitute
             for value in args:
                 if isinstance(value, Later):
-                    self.heap.refuse("SFX106", f"{policy.describe(fn)} of a value that is known only after the step")
+                    self.heap.refuse(
+                        "SFX106", f"{trace_rules.describe(fn)} of a value that is known only after the step"
+                    )
         if not torch_call and (fn is repr or fn is str or not keeps_callables(fn) or asks_missing(fn, args)):
             objects = self.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
             if objects:
@@ -567,7 +549,7 @@ class CallingWorld:
     def as_key(self, key: Any) -> Any:
         if type(key) not in PLAIN_TYPES:
             self.heap.identities.note_hashed(key)
-        return natives.concrete(key)
+        return builtin_methods.concrete(key)
 
     def own_key(self, key: Any, pin: bool = True) -> Any:
         """A key for an outside dict or set, which the heap hashes and compares on its own account.
@@ -576,7 +558,7 @@ class CallingWorld:
             key: the key.
             pin: the step sees whether it is there, so that another object would be another step.
         """
-        key = natives.concrete(key)
+        key = builtin_methods.concrete(key)
         cls = type(key)
         if cls in PLAIN_TYPES:
             return key
@@ -594,7 +576,7 @@ class CallingWorld:
             reason = f"uses a {cls.__qualname__} as a key outside, whose __hash__ or __eq__ does more than look at it"
             self.heap.refuse("SFX111", reason)
         self.touch(key, asked="hash")
-        natives.settle(key)
+        builtin_methods.settle(key)
         return key
 
     def _compares_by(self, cls: type) -> None:
@@ -621,7 +603,7 @@ class CallingWorld:
             if own is object and record.instance is not None:
                 if record.instance.space or vars(record.instance.shadow) or slot_names(type(owner)):
                     what = f"{record.source.label}, a {type(owner).__qualname__} with attributes"
-                    self.heap.refuse("SFX104", f"{policy.describe(fn)} gets {what}")
+                    self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} gets {what}")
                 record.instance.fill()
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
@@ -630,31 +612,35 @@ class CallingWorld:
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value and record.unshadowed:
                 kind = type(value).__qualname__
-                self.heap.refuse("SFX104", f"{policy.describe(fn)} gets {record.source.label}, a {kind}")
+                self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} gets {record.source.label}, a {kind}")
 
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code, which sees the values of numbers that change where it takes Python's own only."""
         if wants_values(fn):
-            return self.guarded(fn, *natives.concrete_within((args, kwargs)))
+            return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
         try:
             return self.guarded(fn, args, kwargs)
         except TypeError as error:
             trace = error.__traceback__
             deeper = trace is not None and trace.tb_next is not None and trace.tb_next.tb_next is not None
             given = list(inside((args, kwargs)))
-            if deeper or any(map(callable, given)) or not any(isinstance(value, natives.NUMBERS) for value in given):
+            if (
+                deeper
+                or any(map(callable, given))
+                or not any(isinstance(value, builtin_methods.NUMBERS) for value in given)
+            ):
                 raise
         self.last_error = None
-        return self.guarded(fn, *natives.concrete_within((args, kwargs)))
+        return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
 
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; torch's complaints about values it cannot know stop the capture."""
         try:
             if type(fn) is types.FunctionType:
-                return notices.call_watched(self, fn, args, kwargs)
+                return deferred_warnings.call_watched(self, fn, args, kwargs)
             return fn(*args, **kwargs)
         except compat.data_dependent_errors() as error:
-            reason = f"{policy.describe(fn)} asks for a value that exists only when the graph runs"
+            reason = f"{trace_rules.describe(fn)} asks for a value that exists only when the graph runs"
             raise Unsupported("SFX101", reason, self.locate()) from error
         except compat.unsupported_fake_errors() as error:
             raise Unsupported("SFX102", first_line(error), self.locate()) from error
@@ -664,10 +650,12 @@ class CallingWorld:
                 raise Unsupported("SFX111", reason, self.locate()) from error
             told = isinstance(error, TypeError) and STAND_IN in message_of(error)  # made by a callback
             if told or any(known_late(value, error) for value in inside((args, kwargs))):
-                reason = f"{policy.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
+                reason = (
+                    f"{trace_rules.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
+                )
                 raise Unsupported("SFX106", reason, self.locate()) from error
             if told_by_a_fake(error) and self._is_handled():
-                reason = f"{policy.describe(fn)} raises what eager says in other words: {first_line(error)}"
+                reason = f"{trace_rules.describe(fn)} raises what eager says in other words: {first_line(error)}"
                 raise Unsupported("SFX102", reason, self.locate()) from error
             self.last_error = (error, fn, self.locate())
             raise
@@ -701,7 +689,7 @@ class CallingWorld:
         owner = attribute_of(fn, "__self__")
         if isinstance(owner, torch.Generator):
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}")
-        self.heap.refuse("SFX103", f"calls {policy.describe(fn)}, which may have effects outside the step")
+        self.heap.refuse("SFX103", f"calls {trace_rules.describe(fn)}, which may have effects outside the step")
 
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
         # By a weak reference: autograd graphs hold such functions, and the world holds tensors with these graphs,
@@ -721,7 +709,9 @@ class CallingWorld:
             finally:
                 if watching is not None:
                     sys.setprofile(watching)
-            return natives.concrete(answer) if type(answer) is torch.SymBool else answer  # C code may compare it
+            return (
+                builtin_methods.concrete(answer) if type(answer) is torch.SymBool else answer
+            )  # C code may compare it
 
         NATIVE_CODE.add(id(led_back.__code__))
         vars(led_back)["leads_to"] = fn
@@ -729,14 +719,14 @@ class CallingWorld:
 
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Replays a call after the graph, with its arguments as they are now."""
-        shown = policy.shows_text(fn)
+        shown = trace_rules.shows_text(fn)
         freezer = Freezer(self, shown)
         caller = self.interp.current_frame
-        place = Place(caller) if caller is not None and policy.looks_at_callers(fn) else None
+        place = Place(caller) if caller is not None and trace_rules.looks_at_callers(fn) else None
         call = DeferredCall(fn, freezer.many(args), freezer.named(kwargs), self.locate(), place)
         self.deferred.append(call)
-        if args and policy.moves_object(fn):
-            self.moved_later[id(args[0])] = policy.describe(fn)
+        if args and trace_rules.moves_object(fn):
+            self.moved_later[id(args[0])] = trace_rules.describe(fn)
 
     def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
         """Replays ``fn(*args)``, which changes its first argument, after the graph; who reads that first breaks it."""

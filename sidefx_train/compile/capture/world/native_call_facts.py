@@ -14,7 +14,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import Later, message_of
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
-from sidefx_train.compile.capture.world.native_calls import builtin_methods as natives
+from sidefx_train.compile.capture.world.native_calls import builtin_methods
 from sidefx_train.compile.common.type_checks import attribute_of
 
 if not TYPE_CHECKING:
@@ -81,7 +81,7 @@ def known_late(value: Any, error: Exception) -> bool:
     """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
     if isinstance(value, Later):
         return True
-    if isinstance(value, natives.NUMBERS):
+    if isinstance(value, builtin_methods.NUMBERS):
         return compat.is_unbacked(value)
     return isinstance(error, TypeError) and type(value) is compat.FakeTensor and value.dim() == 0
 

@@ -19,36 +19,32 @@ from sidefx_train.compile.capture.interpreter.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.interpreter.object_model import operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
-from sidefx_train.compile.capture.recording import symbolic_indexing as indexing
+from sidefx_train.compile.capture.recording import symbolic_indexing
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
+from sidefx_train.compile.capture.recording.write_log import WriteLog
 from sidefx_train.compile.capture.shadows import finalizers
 from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredCall, Later, join_text, percent
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.shadows.shadow_table import Heap
-from sidefx_train.compile.capture.world import backward_reads as reads
+from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
+from sidefx_train.compile.capture.world import backward_reads
 from sidefx_train.compile.capture.world.argument_snapshot import late_text
 from sidefx_train.compile.capture.world.attribute_access import AttributeWorld
 from sidefx_train.compile.capture.world.native_call_facts import HASHED
 from sidefx_train.compile.capture.world.native_calls import (
-    builtin_methods as natives,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    contextvars_and_locks as opaque,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    deferred_warnings as notices,
+    builtin_methods,
+    contextvars_and_locks,
+    deferred_warnings,
 )
 from sidefx_train.compile.capture.world.native_calls.deferred_strings import as_shown, later_in
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
-from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses as derived
+from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
-from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import Writes
 from sidefx_train.compile.common import interceptor_registry as registry
-from sidefx_train.compile.common import trace_rules as policy
+from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.plain_values import is_definition
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Location
@@ -60,7 +56,7 @@ _BUILTINS = vars(builtins)
 
 
 class TraceWorld(AttributeWorld):
-    """Implements :class:`~sidefx_train.compile.capture.interpreter.world.World` over a :class:`Heap`.
+    """Implements :class:`~sidefx_train.compile.capture.interpreter.world.World` over a :class:`ShadowTable`.
 
     Attributes:
         heap: the shadows.
@@ -99,14 +95,14 @@ class TraceWorld(AttributeWorld):
         self.defined_at: Location | None = None
         self.running: set[int] = set()
         self.tracer = tracer
-        self.heap = Heap(tracer, self.locate, self._written_names, specialization, is_part)
-        self.interp = Interpreter(self, policy.Policy())
+        self.heap = ShadowTable(tracer, self.locate, self._written_names, specialization, is_part)
+        self.interp = Interpreter(self, trace_rules.Policy())
         self.interp.handled = HandledOutside(self._outside_exception)
 
         self.heap.reenter = self.interp.reentering
         self.heap.dropped = self.interp.note_dropped
         self.heap.own_key = self.own_key
-        self.heap.memory.warn = lambda text: notices.warn(self, (text,), {})
+        self.heap.memory.warn = lambda text: deferred_warnings.warn(self, (text,), {})
         self.reentry = Reentry(self)
         self.led_back: list[Callable[..., Any]] = []
         self.queries = Queries(self.heap)
@@ -114,9 +110,9 @@ class TraceWorld(AttributeWorld):
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
         self.moved_later: dict[int, str] = {}
-        self.context = opaque.ContextVariables(self)
-        self.locks = opaque.Locks(self)
-        self.reads = reads.Reads(self)
+        self.context = contextvars_and_locks.ContextVariables(self)
+        self.locks = contextvars_and_locks.Locks(self)
+        self.reads = backward_reads.Reads(self)
         self.freed: set[Any] = set()
         self.hooked: set[Any] = set()
         self.replayed: list[tuple[torch.Tensor, int]] = []
@@ -124,7 +120,7 @@ class TraceWorld(AttributeWorld):
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        self.writes = Writes(tracer.graph)
+        self.writes = WriteLog(tracer.graph)
         self.branching = False
         self.granted: dict[Location, None] = {}
         self.inference: list[Any] = []
@@ -224,7 +220,7 @@ class TraceWorld(AttributeWorld):
     def runs(self, fn: types.FunctionType, natively: bool) -> bool:
         if id(fn) in self.new_functions:
             return True
-        if policy.is_undivided(fn):
+        if trace_rules.is_undivided(fn):
             self._refuse_call(fn)
         if natively and fn.__code__ not in self.specialization.inlined_code:
             return self.heap.definitions.runs_natively(fn)
@@ -298,50 +294,54 @@ class TraceWorld(AttributeWorld):
                 return found
         if name == "is_":
             self.heap.identities.tell_apart(*args)
-            return natives.one_object(*args)
+            return builtin_methods.one_object(*args)
         if name in ("add", "iadd") and all(type(value) is str or _is_text(value) for value in args):
             return late_text(self, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), Later):
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
         if name == "contains" and type(args[1]) is torch.SymBool:
-            return operators.contains(self.interp, first, natives.concrete(args[1]))
+            return operators.contains(self.interp, first, builtin_methods.concrete(args[1]))
         if name == "contains" and type(args[1]) is torch.SymInt:
-            found = natives.among(self, first, args[1])
+            found = builtin_methods.among(self, first, args[1])
             if found is not ABSENT:
                 return found
         if id(first) in self.module_spaces and name in ("getitem", "setitem", "delitem", "contains"):
-            return natives.namespace_operator(self, name, args)
+            return builtin_methods.namespace_operator(self, name, args)
         if id(first) in self.class_views and name in ("getitem", "contains"):
-            return natives.class_view_operator(self, name, args)
+            return builtin_methods.class_view_operator(self, name, args)
         record = self.heap.by_shadow.get(id(first))
         if name == "getitem" and isinstance(record, ListRecord) and record.shadow is first and type(args[1]) is int:
             item = record.from_end(args[1])
             if item is not ABSENT:
                 return item
         if isinstance(record, DictRecord) and record.shadow is first and record.plain:
-            return natives.dict_operator(self, record, name, args)
+            return builtin_methods.dict_operator(self, record, name, args)
         if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
             return ABSENT
         traced = any(type(value) in _TRACED for value in args)
         if (
             traced
-            and name in natives.OPERATORS
-            and not (any(map(_decides, args[:2])) or derived.decides(self, name, args))
+            and name in builtin_methods.OPERATORS
+            and not (any(map(_decides, args[:2])) or number_subclasses.decides(self, name, args))
         ):
             self._touch_operands(name, args)
             if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
-                view = indexing.view_of(first, args[1], self._run)
+                view = symbolic_indexing.view_of(first, args[1], self._run)
                 if view is not ABSENT:
-                    return view if name == "getitem" else self._run(natives.OPERATORS[name], (view, ..., args[2]), {})
-            by_value = derived.needs_value(args) or (
+                    return (
+                        view
+                        if name == "getitem"
+                        else self._run(builtin_methods.OPERATORS[name], (view, ..., args[2]), {})
+                    )
+            by_value = number_subclasses.needs_value(args) or (
                 name in _COMPARES and any(type(value) is torch.SymBool for value in args)
             )
             if by_value or operator_raises(self, name, args) or needs_values(self, name, args):
-                args = natives.concrete_within(args)
+                args = builtin_methods.concrete_within(args)
             if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
-                return self._run(natives.OPERATORS[name], args, {})
+                return self._run(builtin_methods.OPERATORS[name], args, {})
         for value in args:
             array = self.heap.by_shadow.get(id(value))
             if isinstance(array, ArrayRecord) and array.shadow is value:
@@ -353,7 +353,9 @@ class TraceWorld(AttributeWorld):
         if name in ("getitem", "setitem", "delitem") and type(first) in (list, tuple, deque):
             if name == "setitem" and type(args[1]) is slice:
                 self.touch(args[2], deep=False)
-            return self.guarded(natives.OPERATORS[name], (first, natives.concrete(args[1]), *args[2:]), {})
+            return self.guarded(
+                builtin_methods.OPERATORS[name], (first, builtin_methods.concrete(args[1]), *args[2:]), {}
+            )
         if name == "next" and record is not None and record.shadow is record.real:
             self.heap.refuse("SFX103", f"advances the outside iterator {record.source.label}")
         return ABSENT

@@ -12,8 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.autotune import conv_layout as convolutions
-from sidefx_train.compile.backend.autotune import timing as measuring
+from sidefx_train.compile.backend.autotune import conv_layout, timing
 from sidefx_train.compile.backend.autotune.conv_layout import AS_CAPTURED, LAST
 from tests.support.disk_cache import new_cache
 
@@ -27,7 +26,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
 
 def choose(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     given = {LAST: 1.0, AS_CAPTURED: 1.0, way: 0.1}
-    monkeypatch.setattr(convolutions, "timings", lambda tasks, share: dict.fromkeys(tasks, given))
+    monkeypatch.setattr(conv_layout, "timings", lambda tasks, share: dict.fromkeys(tasks, given))
 
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -99,7 +98,7 @@ def test_inductor_turns_nothing_in_a_contiguous_graph(monkeypatch: pytest.Monkey
 
 
 def test_nothing_is_measured_with_autotune_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions, "timings", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(conv_layout, "timings", lambda *_: pytest.fail("measured"))
     _, run = trained("images", True, autotune="off")
     assert "channels_last" in run.report().sources()["graph"]
     assert not run.report().captures[0].choices
@@ -119,7 +118,7 @@ def graph_of(*images: torch.Tensor, weight: torch.Tensor, backward: bool = False
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_inductor_turns_no_image_of_its_own_accord(dtype: torch.dtype) -> None:
     graph = graph_of(torch.randn(2, 4, 6, 6, dtype=dtype), weight=torch.randn(4, 4, 3, 3, dtype=dtype))
-    assert convolutions.all_may_turn(graph) == (dtype == torch.float32)
+    assert conv_layout.all_may_turn(graph) == (dtype == torch.float32)
 
 
 def test_the_sum_decides_each_convolution_as_often_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,39 +126,39 @@ def test_the_sum_decides_each_convolution_as_often_as_it_is_there(monkeypatch: p
     times = {6: {LAST: 1.0, AS_CAPTURED: 2.0}, 9: {LAST: 3.0, AS_CAPTURED: 1.5}}
     asked: list[str] = []
 
-    def timings(tasks: dict[str, measuring.Task], share: float) -> dict[str, measuring.Times]:
+    def timings(tasks: dict[str, timing.Task], share: float) -> dict[str, timing.Times]:
         asked.extend(tasks)
         return {key: times[task[1][0][-1]] for key, task in tasks.items()}
 
-    monkeypatch.setattr(convolutions, "timings", timings)
+    monkeypatch.setattr(conv_layout, "timings", timings)
     weight = torch.randn(4, 4, 3, 3)
-    last, (total, *each) = convolutions.choose_layout(graph_of(small, large, weight=weight), 2)
+    last, (total, *each) = conv_layout.choose_layout(graph_of(small, large, weight=weight), 2)
     assert not last and total.seconds == {AS_CAPTURED: 3.5, LAST: 4.0}
     assert {(choice.count, choice.threads, choice.chosen) for choice in (total, *each)} == {(1, 2, AS_CAPTURED)}
     assert ["(2, 4, 9, 9)" in key for key in asked] == [True, False], "what has most to do first"
-    last, (total, *each) = convolutions.choose_layout(graph_of(small, small, small, large, weight=weight), 2)
+    last, (total, *each) = conv_layout.choose_layout(graph_of(small, small, small, large, weight=weight), 2)
     assert last and total.chosen == LAST
     assert [(choice.count, "(2, 4, 6, 6)" in choice.what) for choice in each] == [(3, True), (1, False)]
 
 
 def test_times_of_a_part_count_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {LAST: 1.0, AS_CAPTURED: 2.0}
-    monkeypatch.setattr(convolutions, "timings", lambda tasks, share: dict.fromkeys(tasks, times))
+    monkeypatch.setattr(conv_layout, "timings", lambda tasks, share: dict.fromkeys(tasks, times))
     graph = graph_of(torch.randn(64, 16, 32, 32), weight=torch.randn(16, 16, 3, 3))
-    _, (total, each) = convolutions.choose_layout(graph, 2)
+    _, (total, each) = conv_layout.choose_layout(graph, 2)
     assert "(a part of it)" in each.what and each.seconds[LAST] == 1.0 and total.seconds[LAST] == 4.0
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_what_is_channels_last_as_captured_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, backward: bool) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(convolutions, "timings", lambda tasks, share: asked.extend(tasks) or {})
+    monkeypatch.setattr(conv_layout, "timings", lambda tasks, share: asked.extend(tasks) or {})
     image, weight = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
     turned = image.to(memory_format=torch.channels_last)
-    assert convolutions.choose_layout(graph_of(turned, weight=weight, backward=backward), 1)[0] and not asked
-    assert convolutions.choose_layout(graph_of(image, weight=weight, backward=backward), 1)[0]
+    assert conv_layout.choose_layout(graph_of(turned, weight=weight, backward=backward), 1)[0] and not asked
+    assert conv_layout.choose_layout(graph_of(image, weight=weight, backward=backward), 1)[0]
     assert len(asked) == 1 + backward
-    assert convolutions.choose_layout(graph_of(image.double(), weight=weight.double()), 1)[1] == []
+    assert conv_layout.choose_layout(graph_of(image.double(), weight=weight.double()), 1)[1] == []
 
 
 TASKS: list[list[Any]] = [
@@ -182,14 +181,14 @@ def test_both_layouts_are_measured(args: list[Any]) -> None:
     torch.manual_seed(0)
     want = torch.rand(3)
     torch.manual_seed(0)
-    times = convolutions._measure(*args)
+    times = conv_layout._measure(*args)
     assert set(times) == {LAST, AS_CAPTURED} and all(0 < seconds < 1 for seconds in times.values())
     assert torch.equal(torch.rand(3), want)
 
 
 def test_of_many_and_large_images_a_part_is_measured() -> None:
     same = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
-    part = lambda image, weight, threads=2: convolutions._part(image, weight, same, [], threads)  # noqa: E731
+    part = lambda image, weight, threads=2: conv_layout._part(image, weight, same, [], threads)  # noqa: E731
     assert part([2, 3, 8, 8], [4, 3, 3, 3]) == [2, 3, 8, 8]
     assert part([64, 16, 32, 32], [16, 16, 3, 3]) == [16, 16, 32, 32]
     assert part([1, 16, 512, 256], [16, 16, 3, 3]) == [1, 16, 128, 128]
@@ -197,13 +196,13 @@ def test_of_many_and_large_images_a_part_is_measured() -> None:
 
 
 def test_measurements_of_one_compilation_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_memory", {})
+    monkeypatch.setattr(timing, "_memory", {})
     clock = [0.0]
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setitem(measuring.MEASURES, "slow", lambda: clock.__setitem__(0, clock[0] + 4.0) or {"way": 1.0})
-    measuring.begin(10.0)
-    tasks: dict[str, measuring.Task] = {name: ("slow", []) for name in "abcd"}
-    assert list(measuring.timings(tasks, share=0.5)) == ["a", "b"], "half of the time was up"
-    assert list(measuring.timings({name: ("slow", []) for name in "efg"})) == ["e"]
-    measuring.begin(10.0)
-    assert list(measuring.timings(tasks)) == ["a", "b", "c", "d"]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setitem(timing.MEASURES, "slow", lambda: clock.__setitem__(0, clock[0] + 4.0) or {"way": 1.0})
+    timing.begin(10.0)
+    tasks: dict[str, timing.Task] = {name: ("slow", []) for name in "abcd"}
+    assert list(timing.timings(tasks, share=0.5)) == ["a", "b"], "half of the time was up"
+    assert list(timing.timings({name: ("slow", []) for name in "efg"})) == ["e"]
+    timing.begin(10.0)
+    assert list(timing.timings(tasks)) == ["a", "b", "c", "d"]

@@ -11,7 +11,7 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.autotune import lstm as recurrent
+from sidefx_train.compile.backend.autotune import lstm
 from sidefx_train.compile.backend.autotune.lstm import INPUT, STATES, WEIGHTS
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from tests.support.disk_cache import new_cache
@@ -30,7 +30,7 @@ def threads(request):
 @pytest.fixture
 def chosen(monkeypatch, tmp_path):
     new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
-    monkeypatch.setattr(recurrent, "timings", lambda tasks: dict.fromkeys(tasks, {"onednn": 1.0, "native": 0.1}))
+    monkeypatch.setattr(lstm, "timings", lambda tasks: dict.fromkeys(tasks, {"onednn": 1.0, "native": 0.1}))
     with compat.inductor_options({"cpp_cache_precompile_headers": False}):
         yield
 
@@ -259,7 +259,7 @@ def test_where_nothing_is_chosen_onednn_stays(monkeypatch, chosen):
     torch.manual_seed(0)
     _, run = trained(Reader(), True, autotune="off")
     assert "sidefx::rnn_layer" in run.report().sources()["inductor"]
-    monkeypatch.setattr(recurrent, "timings", lambda tasks: dict.fromkeys(tasks, {"onednn": 1.0, "native": 1.1}))
+    monkeypatch.setattr(lstm, "timings", lambda tasks: dict.fromkeys(tasks, {"onednn": 1.0, "native": 1.1}))
     _, run = trained(Reader(batch_first=True), True)
     assert "sidefx::rnn_layer" in run.report().sources()["inductor"]
     (choice,) = [each for each in run.report().captures[0].choices if each.what.startswith("lstm 7 steps 4 rows")]
@@ -286,14 +286,14 @@ def test_python_calls_it_too(chosen, monkeypatch):
 
 def test_both_ways_are_measured():
     for wanted in (0, WEIGHTS, ALL):
-        found = recurrent._measure(5, 3, 4, 6, wanted, 1)
+        found = lstm._measure(5, 3, 4, 6, wanted, 1)
         assert set(found) == {"onednn", "native"} and all(0 < seconds < 1 for seconds in found.values())
 
 
 def test_of_a_long_sequence_a_part_is_measured():
-    assert recurrent._part(16, 8, 32, 32) == 16
-    assert recurrent._part(32, 32, 128, 128) == 8
-    assert recurrent._part(4, 512, 512, 512) == 4
+    assert lstm._part(16, 8, 32, 32) == 16
+    assert lstm._part(32, 32, 128, 128) == 8
+    assert lstm._part(4, 512, 512, 512) == 4
 
 
 STORED = """
@@ -328,8 +328,8 @@ def test_a_later_process_takes_it_from_the_cache(tmp_path, monkeypatch):
 
 
 def test_without_the_native_module_onednn_is_used(monkeypatch):
-    monkeypatch.setattr(recurrent, "lstm_module", lambda: None)
-    assert set(recurrent._measure(5, 3, 4, 6, ALL, 1)) == {"onednn"}
+    monkeypatch.setattr(lstm, "lstm_module", lambda: None)
+    assert set(lstm._measure(5, 3, 4, 6, ALL, 1)) == {"onednn"}
 
 
 def test_a_caller_of_layers_needs_no_header_of_torchs():

@@ -18,9 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.autotune import matmul as products
-from sidefx_train.compile.backend.autotune import timing as measuring
-from sidefx_train.compile.backend.cpp_codegen import python_entry as entry
+from sidefx_train.compile.backend.autotune import matmul, timing
+from sidefx_train.compile.backend.cpp_codegen import python_entry
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
 from sidefx_train.compile.native import products_module
 from sidefx_train.report import ChoiceRecord
@@ -105,7 +104,7 @@ def _turned(matrices: torch.Tensor) -> torch.Tensor:
 def test_a_step_with_batched_products(operator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
     times = lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.5})  # noqa: E731
-    monkeypatch.setattr(products, "timings", times)
+    monkeypatch.setattr(matmul, "timings", times)
     multiply = getattr(torch, operator)
     results = []
     for compiled in (False, True):
@@ -128,16 +127,16 @@ def test_what_time_did_not_reach_is_computed_as_the_others_are(monkeypatch: pyte
     """What has most to do is measured first; batches and single products are told apart."""
     asked: list[int] = []
 
-    def timings(tasks: dict[str, measuring.Task]) -> dict[str, measuring.Times]:
+    def timings(tasks: dict[str, timing.Task]) -> dict[str, timing.Times]:
         asked.extend(math.prod(task[1][0][0]) for task in tasks.values())
         large = [key for key, task in tasks.items() if task[1][0][0] in ([16, 16], [8, 8], [4, 4])]
         return {key: {"mkl": 1.0, "tiles": 0.1 if i == 0 else 2.0} for i, key in enumerate(large)}
 
-    monkeypatch.setattr(products, "timings", timings)
+    monkeypatch.setattr(matmul, "timings", timings)
     sizes = [(2, 2), (4, 4), (8, 8), (16, 16), (3, 2, 2)]
     given = [torch.randn(size) for size in sizes]
     graph = make_fx(lambda *all: [x @ x if x.dim() == 2 else torch.bmm(x, x) for x in all], tracing_mode="fake")(*given)
-    note, choices = products.choose_products(graph, 2)
+    note, choices = matmul.choose_products(graph, 2)
     targets = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
     tiles, mkl = "sidefx.product.default", "aten.mm.default"
     assert targets == [tiles, mkl, mkl, tiles, "aten.bmm.default"]
@@ -178,7 +177,7 @@ def test_relu_lets_nan_through() -> None:
 @pytest.mark.parametrize("read_before", [False, True])
 def test_a_relu_is_part_of_its_product(read_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless something else reads what it is made of."""
-    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.1}))
+    monkeypatch.setattr(matmul, "timings", lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.1}))
     a, b, bias = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
 
     def net(a, b, bias):
@@ -186,7 +185,7 @@ def test_a_relu_is_part_of_its_product(read_before: bool, monkeypatch: pytest.Mo
         return held.relu() * 2 + (held if read_before else 0)
 
     module = make_fx(net, tracing_mode="fake")(a, b, bias)
-    products.choose_products(module, 1)
+    matmul.choose_products(module, 1)
     module.graph.lint()
     targets = {str(node.target) for node in module.graph.nodes}
     assert ("sidefx.product_relu.default" in targets) != read_before
@@ -203,10 +202,10 @@ def test_no_depth_gives_the_bias() -> None:
 
 
 def _targets(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str, list[ChoiceRecord]]:
-    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, times))
+    monkeypatch.setattr(matmul, "timings", lambda tasks: dict.fromkeys(tasks, times))
     a, b, bias = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
     module = make_fx(lambda a, b, bias: torch.addmm(bias, a, b) + torch.mm(a, b), tracing_mode="fake")(a, b, bias)
-    note, choices = products.choose_products(module, 1)
+    note, choices = matmul.choose_products(module, 1)
     torch.testing.assert_close(module(a, b, bias), torch.addmm(bias, a, b) + torch.mm(a, b))
     return [str(node.target) for node in module.graph.nodes if node.op == "call_function"], note, choices
 
@@ -232,10 +231,10 @@ def test_the_fastest_is_used(times: dict[str, float], used: str, monkeypatch: py
 
 
 def test_products_are_told_by_how_their_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "timings", lambda tasks: {})
+    monkeypatch.setattr(matmul, "timings", lambda tasks: {})
     a, b = torch.randn(4, 6), torch.randn(8, 6)
     module = make_fx(lambda a, b: (a @ b[::2].T, a @ b.T, a.T @ a), tracing_mode="fake")(a, b)
-    _, choices = products.choose_products(module, 1)
+    _, choices = matmul.choose_products(module, 1)
     shown = ["(4, 6) @ (8, 6).mT", "(4, 6) @ (6, 4) strides (1, 12)", "(4, 6).mT @ (4, 6)"]
     assert sorted(choice.what for choice in choices) == sorted(shown)
 
@@ -253,7 +252,7 @@ def test_products_are_told_by_how_their_operands_lie(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_the_fastest_is_used_in_bfloat16(times: dict[str, float], used: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, times))
+    monkeypatch.setattr(matmul, "timings", lambda tasks: dict.fromkeys(tasks, times))
     torch.manual_seed(0)
     a, b, bias = (torch.randn(size).bfloat16() for size in ((4, 6), (6, 5), (5,)))
 
@@ -261,7 +260,7 @@ def test_the_fastest_is_used_in_bfloat16(times: dict[str, float], used: str, mon
         return torch.addmm(bias, a, b).relu(), torch.mm(a, b)
 
     module = make_fx(net, tracing_mode="fake")(a, b, bias)
-    products.choose_products(module, 1)
+    matmul.choose_products(module, 1)
     module.graph.lint()
     assert used in {str(node.target) for node in module.graph.nodes}
     for have, want in zip(module(a, b, bias), net(a, b, bias), strict=True):
@@ -271,7 +270,7 @@ def test_the_fastest_is_used_in_bfloat16(times: dict[str, float], used: str, mon
 
 def test_a_step_under_autocast_rounds_where_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands and results are bfloat16: on float32 numbers all but the last result would be others."""
-    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, {"torch": 1.0, "tiles": 0.5}))
+    monkeypatch.setattr(matmul, "timings", lambda tasks: dict.fromkeys(tasks, {"torch": 1.0, "tiles": 0.5}))
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 8, 16), torch.randn(16, 16), torch.randn(16)
 
@@ -306,43 +305,43 @@ def test_of_large_products_a_part_is_measured(
         sides = (torch.empty(*batch, *side, device="meta") for side in ((height, depth), (depth, width)))
         return [[list(side.shape), list(side.stride())] for side in sides]
 
-    monkeypatch.setattr(products, "measured", measured)
-    products._measure(*layouts(1024, 2048, 4096), 2, dtype)
-    products._measure(*layouts(64, 32, 48), 2, dtype)
-    assert measuring.LARGEST / 4 < asked[0] <= measuring.LARGEST
+    monkeypatch.setattr(matmul, "measured", measured)
+    matmul._measure(*layouts(1024, 2048, 4096), 2, dtype)
+    matmul._measure(*layouts(64, 32, 48), 2, dtype)
+    assert timing.LARGEST / 4 < asked[0] <= timing.LARGEST
     assert asked[1] == 2 * math.prod(batch) * 64 * 32 * 48
 
 
 def test_measurements_are_kept_by_machine_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(measuring, "_memory", {})
+    monkeypatch.setattr(timing, "_memory", {})
     task = {"one": ("product", [[[4, 4], [4, 1]], [[4, 4], [4, 1]], 1])}
-    (times,) = measuring.timings(task).values()
+    (times,) = timing.timings(task).values()
     assert set(times) >= {"mkl", "tiles"} and all(seconds > 0 for seconds in times.values())
     (kept,) = (tmp_path / "sidefx").glob("kernels_*.json")
     assert torch.__version__ in kept.name and json.loads(kept.read_text()) == {"one": times}
-    monkeypatch.setattr(measuring, "_memory", {})
-    monkeypatch.setitem(measuring.MEASURES, "product", lambda *_: pytest.fail("measured again"))
-    assert measuring.timings(task) == {"one": times}
+    monkeypatch.setattr(timing, "_memory", {})
+    monkeypatch.setitem(timing.MEASURES, "product", lambda *_: pytest.fail("measured again"))
+    assert timing.timings(task) == {"one": times}
 
 
 @pytest.mark.parametrize(
     "task", [("product", [[[4, 4], [4, 1]], [[4, 4], [0, 1]], 1]), ("attention", [[1, 2, 4, 4], True, 1])]
 )
-def test_measuring_draws_none_of_the_programs_numbers(task: measuring.Task) -> None:
+def test_measuring_draws_none_of_the_programs_numbers(task: timing.Task) -> None:
     torch.manual_seed(0)
     want = torch.rand(3)
     torch.manual_seed(0)
-    assert all(measuring.MEASURES[task[0]](*task[1]).values())
+    assert all(timing.MEASURES[task[0]](*task[1]).values())
     assert torch.equal(torch.rand(3), want)
 
 
 @pytest.mark.parametrize("bias", [torch.randn(10)[::2], torch.randn(1), torch.randn(1).expand(5), torch.randn(4, 5)])
 def test_a_bias_with_gaps_or_broadcast_stays_torchs(bias: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "timings", lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.1}))
+    monkeypatch.setattr(matmul, "timings", lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.1}))
     a, b = torch.randn(4, 6), torch.randn(6, 5)
     module = make_fx(torch.addmm, tracing_mode="fake")(bias, a, b)
-    products.choose_products(module, 1)
+    matmul.choose_products(module, 1)
     assert "aten.addmm.default" in {str(node.target) for node in module.graph.nodes}
     torch.testing.assert_close(sidefx_train.compile(torch.addmm)(bias, a, b), torch.addmm(bias, a, b))
 
@@ -398,10 +397,10 @@ def test_what_may_be_the_fastest_is_measured_longer(
 
         return run
 
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(measuring.time, "thread_time", lambda: now[0])
-    monkeypatch.setattr(measuring, "_WORTH", patience)
-    found = measuring.measured(lambda: {name: candidate(name) for name in seconds}, 1e8, 1)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "thread_time", lambda: now[0])
+    monkeypatch.setattr(timing, "_WORTH", patience)
+    found = timing.measured(lambda: {name: candidate(name) for name in seconds}, 1e8, 1)
     assert found == pytest.approx(seconds)
     assert [calls[name] for name in seconds] == [2 * turn for turn in turns], "one call, and one that is timed"
 
@@ -410,7 +409,7 @@ def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(measuring, "_memory", {})
+    monkeypatch.setattr(timing, "_memory", {})
     now, asked = [0.0], []
 
     def candidate(seconds: float) -> Callable[[], None]:
@@ -422,29 +421,29 @@ def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(
 
     def measure(flops: float) -> dict[str, float]:
         ways = {"slow": 4e-5, "fast": 1e-5}
-        return measuring.measured(lambda: {name: candidate(each) for name, each in ways.items()}, flops, 2)
+        return timing.measured(lambda: {name: candidate(each) for name, each in ways.items()}, flops, 2)
 
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(measuring.time, "thread_time", lambda: now[0])
-    monkeypatch.setitem(measuring.MEASURES, "waiting", measure)
-    tasks: dict[str, measuring.Task] = {"one": ("waiting", [1e6]), "two": ("waiting", [1e6])}
-    found = measuring.timings(tasks)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "thread_time", lambda: now[0])
+    monkeypatch.setitem(timing.MEASURES, "waiting", measure)
+    tasks: dict[str, timing.Task] = {"one": ("waiting", [1e6]), "two": ("waiting", [1e6])}
+    found = timing.timings(tasks)
     assert found["one"] == found["two"] == pytest.approx({"slow": 4e-5, "fast": 1e-5})
     assert asked.index(1) <= 32 and 2 not in asked[asked.index(1) :], "it is found out once"
     (kept,) = (tmp_path / "sidefx").glob("kernels_*.json")
     assert json.loads(kept.read_text()) == {}, "a later process may have the machine to itself"
     asked.clear()
-    assert measuring.timings(tasks) == found and not asked, "this process does not measure again"
+    assert timing.timings(tasks) == found and not asked, "this process does not measure again"
 
 
 def test_a_caller_of_products_needs_no_header_of_torchs() -> None:
-    assert lean_caller(entry.kernels_called(compat.KERNEL_FUNCTION + "product")) is not None
+    assert lean_caller(python_entry.kernels_called(compat.KERNEL_FUNCTION + "product")) is not None
 
 
 def test_no_time_for_measuring(tmp_path, monkeypatch):
     """What is not measured is torch's choice, and the report says that it was not."""
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(measuring, "_memory", {})
+    monkeypatch.setattr(timing, "_memory", {})
     step = sidefx_train.compile(lambda a, b: a @ b, fullgraph=True, autotune_seconds=0)
     step(torch.randn(24, 40), torch.randn(40, 56))
     (choice,) = step.report().captures[0].choices

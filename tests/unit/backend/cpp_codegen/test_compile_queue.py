@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
+from sidefx_train.compile.backend.cpp_codegen import build_library
 from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, Unit, Workshop
 from sidefx_train.compile.backend.cpp_codegen.kernel_units import LARGEST_PART, Kernels
 
@@ -109,8 +109,8 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
 }}
 """
     kernel = _kernel("a", LARGEST_PART)
-    building = cpp.Building()
+    building = build_library.Building()
     building.add(kernel)
-    name = cpp.build_library(caller, kernel, 1, building=building)
+    name = build_library.build_library(caller, kernel, 1, building=building)
     monkeypatch.setattr(Workshop, "finish", lambda *_: pytest.fail("built again"))
-    assert cpp.build_library(caller, kernel, 1) == name
+    assert build_library.build_library(caller, kernel, 1) == name

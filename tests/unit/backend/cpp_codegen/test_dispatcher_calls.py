@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.backend.passes import keep_composite_ops as whole
+from sidefx_train.compile.backend.passes import keep_composite_ops
 from tests.support.disk_cache import new_cache
 
 
@@ -46,7 +46,7 @@ CALLED = {
 @pytest.mark.parametrize("name", CALLED)
 def test_called_without_torchs_headers(name, tmp_path, monkeypatch):
     new_cache(tmp_path, monkeypatch)
-    monkeypatch.setattr(whole, "_FEWEST", 64)
+    monkeypatch.setattr(keep_composite_ops, "_FEWEST", 64)
     torch.manual_seed(0)
     x = torch.randn(2, 3, 64, 64, requires_grad=True)
 
@@ -65,7 +65,7 @@ def test_called_without_torchs_headers(name, tmp_path, monkeypatch):
 
 def test_what_the_dispatcher_is_given_is_freed(tmp_path, monkeypatch):
     new_cache(tmp_path, monkeypatch)
-    monkeypatch.setattr(whole, "_FEWEST_WINDOWS", 1)
+    monkeypatch.setattr(keep_composite_ops, "_FEWEST_WINDOWS", 1)
     compiled = sidefx_train.compile(lambda x: F.interpolate(x.flip(3), scale_factor=2, mode="bilinear"), fullgraph=True)
     x = torch.randn(1, 1, 64, 64)
     for _ in range(20):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sidefx_train.compile.backend.cpp_codegen import forked_lowering as beside
+from sidefx_train.compile.backend.cpp_codegen import forked_lowering
 from sidefx_train.compile.backend.cpp_codegen.forked_lowering import Shared, may_fork
 
 pytestmark = pytest.mark.skipif(not may_fork(), reason="no second processor, or no fork")
@@ -51,7 +51,7 @@ def test_an_error_that_both_meet_is_raised() -> None:
 
 
 def test_a_fork_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(beside, "_PATIENCE", 0.1)
+    monkeypatch.setattr(forked_lowering, "_PATIENCE", 0.1)
 
     def hangs(i: int) -> Any:
         (tmp_path / "child").write_text(str(os.getpid()))

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
-from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
-from sidefx_train.compile.backend.cpp_codegen import kernel_units as kernels
+from sidefx_train.compile.backend.cpp_codegen import build_library, kernel_units
 from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import lean_header, lean_kernels
 
 aten = torch.ops.aten
@@ -126,14 +125,14 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     found: list[bool] = []
-    build = cpp._build
+    build = build_library._build
 
     def noted(units: list[Any], *rest: Any) -> str:
         name = build(units, *rest)  # a source that is refused is not noted
         found.extend(compat.KERNEL_HEADER not in unit.text for unit in units[2:])
         return name
 
-    monkeypatch.setattr(cpp, "_build", noted)
+    monkeypatch.setattr(build_library, "_build", noted)
     return found
 
 
@@ -171,7 +170,7 @@ def test_results_are_those_of_torchs_header_bit_by_bit(
     assert builds and all(builds) is own, "kernels were compiled with torch's header"
     builds.clear()
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "other"))
-    monkeypatch.setattr(kernels, "lean_kernels", lambda text: None)
+    monkeypatch.setattr(kernel_units, "lean_kernels", lambda text: None)
     whole = _computed(program, given)
     assert builds and not any(builds)
     for i, (mine, torchs) in enumerate(zip(lean, whole, strict=True)):

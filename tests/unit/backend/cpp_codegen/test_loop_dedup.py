@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train.compile.backend import inductor
-from sidefx_train.compile.backend.cpp_codegen import build_library as cpp
+from sidefx_train.compile.backend.cpp_codegen import build_library
 from sidefx_train.compile.backend.cpp_codegen.loop_dedup import AlikeLoops
 from tests.support.disk_cache import new_cache
 
@@ -54,7 +54,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]
     """What stood in for Inductor's generator in each lowering, and the kernels of each."""
     new_cache(tmp_path, monkeypatch)
     found: list[Any] = []
-    build = cpp.build_library
+    build = build_library.build_library
 
     def noted(caller: str, kernels: str, *rest: Any) -> str:
         found.append((caller, kernels))

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
-from sidefx_train.compile.backend.passes import blocked_row_sums as columns
+from sidefx_train.compile.backend.passes import blocked_row_sums
 
 SUMS = {
     "a matrix": lambda x: x.sum(0),
@@ -33,13 +33,13 @@ def rewritten(net, x):
     module = make_fx(net, tracing_mode="fake")(x)
     mode = next(n.meta["val"].fake_mode for n in module.graph.nodes if "val" in n.meta)
     assert isinstance(mode, FakeTensorMode)
-    return module, columns.sum_by_blocks(module, mode)
+    return module, blocked_row_sums.sum_by_blocks(module, mode)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_are_what_they_were(name, dtype, monkeypatch):
-    monkeypatch.setattr(columns, "_FEWEST", 4096)
+    monkeypatch.setattr(blocked_row_sums, "_FEWEST", 4096)
     torch.manual_seed(0)
     x = torch.randn(128, 32, dtype=dtype)
     module, note = rewritten(SUMS[name], x)
@@ -51,7 +51,7 @@ def test_sums_are_what_they_were(name, dtype, monkeypatch):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay(name, monkeypatch):
-    monkeypatch.setattr(columns, "_FEWEST", 1000)
+    monkeypatch.setattr(blocked_row_sums, "_FEWEST", 1000)
     assert rewritten(OTHERS[name], torch.randn(128, 32))[1] == ""
 
 

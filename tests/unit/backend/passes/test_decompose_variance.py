@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
-from sidefx_train.compile.backend.passes import decompose_variance as moments
+from sidefx_train.compile.backend.passes import decompose_variance
 
 WRITTEN_OUT = {
     "variance of rows": lambda x: torch.var(x, 1),
@@ -32,7 +32,7 @@ LEFT = {
 def rewritten(net, x):
     module = make_fx(net, tracing_mode="fake")(x)
     mode = next(n.meta["val"].fake_mode for n in module.graph.nodes if "val" in n.meta)
-    moments.write_out_moments(module, mode)
+    decompose_variance.write_out_moments(module, mode)
     return module
 
 

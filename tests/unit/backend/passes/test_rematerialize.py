@@ -13,7 +13,7 @@ import sidefx_train
 from sidefx_train.bench.peak_memory import held_mb
 from sidefx_train.bench.workloads import gpt
 from sidefx_train.compile.backend.autotune import attention
-from sidefx_train.compile.backend.passes import rematerialize as recompute
+from sidefx_train.compile.backend.passes import rematerialize
 from tests.support.disk_cache import new_cache
 from tests.support.parity import mlp
 
@@ -37,7 +37,7 @@ def small_gpt():
 
 @pytest.fixture
 def any_size(monkeypatch, tmp_path):
-    monkeypatch.setattr(recompute, "_LEAST", 0)
+    monkeypatch.setattr(rematerialize, "_LEAST", 0)
     monkeypatch.setattr(attention, "_LARGEST", 0)  # short attention taken apart is faster, and holds its weights
     new_cache(tmp_path, monkeypatch)  # a graph from the cache would not be lowered
 

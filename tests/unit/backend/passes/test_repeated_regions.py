@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train.compile.backend import inductor
-from sidefx_train.compile.backend.passes import repeated_regions as repeats
+from sidefx_train.compile.backend.passes import repeated_regions
 from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
 from tests.support.disk_cache import new_cache
 
@@ -219,7 +219,7 @@ def test_every_value_that_a_part_takes_is_given_before() -> None:
         first = division.parts[kind]
         assert [node.target for node in part.items] == [node.target for node in first.items]
         assert len(part.takes) == len(first.takes) and part.gives == first.gives
-    assert repeats.divide(_graph(lambda x: x.sin() + x, torch.randn(3))) is None
+    assert repeated_regions.divide(_graph(lambda x: x.sin() + x, torch.randn(3))) is None
 
 
 def test_writes_and_symbols_are_lowered_as_a_whole() -> None:

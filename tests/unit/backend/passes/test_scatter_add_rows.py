@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
-from sidefx_train.compile.backend.passes import scatter_add_rows as rows
+from sidefx_train.compile.backend.passes import scatter_add_rows
 
 aten = torch.ops.aten
 LEFT_OUT = -(2**63)
@@ -107,7 +107,7 @@ def rewritten(net, x):
     for node in module.graph.nodes:
         if node.op == "get_attr":
             node.meta["val"] = mode.from_tensor(getattr(module, node.target))
-    return module, rows.sum_rows_natively(module, mode)
+    return module, scatter_add_rows.sum_rows_natively(module, mode)
 
 
 @pytest.mark.parametrize("name", REWRITTEN)
@@ -203,11 +203,11 @@ def test_the_module_is_built_for_graphs_that_may_need_it(words, expected):
         return aten.embedding_dense_backward(table[places], places, 50, -1, False)
 
     graph = make_fx(step, tracing_mode="fake")(torch.randn(50, 32), torch.randint(0, 50, (words,))).graph
-    assert rows.may_add_rows(graph) is expected
+    assert scatter_add_rows.may_add_rows(graph) is expected
 
 
 def test_without_the_native_module_loops_are_used(monkeypatch):
-    monkeypatch.setattr(rows, "rows_module", lambda: None)
+    monkeypatch.setattr(scatter_add_rows, "rows_module", lambda: None)
     assert rewritten(REWRITTEN["index_put"], torch.randn(1024, 32))[1] == ""
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sidefx_train.compile.api import compile_step
-from sidefx_train.compile.capture.guards import native_check as program
+from sidefx_train.compile.capture.guards import native_check
 from sidefx_train.compile.capture.guards.definition_guards import Body, Taken
 from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.python_check import failing
@@ -206,11 +206,11 @@ def _checks(guards: list[Guard]) -> dict[str, Callable[[], bool]]:
     native = _native()
     objects = [guard for guard in guards if guard.kind != "tensor"]
     found = {
-        "python": program._python_check(guards),
-        "native": native.guard_program(program.instructions(guards, native.tensors_readable())),
+        "python": native_check._python_check(guards),
+        "native": native.guard_program(native_check.instructions(guards, native.tensors_readable())),
     }
-    plain = native.guard_program(program.instructions(objects))
-    tensors = program._python_check([guard for guard in guards if guard.kind == "tensor"])
+    plain = native.guard_program(native_check.instructions(objects))
+    tensors = native_check._python_check([guard for guard in guards if guard.kind == "tensor"])
     found["native, torch's tensors"] = lambda: plain() and tensors()
     return found
 
@@ -224,7 +224,7 @@ def test_tensors_are_readable() -> None:
 def test_a_change_is_noticed_every_way(change: str) -> None:
     thing = Thing()
     guards = everything(thing)
-    assert program.split(guards) == (guards, [])
+    assert native_check.split(guards) == (guards, [])
     checks = _checks(guards)
     for name, check in checks.items():
         assert [check(), check(), check()] == [True] * 3, name
@@ -238,36 +238,36 @@ def test_a_change_is_noticed_every_way(change: str) -> None:
 def test_a_change_is_noticed_before_and_after_the_module_is_there(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _native()
     there = False
-    monkeypatch.setattr(program, "guards_ready", lambda: there)
+    monkeypatch.setattr(native_check, "guards_ready", lambda: there)
     for changed_early in (True, False):
         there, thing = False, Thing()
-        names: dict[str, Any] = {program.CHECK: program.object_check(everything(thing))}
-        program.follow(names)
-        early = names[program.CHECK]
-        assert isinstance(early, program.UntilBuilt) and early() and names[program.CHECK] is early
+        names: dict[str, Any] = {native_check.CHECK: native_check.object_check(everything(thing))}
+        native_check.follow(names)
+        early = names[native_check.CHECK]
+        assert isinstance(early, native_check.UntilBuilt) and early() and names[native_check.CHECK] is early
         if changed_early:
             CHANGES[change](thing)
             assert not early()
             there = True
-            assert not early() and names[program.CHECK] is early, "a program is made of what the guards hold for"
+            assert not early() and names[native_check.CHECK] is early, "a program is made of what the guards hold for"
         else:
             there = True
-            assert early() and names[program.CHECK] is not early
-            assert names[program.CHECK]()
+            assert early() and names[native_check.CHECK] is not early
+            assert names[native_check.CHECK]()
             CHANGES[change](thing)
-            assert not names[program.CHECK]() and not early()
+            assert not names[native_check.CHECK]() and not early()
 
 
 def test_nobody_waits_for_the_guards(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _native()
     there = False
-    monkeypatch.setattr(program, "guards_ready", lambda: there)
+    monkeypatch.setattr(native_check, "guards_ready", lambda: there)
     model = torch.nn.Linear(2, 2)
     step = compile_step(lambda x: model(x).sum().backward(), backend="eager")
 
     def waiting() -> list[bool]:
-        checks = [entry.replay.__globals__[program.CHECK] for entry in step._entries]
-        return [isinstance(check, program.UntilBuilt) for check in checks]
+        checks = [entry.replay.__globals__[native_check.CHECK] for entry in step._entries]
+        return [isinstance(check, native_check.UntilBuilt) for check in checks]
 
     for _ in range(4):
         step(torch.ones(1, 2))
@@ -286,9 +286,9 @@ def test_a_further_parameter_adds_few_instructions(monkeypatch: pytest.MonkeyPat
     """Of all tensors and their hooks one instruction, and what is behind a gate is skipped."""
     _native()
     made: list[Any] = []
-    instructions = program.instructions
+    instructions = native_check.instructions
     monkeypatch.setattr(
-        program, "instructions", lambda *given, **named: made.append(instructions(*given, **named)) or made[-1]
+        native_check, "instructions", lambda *given, **named: made.append(instructions(*given, **named)) or made[-1]
     )
 
     def run_at_every_call(layers: int) -> int:
@@ -333,7 +333,7 @@ def test_what_is_put_back_holds_again() -> None:
 def test_objects_in_a_list_are_compared_at_once() -> None:
     """Of a dict with the same keys each is read: its entries may stand in another order."""
     thing = Thing()
-    tests = [TESTS[line[4]] for line in program.instructions(everything(thing))]
+    tests = [TESTS[line[4]] for line in native_check.instructions(everything(thing))]
     assert tests.count("items") == 1
     check = _checks(everything(thing))["native"]
     thing.numbered = dict(reversed(thing.numbered.items()))

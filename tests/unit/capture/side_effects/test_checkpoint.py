@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
-from sidefx_train.compile.capture.side_effects.collect import SideEffects, collect, observe
+from sidefx_train.compile.capture.side_effects.collect import collect, observe
+from sidefx_train.compile.capture.side_effects.compare import difference
+from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.errors import Unsupported
@@ -73,7 +75,7 @@ def run(step: Callable[..., Any], *args: Any) -> tuple[Any, list[str], list[Side
 def differences(step: Callable[..., Any], *args: Any) -> str:
     """``diff`` of the effects at marks 1 and 2; the step returns to mark 0 in between."""
     _, _, taken = run(step, *args)
-    return taken[1].diff(taken[2])
+    return difference(taken[1], taken[2])
 
 
 def owner() -> Plain:
@@ -129,7 +131,7 @@ def test_rollback_takes_every_kind_of_change_back(name: str, read: bool) -> None
     assert returned == before, f"{name}: the step sees {returned}"
     assert described == [], f"{name}: still {described}"
     assert taken[1].describe() or taken[1].calls, f"{name}: the change was no effect"
-    assert taken[0].diff(taken[1]), f"{name}: no difference seen"
+    assert difference(taken[0], taken[1]), f"{name}: no difference seen"
     assert look(o) == before, "the real object was changed"
 
 
@@ -146,7 +148,7 @@ def test_changes_after_a_rollback_count_again(name: str) -> None:
         mark()
 
     _, described, taken = run(step, owner())
-    assert taken[1].diff(taken[2]) == "", f"{name}: {taken[1].diff(taken[2])}"
+    assert difference(taken[1], taken[2]) == "", f"{name}: {difference(taken[1], taken[2])}"
     assert described == taken[1].describe(), f"{name}: {described}"
 
 
@@ -207,8 +209,8 @@ def test_tensors_differ_unless_told_the_same() -> None:
         mark()
 
     _, _, taken = run(step, owner(), torch.ones(2))
-    assert taken[1].diff(taken[2]) == "args[0].loss: another tensor of shape (2,)"
-    assert taken[1].diff(taken[2], same_tensor=lambda a, b: a.shape == b.shape) == ""
+    assert difference(taken[1], taken[2]) == "args[0].loss: another tensor of shape (2,)"
+    assert difference(taken[1], taken[2], same_tensor=lambda a, b: a.shape == b.shape) == ""
 
 
 def test_objects_made_before_the_mark_come_back() -> None:
@@ -230,7 +232,7 @@ def test_objects_made_before_the_mark_come_back() -> None:
 
     returned, _, taken = run(step)
     assert returned == ([1], [[1], {"k": [1]}], 0, True), returned
-    assert taken[0].diff(taken[1]), "changes to objects made in the step were not seen"
+    assert difference(taken[0], taken[1]), "changes to objects made in the step were not seen"
 
 
 def test_variables_and_generators_come_back() -> None:
@@ -315,12 +317,12 @@ def test_clone_is_independent() -> None:
 
     _, _, taken = run(step, owner())
     twin = taken[0].clone()
-    assert twin.diff(taken[0]) == "", "a clone differs from its original"
+    assert difference(twin, taken[0]) == "", "a clone differs from its original"
     twin.changes.clear()
     twin.prune()
     assert taken[0].describe() == ["sets args[0].n"], "clearing a clone cleared the original"
     assert taken[0].made(), "pruning a clone pruned the original"
-    assert "1, then 2" in taken[0].diff(taken[1]), taken[0].diff(taken[1])
+    assert "1, then 2" in difference(taken[0], taken[1]), difference(taken[0], taken[1])
 
 
 def test_prune_forgets_what_nothing_live_reaches() -> None:

@@ -16,19 +16,16 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins import iterables
-from sidefx_train.compile.capture.interpreter.builtins import operator_functions as substitutes
+from sidefx_train.compile.capture.interpreter.builtins import iterables, operator_functions
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.frame_objects import names_in, stack_of_stand_ins
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model import (
     attributes,
     formatting,
+    function_calls,
     iteration,
     operators,
-)
-from sidefx_train.compile.capture.interpreter.object_model import (
-    function_calls as calls,
 )
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
 from sidefx_train.compile.capture.interpreter.object_model.class_statement import build_class
@@ -64,20 +61,20 @@ def keeps_callables(fn: Any) -> bool:
     if type(fn) is types.BuiltinFunctionType:
         owner = fn.__self__
         if isinstance(owner, type):
-            return issubclass(owner, substitutes.CONTAINERS)
-        return isinstance(owner, substitutes.CONTAINERS) and fn.__name__ != "sort"
+            return issubclass(owner, operator_functions.CONTAINERS)
+        return isinstance(owner, operator_functions.CONTAINERS) and fn.__name__ != "sort"
     if type(fn) in (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType):
         if fn.__name__ == "__get__":
             return True
-        return issubclass(fn.__objclass__, substitutes.CONTAINERS) and fn.__name__ != "sort"
-    return isinstance(fn, type) and issubclass(fn, (BaseException, *substitutes.CONTAINERS))
+        return issubclass(fn.__objclass__, operator_functions.CONTAINERS) and fn.__name__ != "sort"
+    return isinstance(fn, type) and issubclass(fn, (BaseException, *operator_functions.CONTAINERS))
 
 
 def call_method_wrapper(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a bound slot wrapper (``super().__setattr__`` of a C base): as the slot wrapper, if that is known."""
     owner = fn.__objclass__
     if owner is functools.partial and fn.__name__ == "__call__":  # what the class overrides must not be called again
-        return calls.call_partial(interp, fn.__self__, args, kwargs)
+        return function_calls.call_partial(interp, fn.__self__, args, kwargs)
     wrapper = vars(owner).get(fn.__name__, _MISSING)
     if id(wrapper) in _TABLE:
         return interp.call(wrapper, (fn.__self__, *args), kwargs)
@@ -189,7 +186,7 @@ _register_stores()
 def _type_call(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args or not isinstance(args[0], type):
         return interp.native(vars(type)["__call__"], args, kwargs)
-    return calls.type_call(interp, args[0], args[1:], kwargs)
+    return function_calls.type_call(interp, args[0], args[1:], kwargs)
 
 
 @_plain(object.__ne__)
@@ -437,7 +434,7 @@ def _eval(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
         source = compile(source.strip(" \t"), "<string>", "eval", dont_inherit=True)
     if not isinstance(source, types.CodeType) or source.co_freevars:
         return interp.native(eval, args, kwargs)
-    return substitutes.run_code(interp, source, args[1:], kwargs, local_names)
+    return operator_functions.run_code(interp, source, args[1:], kwargs, local_names)
 
 
 @_plain(exec)
@@ -447,7 +444,7 @@ def _exec(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
         source = compile(source, "<string>", "exec", dont_inherit=True)
     if not isinstance(source, types.CodeType) or source.co_freevars or "closure" in kwargs:
         return interp.native(exec, args, kwargs)
-    substitutes.run_code(interp, source, args[1:], kwargs, local_names)
+    operator_functions.run_code(interp, source, args[1:], kwargs, local_names)
     return None
 
 
@@ -480,10 +477,12 @@ if hasattr(sys, "_getframemodulename"):
 
 
 _TABLE[id(builtins.__build_class__)] = build_class
-_TABLE.update({id(fn): substitute for table in (substitutes, iterables) for fn, substitute in table.TABLE.items()})
+_TABLE.update(
+    {id(fn): substitute for table in (operator_functions, iterables) for fn, substitute in table.TABLE.items()}
+)
 _CLASS_METHODS = {
     fn: substitute for fn, substitute in iterables.TABLE.items() if isinstance(fn, types.BuiltinFunctionType)
 }
 """Substitutes of class methods made in C: every access gives a new object, equal to the others."""
 _CLASS_METHOD_NAMES = frozenset(fn.__name__ for fn in _CLASS_METHODS)
-_KEEPS = {id(fn) for fn in substitutes.KEEPS}
+_KEEPS = {id(fn) for fn in operator_functions.KEEPS}

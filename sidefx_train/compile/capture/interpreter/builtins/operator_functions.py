@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins import warn as notices
+from sidefx_train.compile.capture.interpreter.builtins import warn
 from sidefx_train.compile.capture.interpreter.bytecode_versions import TYPE_PARAMETERS_IN_C
 from sidefx_train.compile.capture.interpreter.object_model import formatting, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import (
@@ -209,7 +209,7 @@ def _print(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @_register(warnings.warn)
 def _warn(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return notices.warn(interp, args, kwargs)
+    return warn.warn(interp, args, kwargs)
 
 
 def _register_type_parameters() -> None:

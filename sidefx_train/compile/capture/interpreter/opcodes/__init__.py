@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidefx_train.compile.capture.interpreter.opcodes import (
     arithmetic,
+    calls,
     containers,
     control,
+    exception_handling,
+    match,
     names,
     stack,
-)
-from sidefx_train.compile.capture.interpreter.opcodes import (
-    calls as calling,
-)
-from sidefx_train.compile.capture.interpreter.opcodes import (
-    exception_handling as handlers,
-)
-from sidefx_train.compile.capture.interpreter.opcodes import (
-    match as patterns,
 )
 from sidefx_train.errors import Unsupported
 
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 TABLE: dict[str, Callable[..., Any]] = {}
-for _family in (arithmetic, calling, containers, control, handlers, names, patterns, stack):
+for _family in (arithmetic, calls, containers, control, exception_handling, names, match, stack):
     TABLE.update(_family.TABLE)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins import introspection as builtins_
+from sidefx_train.compile.capture.interpreter.builtins import introspection
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.common.sentinels import ABSENT
 
@@ -52,7 +52,7 @@ def match_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> Non
     subject, cls, names = frame.take(3)
     if not isinstance(cls, type):
         raise TypeError("called match pattern must be a class")
-    if not builtins_.is_instance(interp, subject, cls):
+    if not introspection.is_instance(interp, subject, cls):
         frame.push(None)
         return
     frame.push(_class_attributes(interp, subject, cls, instr.arg, names))

@@ -31,7 +31,7 @@ from sidefx_train.errors import Unsupported
 if TYPE_CHECKING:
     from torch import fx
 
-    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+    from sidefx_train.compile.capture.recording.interfaces import GraphRecorder
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
 
-def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_strided(tracer: GraphRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Looks at what an operation reads and writes, before it is recorded.
 
     Raises:
@@ -74,7 +74,7 @@ def check_strided(tracer: GraphTracer, func: Any, args: tuple[Any, ...], kwargs:
             raise Unsupported("SFX107", f"{reason}: autograd makes its history anew")
 
 
-def _stop(tracer: GraphTracer, reason: str) -> None:
+def _stop(tracer: GraphRecorder, reason: str) -> None:
     """Has the capture end, and not in two parts: behind a break it would be a view with its turn.
 
     Not raised here: where autograd makes a history anew, an error ends the process.
@@ -84,7 +84,7 @@ def _stop(tracer: GraphTracer, reason: str) -> None:
         tracer.stop.whole = True
 
 
-def _base_turned(up: list[fx.Node], view: torch.Tensor, tracer: GraphTracer) -> bool:
+def _base_turned(up: list[fx.Node], view: torch.Tensor, tracer: GraphRecorder) -> bool:
     base = view._base
     return base is not None and tracer.has_node(base) and base_turned(up, first_of(tracer.node_of(base)), base)
 
@@ -107,7 +107,7 @@ def _reads_otherwise(node: fx.Node) -> bool:
     return (made.dtype, made.is_conj(), made.is_neg()) != (source.dtype, source.is_conj(), source.is_neg())
 
 
-def _is_of_base(strided: fx.Node, view: torch.Tensor, tracer: GraphTracer) -> bool:
+def _is_of_base(strided: fx.Node, view: torch.Tensor, tracer: GraphRecorder) -> bool:
     base, parent = view._base, parent_of(strided)
     known = base is not None and parent is not None and tracer.has_node(base)
     return known and first_of(parent) is first_of(tracer.node_of(base))  # type: ignore[arg-type]

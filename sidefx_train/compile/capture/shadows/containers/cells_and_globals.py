@@ -11,7 +11,7 @@ from sidefx_train.compile.common.plain_values import is_definition
 from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
 class CellRecord(Record):
@@ -23,7 +23,7 @@ class CellRecord(Record):
 
     NOTES = ("read", "initial", "value", "emptied")
 
-    def __init__(self, heap: Heap, real: types.CellType, source: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: types.CellType, source: Source) -> None:
         super().__init__(heap, real, real, source)
         self.read = self.emptied = False
         self.initial: Any = ABSENT
@@ -57,7 +57,7 @@ class NamespaceRecord(Record):
 
     NOTES = ("values", "snapshot")
 
-    def __init__(self, heap: Heap, real: dict[str, Any], source: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: dict[str, Any], source: Source) -> None:
         super().__init__(heap, real, real, source)
         self.values: dict[str, Any] = {}
         self.snapshot: dict[str, Any] = {}

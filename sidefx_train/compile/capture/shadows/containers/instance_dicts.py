@@ -10,7 +10,7 @@ from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import Dict
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -31,7 +31,7 @@ class SpaceRecord(Record):
         self.owner.fill()
 
 
-def note_space(heap: Heap, owner: InstanceRecord) -> None:
+def note_space(heap: ShadowTableAPI, owner: InstanceRecord) -> None:
     """Makes the ``__dict__`` of a new shadow known, or takes the shadow that its dict already has."""
     known = heap.by_real.get(id(owner.space))
     if not isinstance(known, (DictRecord, SpaceRecord)):
@@ -46,7 +46,7 @@ def note_space(heap: Heap, owner: InstanceRecord) -> None:
     owner.filled = owner.shared = True
 
 
-def check_hidden_space(heap: Heap, instance: Any) -> None:
+def check_hidden_space(heap: ShadowTableAPI, instance: Any) -> None:
     """Refuses an instance whose class shows another ``__dict__``, if it may have attributes in its own.
 
     A container that keeps nothing but its items has none.
@@ -58,7 +58,7 @@ def check_hidden_space(heap: Heap, instance: Any) -> None:
     heap.refuse("SFX104", f"a {type(instance).__qualname__}, whose class shows another __dict__ than it has")
 
 
-def thread_space(heap: Heap, local: Any) -> DictRecord:
+def thread_space(heap: ShadowTableAPI, local: Any) -> DictRecord:
     """What a ``threading.local`` holds for the running thread."""
     record = heap.record_of(local)
     if record is None:
@@ -69,7 +69,7 @@ def thread_space(heap: Heap, local: Any) -> DictRecord:
     return found
 
 
-def space_of(heap: Heap, instance: Any) -> dict[str, Any]:
+def space_of(heap: ShadowTableAPI, instance: Any) -> dict[str, Any]:
     """The ``__dict__`` of an instance of the trace, complete.
 
     Raises:

@@ -25,7 +25,7 @@ from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -175,7 +175,7 @@ for _cls in (OutsideIterator, ClosingIterator):
 class IteratorRecord(Record):
     """An iterator that existed before the capture."""
 
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source) -> None:
         super().__init__(heap, real, shadow, source)
         self.begun = position(shadow)
 
@@ -230,13 +230,13 @@ def advance(iterator: Iterator[Any], count: int | None) -> None:
             next(iterator)
 
 
-def outside_iterator(heap: Heap, real: Any, source: Source) -> Record:
+def outside_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Record:
     """The record of an iterator that the capture does not look into."""
     heap.guard("type", source, type(real))
     return Record(heap, real, OutsideIterator(type(real), _refusal(heap, source)), source)
 
 
-def _refusal(heap: Heap, source: Source) -> Callable[[], NoReturn]:
+def _refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
     def refuse() -> NoReturn:
         code, why = ("SFX113", "goes on with a loop") if heap.is_part else ("SFX103", "advances the outside iterator")
         heap.refuse(code, f"{why} {source.label}")
@@ -244,7 +244,9 @@ def _refusal(heap: Heap, source: Source) -> Callable[[], NoReturn]:
     return refuse
 
 
-def given_state(heap: Heap, state: list[tuple[Any, ...]], names: tuple[tuple[str, ...], ...]) -> tuple[Any, ...]:
+def given_state(
+    heap: ShadowTableAPI, state: list[tuple[Any, ...]], names: tuple[tuple[str, ...], ...]
+) -> tuple[Any, ...]:
     """Stand-ins of what the rest of a step is given, ``[cells, values]``; its code takes them out and keeps none.
 
     Args:
@@ -257,7 +259,7 @@ def given_state(heap: Heap, state: list[tuple[Any, ...]], names: tuple[tuple[str
     return ([tuple(_given(heap, heap.sources.item(place, i), part, called)) for i, (part, called) in parts],)
 
 
-def _given(heap: Heap, inside: Source, part: tuple[Any, ...], names: tuple[str, ...]) -> Iterator[Any]:
+def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: tuple[str, ...]) -> Iterator[Any]:
     for i, (real, name) in enumerate(zip(part, names, strict=True)):
         source = heap.sources.item(inside, i, name)
         if type(real) not in HOLDERS:
@@ -274,7 +276,7 @@ def _given(heap: Heap, inside: Source, part: tuple[Any, ...], names: tuple[str, 
         del made
 
 
-def shadow_iterator(heap: Heap, real: Any, source: Source) -> Any:
+def shadow_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """The stand-in of an outside iterator, and everything it depends on guarded."""
     heap.guard("type", source, type(real))
     reduced = real.__reduce__()

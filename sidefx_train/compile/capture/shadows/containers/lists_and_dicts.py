@@ -12,7 +12,7 @@ from sidefx_train.compile.common.plain_values import base_of, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -23,7 +23,7 @@ class ListRecord(Record):
 
     NOTES = ("filled", "snapshot")
 
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
         self.filled = False
         self.snapshot: list[Any] = []
@@ -80,7 +80,7 @@ class DictRecord(Record):
 
     NOTES = ("filled", "snapshot", "missing")
 
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
         self.filled = False
         self.snapshot: dict[Any, Any] = {}

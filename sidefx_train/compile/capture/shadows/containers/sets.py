@@ -15,7 +15,7 @@ from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.plain_values import is_plain
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -61,7 +61,7 @@ class SetRecord(Record):
 
     NOTES = ("filled", "snapshot", "unordered", "turns", "looked")
 
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source, base: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
         self.filled = False
         self.snapshot: set[Any] = set()
@@ -187,12 +187,12 @@ def insertion(container: Any) -> tuple[tuple[Any, ...], int] | None:
     return (tuple(order), table) if list(wide_set(cls, tuple(order), table)) == order else None
 
 
-def by_address(heap: Heap, container: Any) -> bool:
+def by_address(heap: ShadowTableAPI, container: Any) -> bool:
     """True if a set of the step's own shows objects in an order that their addresses outside decide."""
     return len(container) > 1 and any(_hashes_address(heap, member) for member in container)
 
 
-def _hashes_address(heap: Heap, member: Any) -> bool:
+def _hashes_address(heap: ShadowTableAPI, member: Any) -> bool:
     cls = type(member)
     if cls in (tuple, frozenset):
         return any(_hashes_address(heap, item) for item in member)

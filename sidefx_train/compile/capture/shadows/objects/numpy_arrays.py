@@ -17,8 +17,8 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import Record
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
-    from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import Writes
+    from sidefx_train.compile.capture.recording.write_log import WriteLog
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 _METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
 _MOST_COMPARED = 1 << 16
@@ -35,7 +35,7 @@ class ArrayRecord(Record):
         shown: a deferred call will show its contents.
     """
 
-    def __init__(self, heap: Heap, real: Any, shadow: Any, source: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source) -> None:
         super().__init__(heap, real, shadow, source)
         self.tensor: torch.Tensor | None = None
         self.read = False
@@ -71,7 +71,7 @@ class ArrayRecord(Record):
         self.tensor = self.heap.shadow(real, self.heap.sources.array(self.source))
         return self.tensor
 
-    def check(self, writes: Writes) -> None:
+    def check(self, writes: WriteLog) -> None:
         """Refuses a step that both reads the array and writes to it through a tensor."""
         if (self.read or self.shown) and self.tensor is not None and writes.to(self.tensor):
             self.heap.refuse("SFX104", f"reads {self.source.label} and writes to it through a tensor")
@@ -95,7 +95,7 @@ class MadeArrays:
         """``tensor`` lies over an array's memory."""
         self._made.append((array, array.copy(), tensor))
 
-    def check(self, heap: Heap, writes: Writes) -> None:
+    def check(self, heap: ShadowTableAPI, writes: WriteLog) -> None:
         """Refuses what could show that the tensors share no memory with the arrays; to be called once, at the end."""
         if any(array.tobytes() != contents.tobytes() for array, contents, _ in self._made):
             heap.refuse("SFX104", "writes into a NumPy array made in the step behind a tensor over its memory")
@@ -117,7 +117,7 @@ _IN_PLACE = frozenset(
 )
 
 
-def array_shadow(heap: Heap, real: np.ndarray[Any, Any], source: Source) -> ArrayRecord:
+def array_shadow(heap: ShadowTableAPI, real: np.ndarray[Any, Any], source: Source) -> ArrayRecord:
     """The record of an array, with its metadata guarded."""
     heap.guard("type", source, np.ndarray)
     for name in ("dtype", "shape", "strides"):

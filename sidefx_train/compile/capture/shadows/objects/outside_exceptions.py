@@ -10,7 +10,7 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import is_
 from sidefx_train.compile.capture.shadows.records import InstanceRecord
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 CHAIN = ("__cause__", "__context__")
 
@@ -38,7 +38,7 @@ def fields_of(cls: type) -> list[str]:
     return [k for base in kinds for k, v in vars(base).items() if type(v) is types.MemberDescriptorType]
 
 
-def exception_record(heap: Heap, real: BaseException, source: Source, base: Source) -> ExceptionRecord:
+def exception_record(heap: ShadowTableAPI, real: BaseException, source: Source, base: Source) -> ExceptionRecord:
     """The record of an exception, everything that tells how it was raised guarded; its traceback is the real one."""
     cls = type(real)
     sources = heap.sources
@@ -61,7 +61,7 @@ def exception_record(heap: Heap, real: BaseException, source: Source, base: Sour
     return record
 
 
-def _group(heap: Heap, real: Any, base: Source) -> BaseException:
+def _group(heap: ShadowTableAPI, real: Any, base: Source) -> BaseException:
     """A group of the stand-ins of what a group holds."""
     sources = heap.sources
     inside = heap.shadow(real.exceptions, sources.slot(base, "exceptions"))

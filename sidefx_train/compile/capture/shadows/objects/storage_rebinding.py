@@ -23,7 +23,7 @@ from sidefx_train.compile.graph.kernel_strides import without_outs
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ class GivenMemory:
         warn: warns of what the program does where it is.
     """
 
-    def __init__(self, heap: Heap) -> None:
+    def __init__(self, heap: ShadowTableAPI) -> None:
         self.heap = heap
         self.owners: dict[fx.Node, torch.Tensor] = {}
         self.count = 0

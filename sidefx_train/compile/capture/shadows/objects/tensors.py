@@ -16,7 +16,7 @@ from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.graph.artifacts import InputKind
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -27,7 +27,7 @@ MARK = "_sidefx_dynamic"
 """Attribute of a tensor that holds its dynamic dimensions."""
 
 
-def tensor_shadow(heap: Heap, real: torch.Tensor, source: Source) -> Any:
+def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> Any:
     """A stand-in of a tensor: a fake tensor, which is an input of the graph."""
     if type(real) not in PLAIN_TENSORS:
         refuse_if_distributed(real, source.label, heap.locate())
@@ -91,7 +91,7 @@ def tensor_shadow(heap: Heap, real: torch.Tensor, source: Source) -> Any:
     return fake
 
 
-def _twin(heap: Heap, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _twin(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """A detached tensor and the stand-in of another whose version counter it shares, if there is one."""
     if id(real) in heap.by_real or type(real) is not torch.Tensor or not real.is_leaf or real._is_view():
         return None
@@ -105,7 +105,7 @@ def _twin(heap: Heap, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] |
     return None
 
 
-def _dynamic(heap: Heap, real: torch.Tensor, source: Source) -> frozenset[int]:
+def _dynamic(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> frozenset[int]:
     """Dimensions whose size is symbolic; sizes 0 and 1 never are."""
     dims = {dim for label, dim in heap.specialization.dynamic_sizes if label == source.label} | marked_dims(real)
     if heap.specialization.all_dynamic and source.from_arguments:
@@ -113,7 +113,7 @@ def _dynamic(heap: Heap, real: torch.Tensor, source: Source) -> frozenset[int]:
     return frozenset(dim for dim in dims if dim < real.dim() and real.shape[dim] > 1)
 
 
-def _facts(heap: Heap, real: torch.Tensor, fake: torch.Tensor, source: Source) -> TensorFacts:
+def _facts(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source: Source) -> TensorFacts:
     """What is guarded of a tensor; symbolic sizes and strides are guarded by conditions."""
     facts = TensorFacts.of(real)
     shape, stride = list(facts.shape), list(facts.stride)
@@ -128,7 +128,7 @@ def _facts(heap: Heap, real: torch.Tensor, fake: torch.Tensor, source: Source) -
     return replace(facts, shape=tuple(shape), stride=tuple(stride))
 
 
-def _carry_hooks(heap: Heap, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
+def _carry_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
     """Carries the hooks that a leaf has at entry to its shadow."""
     for name, register in (
         ("_backward_hooks", fake.register_hook),
@@ -142,7 +142,9 @@ def _carry_hooks(heap: Heap, real: torch.Tensor, fake: torch.Tensor, source: Sou
                 register(heap.reenter(hook))
 
 
-def _carry_accumulation_hooks(heap: Heap, real: torch.Tensor, fake: torch.Tensor, record: TensorRecord) -> None:
+def _carry_accumulation_hooks(
+    heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, record: TensorRecord
+) -> None:
     """Carries the hooks of the node that accumulates a leaf's gradient to that of its shadow."""
     heap.leaves.append(record)
     with compat.real_world():
@@ -163,7 +165,7 @@ def _carry_accumulation_hooks(heap: Heap, real: torch.Tensor, fake: torch.Tensor
                 register(heap.reenter(hook))
 
 
-def guard_accumulation_hooks(heap: Heap) -> None:
+def guard_accumulation_hooks(heap: ShadowTableAPI) -> None:
     """Guards that the nodes which accumulate gradients have the hooks that they had."""
     if heap.leaves:
         held = [record.real for record in heap.leaves if record.kind == "static"]

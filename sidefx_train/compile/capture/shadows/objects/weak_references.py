@@ -8,20 +8,17 @@ from outside has died all the same, the callback should have run: such a step is
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.common import trace_rules as policy
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -41,7 +38,7 @@ class ShadowRef(weakref.ref):  # type: ignore[type-arg]
         self.callback = callback
 
 
-def check_keys(heap: Heap, base: Source, keys: Iterable[Any]) -> None:
+def check_keys(heap: ShadowTableAPI, base: Source, keys: Iterable[Any]) -> None:
     """Refuses to leave an entry in a dict whose key died in the step: its callback would have taken it out."""
     if any(isinstance(key, ShadowRef) and key() is None for key in keys):
         heap.refuse("SFX104", f"puts an object into {base.label} that dies in the step and calls back there")
@@ -60,52 +57,7 @@ def _callback_of(ref: Any) -> Any:
     return next(iter(gc.get_referents(ref)), None)
 
 
-def through(world: CallingWorld, proxy: Any) -> Any:
-    """The object that a proxy leads to, as the step sees it.
-
-    Raises:
-        ReferenceError: it is dead, as using the proxy would.
-    """
-    record, target = world.heap.record_of(proxy), _target(proxy)
-    if record is None:  # made in the step
-        return target
-    if not any(ref is proxy for ref in weakref.getweakrefs(target)):
-        world.heap.refuse("SFX104", f"uses {record.source.label}, a proxy of what cannot be found")
-    finds = world.heap.sources.const(functools.partial(_target, proxy), record.source.label)
-    return world.heap.shadow(target, world.heap.sources.call(finds))
-
-
-def _target(proxy: Any) -> Any:
-    return getattr(proxy.__init__, "__self__", None)
-
-
-def make(world: CallingWorld, args: tuple[Any, ...]) -> Any:
-    """``weakref.ref(target, callback)`` in the step; :data:`ABSENT` where Python should raise."""
-    if not args or len(args) > 2:
-        return ABSENT
-    if len(args) == 1 or args[1] is None:
-        return world.guarded(weakref.ref, args[:1], {})
-    if world.heap.record_of(args[0]) is not None:
-        return world.guarded(ShadowRef, args, {})
-    kind = policy.describe(type(args[0]))
-    return world.guarded(ShadowRef, (*args, lambda ref: _died(world, ref, kind)), {})
-
-
-def _died(world: CallingWorld, ref: Any, kind: str) -> None:
-    """Interprets the callback of a reference whose target has just died, or has it die outside instead."""
-    interp = world.interp
-    if interp.stopped is not None:
-        return
-    try:
-        interp.call(ref.callback, (ref,), {})
-    except BaseException as error:
-        if world.unheard(error):
-            raise
-        interp.stopped = None
-        interp.note_dropped(f"a {kind}, to which a weak reference with a callback refers")
-
-
-def shadow_of(heap: Heap, real: Any, base: Source) -> Any:
+def shadow_of(heap: ShadowTableAPI, real: Any, base: Source) -> Any:
     """The stand-in of an outside reference; itself where it is dead, or refers to what stands for itself."""
     target = real()
     place = heap.sources.call(base)
@@ -119,15 +71,7 @@ def shadow_of(heap: Heap, real: Any, base: Source) -> Any:
     return weakref.ref(shadow) if real.__callback__ is None else ShadowRef(shadow)
 
 
-def called(world: CallingWorld, ref: Any) -> Any:
-    """What a reference gives when called."""
-    record = world.heap.record_of(ref)
-    if record is not None and record.shadow is record.real:
-        return world.heap.shadow(ref(), world.heap.sources.call(record.base))
-    return ref()
-
-
-def real_ref(heap: Heap, ref: Any) -> Any:
+def real_ref(heap: ShadowTableAPI, ref: Any) -> Any:
     """A real reference equal to one of the trace, :data:`ABSENT` if it refers to an object made in the step."""
     target = ref()
     record = heap.record_of(target) if target is not None else None

@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import Dict
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses as derived
+from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import function_raises, no_integer
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import number_in
 from sidefx_train.compile.common.plain_values import is_plain, slot_names
@@ -25,9 +25,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.attribute_access import AttributeWorld
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
-    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -46,12 +44,12 @@ _MEMBERS = ("_parameters", "_buffers", "_modules")
 _PLAIN_HOOKS = {name: vars(torch.nn.Module)[name] for name in ("__getattr__", "__setattr__", "__delattr__")}
 
 
-def _plain_lookup(world: AttributeWorld, cls: type, name: str) -> bool:
+def _plain_lookup(world: CaptureContext, cls: type, name: str) -> bool:
     """True if the class leaves ``name`` (an attribute hook) as ``nn.Module`` defines it."""
     return world.class_attr(cls, name) is _PLAIN_HOOKS[name]
 
 
-def module_getattr(world: AttributeWorld, obj: Any, name: str) -> Any:
+def module_getattr(world: CaptureContext, obj: Any, name: str) -> Any:
     """Parameters, buffers and submodules, which ``nn.Module`` keeps in dicts of its own."""
     cls = type(obj)
     if name == "__dict__" or world.class_attr(cls, name) is not ABSENT:
@@ -76,7 +74,7 @@ def module_getattr(world: AttributeWorld, obj: Any, name: str) -> Any:
     return ABSENT
 
 
-def module_setattr(world: AttributeWorld, obj: Any, name: str, value: Any) -> bool:
+def module_setattr(world: CaptureContext, obj: Any, name: str, value: Any) -> bool:
     """The default ``nn.Module.__setattr__`` for everything but new parameters and submodules."""
     if not _plain_lookup(world, type(obj), "__setattr__") or world.class_attr(type(obj), name) is not ABSENT:
         return False
@@ -96,7 +94,7 @@ def module_setattr(world: AttributeWorld, obj: Any, name: str, value: Any) -> bo
     return True
 
 
-def module_delattr(world: AttributeWorld, obj: Any, name: str) -> bool:
+def module_delattr(world: CaptureContext, obj: Any, name: str) -> bool:
     """Deletion of a plain attribute; members go through ``nn.Module.__delattr__``."""
     if not _plain_lookup(world, type(obj), "__delattr__") or world.instance_attr(obj, name) is ABSENT:
         return False
@@ -107,7 +105,7 @@ def module_delattr(world: AttributeWorld, obj: Any, name: str) -> bool:
 # --- containers --------------------------------------------------------------------------------------------------
 
 
-def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tuple[Any, ...]) -> Any:
+def dict_operator(world: CaptureContext, record: DictRecord, name: str, args: tuple[Any, ...]) -> Any:
     """Subscript and containment of a shadow dict: only the entry in question is read."""
     shadow = record.shadow
     if name == "contains":
@@ -143,7 +141,7 @@ def dict_operator(world: CallingWorld, record: DictRecord, name: str, args: tupl
 _DICT_ITERATORS: tuple[type, ...] = (type(iter({})), type(iter({}.values())), type(iter({}.items())))
 
 
-def not_walked(world: CallingWorld, shadow: Any) -> None:
+def not_walked(world: CaptureContext, shadow: Any) -> None:
     """Refuses to take a key out of a dict from outside that a loop walks through.
 
     What Python does then depends on the gaps that earlier deletions have left in it, of which there is no knowing.
@@ -158,7 +156,7 @@ def not_walked(world: CallingWorld, shadow: Any) -> None:
         frame = frame.back
 
 
-def namespace_operator(world: TraceWorld, name: str, args: tuple[Any, ...]) -> Any:
+def namespace_operator(world: CaptureContext, name: str, args: tuple[Any, ...]) -> Any:
     """Subscript and containment of a module's namespace, which the program got as a dict."""
     space, key = args[0], args[1]
     if name == "setitem":
@@ -259,7 +257,7 @@ def _hashable(key: Any) -> bool:
     return True
 
 
-def container_method(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Methods of outside containers that need not read the whole: append, get, setdefault, add, len."""
     name = fn.__name__
     if name == "len" and fn is len and len(args) == 1:
@@ -324,11 +322,11 @@ _MOST_COMPARED = 64
 _TO_INTEGER = (math.floor, math.ceil, math.trunc)
 
 
-def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
     if kwargs or not any(isinstance(value, NUMBERS) for value in args):
         return ABSENT
-    found = derived.slot_operator(world, fn, args)
+    found = number_subclasses.slot_operator(world, fn, args)
     if found is not ABSENT:
         return found
     to_integer = fn in _TO_INTEGER or (fn is round and (len(args) == 1 or args[1] is None))
@@ -349,7 +347,7 @@ def number_function(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs:
     return ABSENT
 
 
-def _bisect(world: CallingWorld, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:
+def _bisect(world: CaptureContext, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:
     """Where ``value`` belongs among ``items``: its comparisons are conditions, its value is not."""
     high = len(items) if high is None else high
     while low < high:
@@ -361,7 +359,7 @@ def _bisect(world: CallingWorld, right: bool, items: Any, value: Any, low: int =
     return low
 
 
-def among(world: CallingWorld, container: Any, value: Any) -> Any:
+def among(world: CaptureContext, container: Any, value: Any) -> Any:
     """``value in container`` of a symbolic integer and a few plain numbers: conditions say which of them it is not.
 
     Returns:
@@ -377,7 +375,7 @@ def among(world: CallingWorld, container: Any, value: Any) -> Any:
     return any(world.truth(value == item) for item in items)
 
 
-def convert_number(world: CallingWorld, kind: type, args: tuple[Any, ...]) -> Any:
+def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> Any:
     """``int(x)``, ``float(x)`` and ``bool(x)`` of tensors and symbolic numbers."""
     if len(args) != 1:
         return ABSENT

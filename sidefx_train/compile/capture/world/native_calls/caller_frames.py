@@ -9,13 +9,13 @@ from sidefx_train.compile.capture.interpreter.exceptions import is_own
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 BEYOND = "frames of the step's callers"
 """Learned by a capture whose program went further than the step's own frames."""
 
 
-def caller_of(world: CallingWorld, frame: types.FrameType) -> types.FrameType | None:
+def caller_of(world: CaptureContext, frame: types.FrameType) -> types.FrameType | None:
     """``frame.f_back``.
 
     Raises:
@@ -29,6 +29,6 @@ def caller_of(world: CallingWorld, frame: types.FrameType) -> types.FrameType | 
     raise stop
 
 
-def refuse_callers(world: CallingWorld) -> NoReturn:
+def refuse_callers(world: CaptureContext) -> NoReturn:
     """Stops the capture where the walk begins."""
     world.heap.refuse("SFX103", "looks at the frames of the step's callers")

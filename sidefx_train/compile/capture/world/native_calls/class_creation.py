@@ -17,7 +17,7 @@ from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -30,7 +30,7 @@ def makes_class(fn: Any, args: tuple[Any, ...]) -> bool:
     return isinstance(fn, type) and issubclass(fn, type) and len(args) == 3
 
 
-def make_class(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type:
+def make_class(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type:
     """Makes a class as ``type.__new__`` does, with the Python code in its namespace and its bases interpreted."""
     *front, namespace = args
     bases = front[-1]
@@ -66,7 +66,7 @@ def _bases_and_theirs(bases: tuple[Any, ...]) -> list[type]:
     return list(found)
 
 
-def _reentering(world: CallingWorld, fn: types.FunctionType, swapped: list[tuple[type, Any]]) -> Any:
+def _reentering(world: CaptureContext, fn: types.FunctionType, swapped: list[tuple[type, Any]]) -> Any:
     thread = threading.get_ident()
 
     def __init_subclass__(cls: type, **kwargs: Any) -> None:
@@ -82,7 +82,7 @@ def _reentering(world: CallingWorld, fn: types.FunctionType, swapped: list[tuple
     return classmethod(__init_subclass__)
 
 
-def _announced(world: CallingWorld, value: Any) -> Any:
+def _announced(world: CaptureContext, value: Any) -> Any:
     """``value``, or what takes its place in the namespace until its ``__set_name__`` has been interpreted."""
     cls = type(value)
     if cls is types.FunctionType or is_library(cls.__module__):
@@ -94,7 +94,7 @@ def _announced(world: CallingWorld, value: Any) -> Any:
 
 
 class _Announced:
-    def __init__(self, world: CallingWorld, value: Any, hook: Callable[..., Any]) -> None:
+    def __init__(self, world: CaptureContext, value: Any, hook: Callable[..., Any]) -> None:
         self.world = world
         self.value = value
         self.hook = hook

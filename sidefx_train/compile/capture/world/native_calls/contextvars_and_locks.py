@@ -10,7 +10,7 @@ from contextvars import Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sidefx_train.compile.capture.shadows import transient_objects as anew
+from sidefx_train.compile.capture.shadows import transient_objects
 from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
@@ -18,7 +18,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 LOCKS: tuple[type, ...] = (_thread.LockType, _thread.RLock)
 
@@ -29,7 +29,7 @@ class ContextVariables:
     A token that the step keeps is a real one both times: the replay sets and resets as the step did.
     """
 
-    def __init__(self, world: TraceWorld) -> None:
+    def __init__(self, world: CaptureContext) -> None:
         self.world = world
         self._context = contextvars.Context()
         self._getters: dict[contextvars.ContextVar[Any], functools.partial[Any]] = {}
@@ -108,7 +108,7 @@ class ContextVariables:
     def _reset_outside(self, variable: contextvars.ContextVar[Any], record: Record) -> None:
         """``variable.reset`` of a token that an earlier part of the step was given."""
         heap, token = self.world.heap, record.real
-        if type(token) is not Token or not anew.is_made_anew(heap, token, record.source):
+        if type(token) is not Token or not transient_objects.is_made_anew(heap, token, record.source):
             self._refuse("resets a context variable by a token from before the step")
         if any(change.token is token for change in self._changes):
             raise RuntimeError(f"{repr(token).replace('<Token', '<Token used', 1)} has already been used once")
@@ -180,7 +180,7 @@ class Locks:
     What a part of a step leaves taken, or released, is taken or released after its graph.
     """
 
-    def __init__(self, world: TraceWorld) -> None:
+    def __init__(self, world: CaptureContext) -> None:
         self.world = world
         self._counts: dict[int, tuple[Any, int, int]] = {}
         """Lock, how often it was taken at entry, and now."""

@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.interpreter.builtins.warn import Notice, argum
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -25,7 +25,7 @@ if not TYPE_CHECKING:
 _SPACE = vars(warnings)
 
 
-def warn(world: CallingWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``warnings.warn(*args, **kwargs)``.
 
     Raises:
@@ -55,7 +55,7 @@ def warn(world: CallingWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})
 
 
-def call_watched(world: CallingWorld, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_watched(world: CaptureContext, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a Python function natively, unless it warns: then it has to be interpreted, for the warning to be replayed.
 
     Raises:
@@ -84,7 +84,7 @@ def call_watched(world: CallingWorld, fn: types.FunctionType, args: tuple[Any, .
 _HERE = call_watched.__code__
 
 
-def _raise_if_error(world: CallingWorld, notice: Notice, message: Any, category: type) -> None:
+def _raise_if_error(world: CaptureContext, notice: Notice, message: Any, category: type) -> None:
     """Raises a warning that the filters outside make an error; guards whether they do."""
     text = str(message) if isinstance(message, Warning) else message
     known = text if type(text) is str else None

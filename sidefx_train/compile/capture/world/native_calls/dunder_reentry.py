@@ -28,7 +28,7 @@ from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.compile.common.type_checks import attribute_of
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -70,7 +70,7 @@ class Reentry:
         swapped: objects that have such a class now, with their own class and that one.
     """
 
-    def __init__(self, world: CallingWorld) -> None:
+    def __init__(self, world: CaptureContext) -> None:
         self.world = world
         self.swapped: list[tuple[Any, type, type]] = []
         self._classes: dict[type, type | None] = {}

@@ -18,13 +18,13 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.query_guards import Asked, NotImportable, same_answer
-from sidefx_train.compile.common import trace_rules as policy
+from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.plain_values import is_plain
 from sidefx_train.compile.common.type_checks import attribute_of
 from sidefx_train.errors import Location
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.shadows.shadow_table import Heap
+    from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -61,7 +61,7 @@ _ANSWERS = (torch.dtype, torch.device, torch.layout, torch.memory_format, dateti
 class Queries:
     """The questions of one capture."""
 
-    def __init__(self, heap: Heap) -> None:
+    def __init__(self, heap: ShadowTable) -> None:
         self._heap = heap
         self._asked: dict[Any, tuple[Callable[[], Any], str, Location | None]] = {}
         self._failed: dict[str, tuple[NotImportable, Location | None]] = {}
@@ -81,10 +81,10 @@ class Queries:
         key = (fn, args)
         if key not in self._asked:
             if not args and not same_answer(fn(), answer) and fn not in self.at_entry:
-                self._heap.refuse("SFX103", f"calls {policy.describe(fn)}, which answers otherwise at every call")
+                self._heap.refuse("SFX103", f"calls {trace_rules.describe(fn)}, which answers otherwise at every call")
             ask = functools.partial(fn, *args) if args else fn
             shown = ", ".join(map(repr, args))
-            self._asked[key] = (ask, f"{policy.describe(fn)}({shown})", self._heap.locate())
+            self._asked[key] = (ask, f"{trace_rules.describe(fn)}({shown})", self._heap.locate())
             self._guards = None
         return answer
 
@@ -120,7 +120,7 @@ def _is_question(fn: Any, args: tuple[Any, ...]) -> bool:
         of_class = isinstance(owner, type) and not args
         if owner is not None and not of_class and not isinstance(owner, (types.ModuleType, compat.BINDING)):
             return False
-        torch_call = policy.is_torch_callable(fn)
+        torch_call = trace_rules.is_torch_callable(fn)
     elif type(fn) is types.FunctionType and not args:  # of torch, called natively
         torch_call = True
     else:

@@ -13,18 +13,18 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 
 @registry.intercept(builtins.__import__)
-def _import(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _import(_: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A module's own code makes real tensors, whatever imports it; the interpreter notes what is found."""
     with compat.real_world():
         return builtins.__import__(*args, **kwargs)
 
 
 @registry.intercept(importlib.import_module)
-def _import_module(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _import_module(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = dict(zip(("name", "package"), args, strict=False)) | kwargs
     name, package = given.get("name"), given.get("package")
     if type(name) is not str or (package is not None and type(package) is not str):

@@ -18,7 +18,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.python_check import cell_is_set
 from sidefx_train.compile.capture.shadows.definition_tracking import chains_of
-from sidefx_train.compile.capture.side_effects import collect as effects
+from sidefx_train.compile.capture.side_effects import collect
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_definition, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -26,7 +26,7 @@ from sidefx_train.compile.common.type_checks import attribute_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.guard import Guard
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -41,14 +41,14 @@ class Caches:
         self.found: dict[Any, Any] = {}
 
 
-def make(world: CallingWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def make(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``functools._lru_cache_wrapper(...)``."""
     wrapper = world.guarded(functools._lru_cache_wrapper, args, kwargs)
     world.caches.made[id(wrapper)] = wrapper
     return wrapper
 
 
-def call(world: CallingWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a cached function."""
     if id(fn) in world.caches.made:
         args = tuple(world.as_key(value) for value in args)
@@ -118,19 +118,19 @@ def _finds_definition(guard: Guard) -> bool:
     return guard.kind in ("absent", "no_item") or (guard.kind == "is" and _is_fixed(guard.value))
 
 
-def check_method(world: CallingWorld, fn: Any, name: str) -> None:
+def check_method(world: CaptureContext, fn: Any, name: str) -> None:
     """Refuses ``cache_info`` and ``cache_clear`` of a cache from outside."""
     if id(fn) not in world.caches.made and name in ("cache_info", "cache_clear"):
         world.heap.refuse("SFX103", f"calls {name} of {fn.__qualname__}, whose cache is outside")
 
 
 def _traces(world: Any) -> list[Any]:
-    changes = effects.collect(world).changes
+    changes = collect.collect(world).changes
     counted = (len(world.deferred), world.heap.memory.count)
     return [*counted, *((c.kind, id(c.target), _identity(c.key), _identity(c.value)) for c in changes)]
 
 
 def _identity(value: Any) -> Any:
-    if isinstance(value, effects.TraceKey):
+    if isinstance(value, collect.TraceKey):
         value = value.value
     return [id(item) for item in value] if type(value) is list else id(value)

@@ -17,7 +17,7 @@ import torch
 from sidefx_train import torch_compat as compat
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -46,7 +46,7 @@ _DOMAINS: dict[Any, tuple[Callable[[Any], Any], ...]] = {
 }
 
 
-def operator_raises(world: CallingWorld, name: str, args: tuple[Any, ...]) -> bool:
+def operator_raises(world: CaptureContext, name: str, args: tuple[Any, ...]) -> bool:
     """True if an operation of Python numbers, one of them symbolic, raises an error; asked as conditions on them."""
     if name not in _MAY_RAISE or len(args) != 2 or not _changes(args):
         return False
@@ -58,7 +58,7 @@ def operator_raises(world: CallingWorld, name: str, args: tuple[Any, ...]) -> bo
     return _asked(world, right < 0) and _asked(world, left == 0)
 
 
-def needs_values(world: CallingWorld, name: str, args: tuple[Any, ...]) -> bool:
+def needs_values(world: CaptureContext, name: str, args: tuple[Any, ...]) -> bool:
     """True for an operation of floats whose symbolic form is another: torch divides before it takes the floor."""
     if len(args) != 2 or not _changes(args) or not any(isinstance(value, (float, torch.SymFloat)) for value in args):
         return False
@@ -67,7 +67,7 @@ def needs_values(world: CallingWorld, name: str, args: tuple[Any, ...]) -> bool:
     return name in ("floordiv", "ifloordiv")
 
 
-def function_raises(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> bool:
+def function_raises(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> bool:
     """Likewise for a function of ``math``."""
     if not _changes(args):
         return False
@@ -78,7 +78,7 @@ def function_raises(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> bool
     return fn is math.log and len(args) == 2 and _asked(world, args[1] == 1)
 
 
-def no_integer(world: CallingWorld, value: Any) -> bool:
+def no_integer(world: CaptureContext, value: Any) -> bool:
     """True if a symbolic float has no integer, or none of 64 bits."""
     if type(value) is not torch.SymFloat:
         return False
@@ -90,7 +90,7 @@ def _changes(args: tuple[Any, ...]) -> bool:
     return all(type(value) in _NUMBERS for value in args) and any(isinstance(value, _SYMBOLIC) for value in args)
 
 
-def _asked(world: CallingWorld, condition: Any, unknown: bool = False) -> bool:
+def _asked(world: CaptureContext, condition: Any, unknown: bool = False) -> bool:
     """A condition's truth, which the entry relies on.
 
     Args:

@@ -22,7 +22,7 @@ from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import op
 from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -30,7 +30,7 @@ if not TYPE_CHECKING:
 _BASES = (int, float)
 
 
-def decides(world: CallingWorld, name: str, operands: tuple[Any, ...]) -> bool:
+def decides(world: CaptureContext, name: str, operands: tuple[Any, ...]) -> bool:
     """True if the class of a number beside a symbolic one defines an operator itself, in the program."""
     if not any(type(value) in NUMBERS for value in operands) or needs_value(operands):
         return False
@@ -47,7 +47,7 @@ def needs_value(operands: tuple[Any, ...]) -> bool:
     return any(compat.is_numpy_scalar(value) or isinstance(value, enum.Flag) for value in others)
 
 
-def slot_operator(world: CallingWorld, fn: Any, args: tuple[Any, ...]) -> Any:
+def slot_operator(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
     """``int.__add__(a, b)``, ``(2).__add__(b)`` and their like with a symbolic number; else :data:`ABSENT`."""
     if type(fn) is types.MethodWrapperType:
         fn, args = getattr(fn.__objclass__, fn.__name__), (fn.__self__, *args)

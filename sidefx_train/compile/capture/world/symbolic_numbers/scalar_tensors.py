@@ -20,7 +20,7 @@ from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.fx_utils import written_args
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.call_handling import CallingWorld
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
@@ -68,7 +68,7 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
 }
 
 
-def number_in(world: CallingWorld, tensor: Any) -> Any:
+def number_in(world: CaptureContext, tensor: Any) -> Any:
     """What ``tensor.item()`` is at this point of the step, if the prologue can tell; else ``None``.
 
     A symbolic number, or a plain bool, whose value is guarded.
@@ -82,7 +82,7 @@ def number_in(world: CallingWorld, tensor: Any) -> Any:
     return world.truth(number) if number is not None and tensor.dtype is torch.bool else number
 
 
-def _of_input(world: CallingWorld, record: TensorRecord, before: fx.Node | None) -> Any:
+def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | None) -> Any:
     """The number in an input when ``before`` reads it; now, where that is ``None``."""
     if record.real.numel() != 1 or record.real.device.type != "cpu" or record.home is not None:
         return None
@@ -102,7 +102,7 @@ def _of_input(world: CallingWorld, record: TensorRecord, before: fx.Node | None)
     return number
 
 
-def _computed(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any:
+def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> Any:
     """The number in what the graph makes of such inputs (``count == 0``, ``count % 10``) when ``before`` reads it."""
     held = node.meta.get("val")
     if not isinstance(held, torch.Tensor) or held.device.type != "cpu" or any(size != 1 for size in _sizes(held)):
@@ -123,7 +123,7 @@ def _computed(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any
     return _truth_of(world, node) if given.dtype is torch.bool else _result(world, node, given.dtype, held.dtype)
 
 
-def _result(world: CallingWorld, node: fx.Node, dtype: torch.dtype, result: torch.dtype) -> Any:
+def _result(world: CaptureContext, node: fx.Node, dtype: torch.dtype, result: torch.dtype) -> Any:
     """A comparison of numbers of type ``dtype``, or arithmetic of integers; else ``None``."""
     function = _COMPARISONS.get(node.target) or (_ARITHMETIC.get(node.target) if result is torch.int64 else None)
     if function is None or len(node.args) != 2:
@@ -135,7 +135,7 @@ def _result(world: CallingWorld, node: fx.Node, dtype: torch.dtype, result: torc
     return function(number, other)
 
 
-def _truth_of(world: CallingWorld, node: fx.Node) -> bool | None:
+def _truth_of(world: CaptureContext, node: fx.Node) -> bool | None:
     """A negation of a flag, or two combined; else ``None``."""
     function = operator.not_ if node.target in _NEGATIONS else _LOGICAL.get(node.target)
     if function is None or not all(isinstance(arg, fx.Node) for arg in node.args):
@@ -145,14 +145,14 @@ def _truth_of(world: CallingWorld, node: fx.Node) -> bool | None:
     return bool(function(*map(world.truth, flags))) if known else None
 
 
-def _of_placeholder(world: CallingWorld, node: fx.Node, before: fx.Node | None) -> Any:
+def _of_placeholder(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> Any:
     tracer = world.tracer
     given = dict(zip(tracer.placeholders, tracer.real_inputs, strict=True)).get(node)
     record = world.heap.by_real.get(id(given))
     return _of_input(world, record, before) if isinstance(record, TensorRecord) else None
 
 
-def _operand(world: CallingWorld, node: fx.Node, dtype: torch.dtype) -> Any:
+def _operand(world: CaptureContext, node: fx.Node, dtype: torch.dtype) -> Any:
     """What a number in a tensor of type ``dtype`` is compared with or added to, as the kernel sees it, or ``None``."""
     other = node.args[1]
     held = other.meta.get("val") if isinstance(other, fx.Node) else None
@@ -172,46 +172,7 @@ def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else 0 for size in tensor.shape)
 
 
-class Writes:
-    """Operations of the graph that write to tensors, by the memory they write to.
-
-    Versions of fake tensors do not tell: multi-tensor operations leave them alone.
-    """
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self._graph = graph
-        self._seen: fx.Node | None = None
-        self._found: dict[int, list[fx.Node]] = {}
-
-    def to(self, tensor: torch.Tensor) -> list[fx.Node]:
-        """The operations recorded so far that wrote to a tensor's memory, in order."""
-        node = next(iter(self._graph.nodes), None) if self._seen is None else self._seen.next
-        while node is not None and node.op != "root":
-            if node.op == "call_function":
-                for place in {_storage(held) for held in _written(node)}:
-                    self._found.setdefault(place, []).append(node)
-            self._seen, node = node, node.next
-        return self._found.get(_storage(tensor), []) + self._found.get(_ANY, [])
-
-
-_ANY = -1
-"""Memory that cannot be told: of the wrapped tensors of ``torch.func``."""
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:
-        return _ANY
-
-
-def _written(node: fx.Node) -> list[torch.Tensor]:
-    """Tensors that an operation writes to, as they were recorded."""
-    held = [item.meta.get("val") for item in written_args(node)]
-    return [value for value in held if isinstance(value, torch.Tensor)]
-
-
-def _added(world: CallingWorld, node: fx.Node) -> Any:
+def _added(world: CaptureContext, node: fx.Node) -> Any:
     """What an operation adds to each tensor it writes to, if that is all it does; else ``None``."""
     sign = _ADDITIONS.get(node.target)
     if sign is None or len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
@@ -220,7 +181,7 @@ def _added(world: CallingWorld, node: fx.Node) -> Any:
     return None if amount is None else amount if sign > 0 else -amount
 
 
-def _amount(world: CallingWorld, value: Any) -> Any:
+def _amount(world: CaptureContext, value: Any) -> Any:
     if not isinstance(value, fx.Node):
         return value if isinstance(value, (int, float)) else None
     held = value.meta.get("val")

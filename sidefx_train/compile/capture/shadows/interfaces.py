@@ -1,0 +1,89 @@
+"""What the kinds of shadows know of the table that holds them.
+
+Every file of this package is below ``shadow_table.py``, which makes shadows of all kinds. A record is ``Any`` here,
+since ``records.py`` itself is typed against the table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sidefx_train.compile.capture.guards.recorder import GuardRecorder
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.recording.tracer import GraphTracer
+
+
+class DefinitionRecorder(Protocol):
+    """Notes which definitions were taken from modules and classes."""
+
+    def took(self, space: Any, name: str, value: Any) -> None: ...
+
+
+class IdentityRecorder(Protocol):
+    """Notes which objects were told from others by identity."""
+
+    def pin_key(self, key: Any) -> None: ...
+
+
+class StorageRecorder(Protocol):
+    """Knows which tensors were given another storage."""
+
+    def replaced(self) -> tuple[Any, ...]: ...
+
+
+class ShadowTableAPI(GuardRecorder, ABC):
+    """The table of shadows as its parts see it; ``ShadowTable`` documents each member."""
+
+    tracer: GraphTracer
+    specialization: Specialization
+    is_part: bool
+    by_real: dict[int, Any]
+    by_shadow: dict[int, Any]
+    in_memory: dict[int, list[Any]]
+    leaves: list[Any]
+    accumulators: list[Any]
+    sizes: list[tuple[Any, Source]]
+    static_roots: set[int]
+    watched: dict[int, str]
+    new_spaces: dict[int, tuple[dict[str, Any], Any]]
+    dropped: Callable[[str], None]
+    reenter: Callable[[Any], Any]
+    definitions: DefinitionRecorder
+    identities: IdentityRecorder
+    memory: StorageRecorder
+
+    @abstractmethod
+    def shadow(self, real: Any, source: Source, name: str = "") -> Any: ...
+
+    @abstractmethod
+    def register(self, record: Any) -> Any: ...
+
+    @abstractmethod
+    def record_of(self, shadow: Any) -> Any: ...
+
+    @abstractmethod
+    def dict_record(self, shadow: Any) -> Any: ...
+
+    @abstractmethod
+    def bind(self, real: Any, source: Source) -> Source: ...
+
+    @abstractmethod
+    def real_key(self, key: Any) -> Any: ...
+
+    @abstractmethod
+    def shadow_key(self, real_key: Any, base: Source, position: int) -> Any: ...
+
+    @abstractmethod
+    def length(self, real: int, source: Source) -> Any: ...
+
+    @abstractmethod
+    def trusts(self, namespace: dict[str, Any]) -> bool: ...
+
+    @abstractmethod
+    def below(self, source: Source | None, roots: set[int]) -> bool: ...
+
+    @abstractmethod
+    def read_grad(self, fake: Any) -> None: ...

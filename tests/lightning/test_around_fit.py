@@ -76,14 +76,14 @@ def test_profiler_has_the_rows_of_eager(tmp_path):
 
 
 def test_worker_does_not_outlive_the_fit(tmp_path, monkeypatch):
-    compile_graphs = background_compile.pipeline.compile_graphs
+    compile_graphs = background_compile.compile_capture.compile_graphs
 
     def slow(*given):
         if threading.current_thread().name == "sidefx-warmup":
             time.sleep(1.0)
         return compile_graphs(*given)
 
-    monkeypatch.setattr(background_compile.pipeline, "compile_graphs", slow)
+    monkeypatch.setattr(background_compile.compile_capture, "compile_graphs", slow)
     sidefx_train.compile.native.native_module(), sidefx_train.compile.native.products_module()
     seen = []
 

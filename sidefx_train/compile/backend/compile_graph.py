@@ -20,10 +20,7 @@ from dataclasses import replace
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.aot_eager import build_functional
-from sidefx_train.compile.backend.autocast_backward import build_casting
 from sidefx_train.compile.backend.autotune.timing import measure_apart
-from sidefx_train.compile.backend.eager import build_eager
 from sidefx_train.compile.backend.graph_cache import key_of
 from sidefx_train.compile.backend.inductor import (
     build_inductor,
@@ -31,6 +28,9 @@ from sidefx_train.compile.backend.inductor import (
     lower_for_another,
     take_lowered,
 )
+from sidefx_train.compile.backend.runners.aot_eager import build_functional
+from sidefx_train.compile.backend.runners.autocast_backward import build_casting
+from sidefx_train.compile.backend.runners.eager import build_eager
 from sidefx_train.compile.backend.verification.reference import Reference, captured_reference
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.config import CompileConfig

@@ -16,7 +16,6 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.allocator import keep_freed_memory
-from sidefx_train.compile.backend.aot_eager import example_inputs
 from sidefx_train.compile.backend.autotune.attention import expand_attention, has_attention, is_written_out
 from sidefx_train.compile.backend.autotune.conv_layout import all_may_turn, choose_layout
 from sidefx_train.compile.backend.autotune.lstm import has_layers
@@ -37,13 +36,14 @@ from sidefx_train.compile.backend.cpp_codegen.region_wrapper import (
     part_module,
 )
 from sidefx_train.compile.backend.graph_cache import Lowered, find, is_kept, keep, key_of, own_source
+from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_whole
-from sidefx_train.compile.backend.passes.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
 from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
 from sidefx_train.compile.backend.passes.work_size import is_tiny
-from sidefx_train.compile.backend.runner import generate
-from sidefx_train.compile.backend.runner_update import write_tail
+from sidefx_train.compile.backend.runners.aot_eager import example_inputs
+from sidefx_train.compile.backend.runners.runner import generate
+from sidefx_train.compile.backend.runners.runner_update import write_tail
 from sidefx_train.compile.backend.verification.reference import Reference, functional_reference
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.resume.resume_function import is_continuation
 from sidefx_train.compile.common.type_checks import attribute_of
 
 if not TYPE_CHECKING:
@@ -175,32 +174,6 @@ RNG_FUNCTIONS = frozenset({"manual_seed", "seed", "set_rng_state", "get_rng_stat
 
 VALUE_METHODS = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
 """Tensor methods that ask for contents or addresses, which exist only when the graph runs."""
-
-
-class Policy:
-    """Tells the interpreter which Python functions to interpret."""
-
-    def inline(self, fn: types.FunctionType) -> bool:
-        if is_continuation(fn):  # of a function that was interpreted up to a break
-            return True
-        # Both: ``functools.wraps`` gives a user's function torch's __module__, and torch's wrappers a user's.
-        modules = (fn.__module__ or "", str(fn.__globals__.get("__name__", "")))
-        return any(_inlined(module, fn.__name__, fn.__code__.co_varnames[:1]) for module in modules)
-
-
-@functools.lru_cache(maxsize=4096)
-def _inlined(module: str, name: str, first: tuple[str, ...]) -> bool:
-    if not module.startswith("torch"):
-        return True
-    if name in INLINED_FUNCTIONS:
-        return True
-    if module in DEVICE_MODULES and name in DEVICE_QUERIES:
-        return False
-    if any(module == prefix or module.startswith(prefix + ".") for prefix in NATIVE_PYTHON):
-        return module in ("torch.autograd.grad_mode", "torch.autograd.function") or (
-            first == ("self",) and (module.startswith(("torch.amp", "torch.autograd.grad_mode", "torch.backends")))
-        )
-    return module in DECIDING_OPTIMIZERS or not (module.startswith("torch.optim.") and name.startswith(NATIVE_UPDATES))
 
 
 def is_undivided(fn: Any) -> bool:

@@ -21,7 +21,7 @@ from sidefx_train.compile.functionalization.fused_optimizers import fused_update
 from sidefx_train.compile.functionalization.op_rewrites import CHANNELS_LAST, REWRITES
 from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
 from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node, is_unknown_size
-from sidefx_train.compile.functionalization.synthetic_bases import STRIDED, members, place_in, view_of
+from sidefx_train.compile.functionalization.synthetic_bases import members, place_in, view_of
 from sidefx_train.compile.functionalization.tensor_scalar_ops import (
     TensorScalar,
     call_foreach,
@@ -31,7 +31,7 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
 )
 from sidefx_train.compile.graph.alias_analysis import Aliases, extent
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
-from sidefx_train.compile.graph.view_chains import changes_layout
+from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
 from sidefx_train.compile.ops.runtime_assert import GRANTED
 from sidefx_train.errors import BackendError
 

@@ -16,6 +16,7 @@ from torch import fx
 
 from sidefx_train.compile.graph.alias_analysis import Aliases, extent
 from sidefx_train.compile.graph.artifacts import GraphInput, SyntheticBase, TracedGraph
+from sidefx_train.compile.graph.view_chains import STRIDED
 from sidefx_train.errors import BackendError
 
 
@@ -58,9 +59,6 @@ def find_bases(traced: TracedGraph, aliases: Aliases, written: set[fx.Node]) -> 
         roots = {root for node in group for root in aliases.roots[node]}
         found.append(_base(positions, given, [n.meta["val"] for n in strided if aliases.roots[n] & roots]))
     return tuple(found)
-
-
-STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
 
 def _plain(given: GraphInput) -> bool:

@@ -7,16 +7,9 @@ values get tangents, and what is refused is decided by these facts.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
-
-from sidefx_train.compile.capture.shadows.records import TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import follows_anew, updated
-from sidefx_train.compile.graph.artifacts import UNSEEN
-
-if TYPE_CHECKING:
-    from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 OutputKind = Literal[
     "non_alias",
@@ -113,42 +106,6 @@ def in_words(metadata: StepMetadata) -> str:
 def _held(facts: InputFacts, apart: tuple[str, ...]) -> str:
     names = [each.name for each in fields(facts) if each.name not in apart]
     return ", ".join(name for name in names if getattr(facts, name)) or "read"
-
-
-def input_facts(world: TraceWorld) -> tuple[InputFacts, ...]:
-    """The facts of every tensor from outside that the step has used."""
-    position_of = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
-    records = [record for record in world.heap.by_real.values() if isinstance(record, TensorRecord)]
-    found = [_facts(world, record, position_of[id(record.real)]) for record in records]
-    return tuple(sorted(found, key=lambda facts: facts.position))
-
-
-def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts:
-    shadow, example = record.memory, world.tracer.inputs[position].example
-    writes = [
-        node for node in world.writes.to(shadow) if torch.Tag.inplace_view not in getattr(node.target, "tags", ())
-    ]
-    history = updated(world, record) or follows_anew(world, record)
-    unseen = [node.meta.get(UNSEEN) for node in writes]
-    return InputFacts(
-        position=position,
-        label=record.source.label,
-        leaf=record.edge is None,
-        requires_grad=record.requires_grad,
-        mutates_data=bool(writes),
-        mutates_metadata=_layout(shadow) != _layout(example) or _layout(record.shadow)[:2] != _layout(example)[:2],
-        mutation_hidden=bool(writes) and all(unseen),
-        mutation_in_inference="inference" in unseen,
-        updates_history=history,
-        changes_requires_grad=record.shadow.requires_grad != record.requires_grad and not history,
-        resizes_storage=str(shadow.untyped_storage().nbytes()) != record.entry_memory or record.grown,
-        replaces_storage=record.given is not None and not record.grown,
-    )
-
-
-def _layout(value: torch.Tensor) -> tuple[object, ...]:
-    """Sizes as text: to compare symbols is to record an operation, and to rely on what comes out."""
-    return tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.storage_offset())
 
 
 def dynamic_dims(value: torch.Tensor) -> frozenset[int]:

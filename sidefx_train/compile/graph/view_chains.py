@@ -16,6 +16,9 @@ from sidefx_train.compile.graph.fx_utils import schema_args, written_args
 if not TYPE_CHECKING:
     from sidefx_train.compile.common.type_checks import isinstance
 
+STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
+"""Views by arbitrary sizes and strides, whose derivative goes by what they are made of."""
+
 
 def storage_of(value: torch.Tensor) -> int:
     """What tells a fake tensor's memory from that of others."""

@@ -29,7 +29,7 @@ from sidefx_train.compile.autograd.extract_graphs import cut
 from sidefx_train.compile.autograd.min_cut_partition import recompute
 from sidefx_train.compile.autograd.trace_backward import record_backward
 from sidefx_train.compile.backend.compile_graph import build, build_casting, reference
-from sidefx_train.compile.backend.reset_generators import beginning_anew
+from sidefx_train.compile.backend.runners.reset_generators import beginning_anew
 from sidefx_train.compile.backend.verification.first_runs import Proving, Verdict, verified
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.native_check import object_check, split

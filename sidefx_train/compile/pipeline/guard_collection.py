@@ -23,8 +23,8 @@ from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record,
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
 from sidefx_train.compile.common.source_literals import literal
-from sidefx_train.compile.graph.step_metadata import input_facts
 from sidefx_train.compile.pipeline.entry import first_failure
+from sidefx_train.compile.residual.input_metadata import input_facts
 from sidefx_train.errors import Location
 
 

@@ -14,9 +14,10 @@ from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.capture.side_effects.effect import Effect
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.graph.artifacts import OWN
-from sidefx_train.compile.graph.step_metadata import OutputFacts, OutputKind, StepMetadata, dynamic_dims, input_facts
+from sidefx_train.compile.graph.step_metadata import OutputFacts, OutputKind, StepMetadata, dynamic_dims
 from sidefx_train.compile.graph.view_chains import edge_of, edges_behind, first_operation, own_counter, storage_of
 from sidefx_train.compile.residual.autograd_nodes import freed, passing, whole_view
+from sidefx_train.compile.residual.input_metadata import input_facts
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.storage_updates import as_inference, grow
 from sidefx_train.compile.residual.view_outputs import Views, new_leaf

@@ -15,10 +15,10 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.records import TensorRecord
-from sidefx_train.compile.functionalization.synthetic_bases import STRIDED
 from sidefx_train.compile.graph.artifacts import CALLED, DATA, NO_GRAD
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.view_chains import (
+    STRIDED,
     before_turns,
     below_base,
     changes_layout,

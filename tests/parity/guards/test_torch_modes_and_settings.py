@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sidefx_train
-from sidefx_train.compile.common.trace_rules import Policy
+from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
 from tests.parity.autograd.test_features import refused, trained
 from tests.support.parity import Program, batches, mlp, parity
 
@@ -337,7 +337,7 @@ def test_autocast_that_is_entered_between_calls(backend):
 @pytest.mark.parametrize("ask", [torch.cuda.is_available, torch.cuda.device_count, torch.xpu.is_available])
 def test_asking_for_devices_loads_no_driver_while_capturing(ask):
     """Where torch is built for CUDA, to ask whether there is a device opens the driver's library."""
-    assert not Policy().inline(ask)
+    assert not TraceRulesPolicy().inline(ask)
     step = sidefx_train.compile(lambda x: x * 2 if ask() else x + 1, fullgraph=True)
     assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import sidefx_train
-from sidefx_train.compile.backend import inductor
-from sidefx_train.compile.backend.passes import pass_list
+from sidefx_train.compile.backend import inductor, pass_list
 from sidefx_train.compile.functionalization import functionalize as functionalization
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.validation import check_graph, enabled

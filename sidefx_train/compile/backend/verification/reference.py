@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.eager import build_eager
-from sidefx_train.compile.backend.reset_generators import beginning_anew
-from sidefx_train.compile.backend.runner import generate
+from sidefx_train.compile.backend.runners.eager import build_eager
+from sidefx_train.compile.backend.runners.reset_generators import beginning_anew
+from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.backend.verification.exact import Exact
 from sidefx_train.compile.backend.verification.inductor_random import drawing_functions
 from sidefx_train.compile.backend.verification.rounding_noise import Noisy

@@ -13,11 +13,11 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.subgraphs import Region
 from sidefx_train.compile.capture.side_effects.collect import observe
 from sidefx_train.compile.capture.side_effects.compare import difference
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.graph.subgraphs import Region
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

@@ -31,6 +31,7 @@ from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
 from sidefx_train.compile.capture.world import backward_reads
 from sidefx_train.compile.capture.world.argument_snapshot import late_text
 from sidefx_train.compile.capture.world.attribute_access import AttributeWorld
+from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
 from sidefx_train.compile.capture.world.native_call_facts import HASHED
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
@@ -96,7 +97,7 @@ class TraceWorld(AttributeWorld):
         self.running: set[int] = set()
         self.tracer = tracer
         self.heap = ShadowTable(tracer, self.locate, self._written_names, specialization, is_part)
-        self.interp = Interpreter(self, trace_rules.Policy())
+        self.interp = Interpreter(self, TraceRulesPolicy())
         self.interp.handled = HandledOutside(self._outside_exception)
 
         self.heap.reenter = self.interp.reentering

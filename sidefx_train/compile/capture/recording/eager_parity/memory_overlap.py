@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.graph.view_chains import STRIDED
 from sidefx_train.errors import Unsupported
 
 
@@ -21,7 +22,7 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     Raises:
         Unsupported: several elements of a written tensor, or one of it and one of another operand, are one place.
     """
-    if func in _STRIDED:
+    if func in STRIDED:
         _check_reach(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags and torch.is_grad_enabled():
         _check_turned(func, args[0])
@@ -68,9 +69,6 @@ def _is_twisted_part(target: torch.Tensor) -> bool:
     """
     base = target._base if target._is_view() else None
     return base is not None and base.dtype != target.dtype and bool(base.storage_offset() != 0)
-
-
-_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
 
 def _check_reach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.functionalization.synthetic_bases import STRIDED
 from sidefx_train.compile.graph.artifacts import NO_GRAD
 from sidefx_train.compile.graph.view_chains import (
+    STRIDED,
     base_turned,
     changes_layout,
     counted_since,

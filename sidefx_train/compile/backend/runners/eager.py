@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.runner import tuple_text
+from sidefx_train.compile.backend.runners.runner import tuple_text
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import OWN, Executable, TracedGraph
 from sidefx_train.compile.graph.fx_utils import for_any_layout, generators

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.runner import generate
+from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.index_checks import index_checker
+from sidefx_train.compile.backend.runners.index_checks import index_checker
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.functionalization.synthetic_bases import real_base
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan

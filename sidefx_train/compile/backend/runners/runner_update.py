@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.backend.runner import Source, argument_text, tuple_text
+from sidefx_train.compile.backend.runners.runner import Source, argument_text, tuple_text
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan, TailCall
 from sidefx_train.compile.native import native_module
 

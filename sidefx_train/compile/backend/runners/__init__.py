@@ -1,0 +1,1 @@
+"""Graphs run op by op, and the generated function around a compiled graph."""

@@ -81,19 +81,35 @@ struct Group {
     }
 };
 
+// A function that the program holds, and what it did when it was captured.
+struct HeldBody { PyObject *function, *operand; };
+
+// A class or the dict of a module that the program holds; ``entries`` are those of the class, ``version`` as in Reading.
+struct HeldNames { PyObject *space, *operand, *entries; uint64_t version; };
+
 struct GuardProgram {
     std::vector<Instruction> code;
     std::vector<Reading> readings;  // of the instruction at the same place
+    std::vector<HeldBody> bodies;
+    std::vector<HeldNames> names;
     std::vector<Group> groups;
     std::vector<HeldTensor> tensors;
     std::vector<int64_t> layouts;
     ThreadKeys keys = ThreadKeys::now();
+    std::vector<const char*> touched;  // memory that the instructions read lately
+    uint64_t runs = 0;
     Py_ssize_t registers = 0;
     bool moved = false;  // a held tensor lies elsewhere than when the guards last held
 };
 
 static PyObject *name_dict, *name_grad;
 static binaryfunc dict_subscript;
+
+// Between two steps of a training loop the caches forget most of what a program looks at: it is fetched ahead. What is
+// fetched need not exist any more.
+constexpr Py_ssize_t AHEAD = 8;
+
+static inline void fetch(const void* address) { __builtin_prefetch(address); }
 
 // In a loop of its own: a step with AdamW holds four tensors per parameter.
 static bool same_tensors(GuardProgram& program) {
@@ -285,6 +301,37 @@ static bool same_body(PyObject* value, PyObject* operand) {
     return true;
 }
 
+// In loops of their own: half of what a step looks at are functions and namespaces of libraries.
+static bool same_bodies(const GuardProgram& program) {
+    const Py_ssize_t n = program.bodies.size();
+    const HeldBody* body = program.bodies.data();
+    for (Py_ssize_t i = 0; i < n; ++i, ++body) {
+        if (i + AHEAD < n) {
+            fetch(&((PyFunctionObject*)body[AHEAD].function)->func_defaults);
+            fetch(&PyTuple_GET_ITEM(body[AHEAD].operand, 0));
+        }
+        if (!same_body(body->function, body->operand)) return false;
+    }
+    return true;
+}
+
+static bool same_namespaces(GuardProgram& program) {
+    const Py_ssize_t n = program.names.size();
+    HeldNames* names = program.names.data();
+    for (Py_ssize_t i = 0; i < n; ++i, ++names) {
+        if (i + AHEAD < n) {
+            HeldNames& later = names[AHEAD];
+            fetch(reinterpret_cast<char*>(later.entries) + 2 * sizeof(PyObject));
+            if (later.space != later.entries) {
+                fetch(&((PyTypeObject*)later.space)->tp_dict);
+                fetch(&((PyTypeObject*)later.space)->tp_mro);
+            }
+        }
+        if (!same_names(names->space, names->operand, names->version)) return false;
+    }
+    return true;
+}
+
 // Held tensors share memory as they did: asked for only when one has moved, or where ``number`` says always.
 static bool same_memory(GuardProgram& program, const Instruction& in) {
     if (!program.moved && in.number != 1) return true;
@@ -337,24 +384,35 @@ static inline bool finish(GuardProgram& program, const Instruction& in, PyObject
     return true;
 }
 
+// Notes what an instruction reads: the head of its value, and where an instance keeps its ``__dict__``.
+static void note(GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
+    if (in.load == L_DICT) {
+        PyObject* from = in.source >= 0 ? registers[in.source] : program.readings[&in - program.code.data()].base;
+        program.touched.push_back(reinterpret_cast<const char*>(_PyObject_GetDictPtr(from)));
+    } else if (in.load == L_CELL && in.source < 0) {
+        program.touched.push_back(reinterpret_cast<const char*>(program.readings[&in - program.code.data()].base));
+    }
+    if (value && in.test != T_IS) program.touched.push_back(reinterpret_cast<const char*>(value));
+}
+
+template <bool NOTING>
 static inline bool run_one(GuardProgram& program, Instruction& in, PyObject** registers) {
     PyObject* owned = nullptr;
     in.cached = load_value(program, in, registers, owned);
+    if (NOTING) note(program, in, in.cached, registers);
     const bool holds = finish(program, in, in.cached, registers);
     Py_XDECREF(owned);
     return holds;
 }
 
-static bool holds_all(GuardProgram& program) {
-    Registers kept(program.registers);
-    program.moved = false;
-    PyObject** registers = kept.values.data();
+template <bool NOTING>
+static bool run_code(GuardProgram& program, PyObject** registers) {
     Instruction* next = program.code.data();
     Instruction* const end = next + program.code.size();
     while (next < end) {
         Instruction& gate = *next++;
         if (gate.load != L_GATE) {
-            if (!run_one(program, gate, registers)) return false;
+            if (!run_one<NOTING>(program, gate, registers)) return false;
             continue;
         }
         PyObject* dict = registers[gate.source];
@@ -363,17 +421,29 @@ static bool holds_all(GuardProgram& program) {
         if (version && dict == gate.cached && version == gate.version) {
             for (next += gate.target; next < last; ++next) {
                 PyObject* value = next->load == L_REGISTER ? registers[next->source] : next->cached;
+                if (NOTING) note(program, *next, value, registers);
                 if (!finish(program, *next, value, registers)) return false;
             }
         } else {
             gate.cached = nullptr;
             for (; next < last; ++next)
-                if (!run_one(program, *next, registers)) return false;
+                if (!run_one<NOTING>(program, *next, registers)) return false;
             gate.cached = dict;
             gate.version = version;
         }
     }
     return true;
+}
+
+static bool holds_all(GuardProgram& program) {
+    for (const char* address : program.touched) fetch(address + sizeof(PyObject));
+    if (!same_bodies(program) || !same_namespaces(program)) return false;
+    Registers kept(program.registers);
+    program.moved = false;
+    const uint64_t runs = ++program.runs;
+    if (runs & (runs - 1)) return run_code<false>(program, kept.values.data());
+    program.touched.clear();  // after 1, 2, 4, ... runs: objects may have been replaced
+    return run_code<true>(program, kept.values.data());
 }
 
 // The check itself, a function without arguments; its self is (capsule, instructions).
@@ -420,6 +490,15 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
         in.target = (int32_t)target;
         in.number = (int32_t)number;
         in.cached = load == L_CONST ? how.base : nullptr;
+        if (load == L_CONST && target < 0 && test == T_BODY && PyFunction_Check(how.base)) {
+            program->bodies.push_back({how.base, operand});
+            continue;
+        }
+        if (load == L_CONST && target < 0 && test == T_TAKEN) {
+            PyObject* entries = PyType_Check(how.base) ? ((PyTypeObject*)how.base)->tp_dict : how.base;
+            program->names.push_back({how.base, operand, entries, 0});
+            continue;
+        }
         how.hash = load == L_ENTRY || load == L_ITEM ? PyObject_Hash(how.key) : 0;
         how.index = PyLong_CheckExact(how.key) ? (int32_t)PyLong_AsSsize_t(how.key) : -1;
         if (PyErr_Occurred()) { delete program; return nullptr; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
@@ -441,3 +442,35 @@ def test_references_are_balanced() -> None:
     for _ in range(100):
         check()
     assert [sys.getrefcount(o) for o in objects] == before
+
+
+def _function_number(number: int) -> tuple[Guard, Any, dict[str, Any]]:
+    function = types.FunctionType((lambda a=1: a).__code__, {}, f"f{number}", (number,))
+    return Guard("body", SourceTable().const(function, "function"), Body.of(function)), function, {}
+
+
+def _class_number(number: int) -> tuple[Guard, Any, dict[str, Any]]:
+    cls = type(f"C{number}", (), {"run": number})
+    return Guard("taken", SourceTable().const(cls, "class"), Taken(("run",), (number,), cls.__mro__)), cls, {}
+
+
+def _module_number(number: int) -> tuple[Guard, Any, dict[str, Any]]:
+    space = {"run": number}
+    return Guard("taken", SourceTable().const(space, "module"), Taken(("run",), (number,), None)), None, space
+
+
+@pytest.mark.parametrize("make", [_function_number, _class_number, _module_number])
+def test_each_of_many_definitions_counts(make: Callable[[int], tuple[Guard, Any, dict[str, Any]]]) -> None:
+    """More of them than are fetched ahead; each is changed between two calls, and changed back."""
+    definitions = [make(number) for number in range(21)]
+    check = _native().guard_program(program.instructions([guard for guard, _, _ in definitions]))
+    for _, owner, space in definitions:
+        assert check() and check()
+        name = "__defaults__" if isinstance(owner, types.FunctionType) else "run"
+        value = space[name] if owner is None else getattr(owner, name)
+        for changed, holds in (((99,), False), (value, True)):
+            if owner is None:
+                space[name] = changed
+            else:
+                setattr(owner, name, changed)
+            assert check() is holds

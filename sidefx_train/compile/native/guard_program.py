@@ -84,7 +84,7 @@ struct Group {
 // A function that the program holds, and what it did when it was captured.
 struct HeldBody { PyObject *function, *operand; };
 
-// A class or the dict of a module that the program holds; ``entries`` are those of the class, ``version`` as in Reading.
+// A class or a module's dict that the program holds; ``entries`` are those of the class, ``version`` as in Reading.
 struct HeldNames { PyObject *space, *operand, *entries; uint64_t version; };
 
 struct GuardProgram {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -36,17 +37,40 @@ def test_few_blocks_are_not_run():
     assert text.count("<!-- not run:") <= 4, "blocks of code that nothing runs: make them run"
 
 
+def _run(page: Path, monkeypatch) -> dict:
+    """Runs the blocks of a page; returns their namespace. Errors and reports name the line of the page."""
+    linecache.checkcache(str(page))
+    module = types.ModuleType(f"docs_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    state = torch.random.get_rng_state()
+    try:
+        for line, source in _blocks(page):
+            exec(compile("\n" * line + source, str(page), "exec"), vars(module))
+    finally:
+        torch.random.set_rng_state(state)
+    return vars(module)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    linecache.checkcache(str(page))
-    module = types.ModuleType(f"docs_{page.stem.replace('-', '_')}")
-    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
-    state = torch.random.get_rng_state()
-    try:
-        for line, source in _blocks(page):
-            # Errors and reports name the line of the page.
-            exec(compile("\n" * line + source, str(page), "exec"), vars(module))
-    finally:
-        torch.random.set_rng_state(state)
+    _run(page, monkeypatch)
+
+
+def _without_names(line: str) -> str:
+    """A generated line without what depends on names, numbers and options left out."""
+    return re.sub(r"\d+|__\w+__|docs_\w+?(?=[._])|main|\s|, pin_memory.*?(?=\))|;.*", "", line)
+
+
+def test_the_overview_shows_what_is_generated(tmp_path, monkeypatch):
+    """Every line of its two listings, in order, but for lines left out."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs/internals/overview.md"
+    sources = _run(page, monkeypatch)["sources"]
+    for name, first in (("graph", "def forward"), ("residual", "def replay")):
+        (listing,) = re.findall(rf"^```\n({first}.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        generated = iter([_without_names(line) for line in sources[name].splitlines()])
+        for line in listing.splitlines():
+            if line.strip() != "...":
+                assert _without_names(line) in generated, f"docs/internals/overview.md: {line.strip()} is not generated"

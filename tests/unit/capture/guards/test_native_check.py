@@ -463,7 +463,7 @@ def _module_number(number: int) -> tuple[Guard, Any, dict[str, Any]]:
 def test_each_of_many_definitions_counts(make: Callable[[int], tuple[Guard, Any, dict[str, Any]]]) -> None:
     """More of them than are fetched ahead; each is changed between two calls, and changed back."""
     definitions = [make(number) for number in range(21)]
-    check = _native().guard_program(program.instructions([guard for guard, _, _ in definitions]))
+    check = _native().guard_program(native_check.instructions([guard for guard, _, _ in definitions]))
     for _, owner, space in definitions:
         assert check() and check()
         name = "__defaults__" if isinstance(owner, types.FunctionType) else "run"

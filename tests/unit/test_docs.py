@@ -38,10 +38,18 @@ def test_every_code_has_its_section():
     assert list(sections) == list(CODES), "docs/graph-breaks.md lists the codes in another order"
 
 
+def _anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as GitHub and MyST make them."""
+    headings = re.findall(r"^#{1,3} (.+)$", _without_code(page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{_name(page)} links to {target}, which does not exist"
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", _without_code(page.read_text())):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{_name(page)} links to {target}, which does not exist"
+        assert not anchor or anchor in _anchors(file), f"{_name(page)} links to {target}#{anchor}: no such heading"
 
 
 PATHS = [

@@ -159,6 +159,11 @@ def _settings(config: CompileConfig) -> str:
     )
 
 
+def cache_tag() -> str:
+    """What Inductor's own cache takes no account of: this library's sources, and which of its switches are off."""
+    return ":".join([own_source(), *sorted(switched_off())])
+
+
 @lru_cache(maxsize=1)
 def own_source() -> str:
     """A hash of every source file of this library: whichever of them has a part in lowering, an edit is seen."""

@@ -35,7 +35,7 @@ from sidefx_train.compile.backend.cpp_codegen.region_wrapper import (
     join_callers,
     part_module,
 )
-from sidefx_train.compile.backend.graph_cache import Lowered, find, is_kept, keep, key_of, own_source
+from sidefx_train.compile.backend.graph_cache import Lowered, cache_tag, find, is_kept, keep, key_of
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_whole
 from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
@@ -340,7 +340,7 @@ def _compile(
                 building.begin()
             with (
                 compat.lowering_notes() as warned,
-                compat.inductor_cache_of(own_source()),
+                compat.inductor_cache_of(cache_tag()),
                 compat.building_cpp(build, build.add),
                 compat.inductor_lowering(traced.fake_mode, generating),
             ):

@@ -1,4 +1,21 @@
-"""Results of Inductor that are wrong, mended. Each change has a name in ``sidefx_train/switches.py``."""
+"""Workarounds for bugs of Inductor that make results wrong.
+
+Each has a name in ``sidefx_train/switches.py`` and a program in ``tests/unit/torch_compat/test_upstream_bugs.py`` that
+fails once upstream is right. The docstrings say what comes out wrong upstream, and in which versions of torch that was
+seen.
+
+| switch | upstream | seen in torch |
+|---|---|---|
+| ``kernel_order`` | a buffer is read before an in-place write of it; unused draws are dropped | 2.11 to 2.13 |
+| ``mutations_by_index`` | a buffer is overwritten in the loop that reads other places of it | 2.11 to 2.13 |
+| ``no_write_while_read`` | an operand is overwritten while a view of it, or a concatenation, is read | 2.11 to 2.13 |
+| ``extern_strides`` | a called operator's result has other strides than were planned | 2.13 |
+| ``result_strides`` | a result that lies in a concatenation has the strides of the concatenation | 2.13 |
+| ``rounding_casts`` | a cast to a narrow type and back does not round | 2.13 |
+| (always on) | the interpreter's recursion limit is raised for good | 2.13 |
+
+Arguments that its patterns ignore are written out by ``compile/backend/passes/inductor_workarounds.py``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +36,11 @@ from sidefx_train.torch_compat.inductor.patching import replaced
 
 @contextmanager
 def recursion_limit_kept() -> Iterator[None]:
-    """Inductor raises the interpreter's limit and leaves it so; it is the program's."""
+    """Restores the interpreter's recursion limit.
+
+    Upstream: ``compile_fx`` raises the limit to 2000 and leaves it so; a program that reads it sees another value.
+    Seen in torch 2.13.
+    """
     limit = sys.getrecursionlimit()
     try:
         yield
@@ -30,10 +51,11 @@ def recursion_limit_kept() -> Iterator[None]:
 
 @contextmanager
 def results_laid_out_as_traced() -> Iterator[None]:
-    """A graph's results have the strides that they were traced with.
+    """Gives a graph's results the strides that they were traced with.
 
-    Inductor computes an operand of ``cat`` where it will lie in the whole, and a view of it that is a result has the
-    whole's strides. What is lowered apart and takes it, a backward or a further part, expects the traced ones.
+    Upstream: an operand of ``cat`` is computed in the memory of the concatenation, and a view of it that is a result
+    has the concatenation's strides. A graph that is lowered separately and takes this result, such as the backward,
+    expects the traced strides and reads other elements. Seen in torch 2.13.
     """
     from torch._inductor import graph, ir
     from torch._inductor.virtualized import V
@@ -62,10 +84,10 @@ def results_laid_out_as_traced() -> Iterator[None]:
 
 @contextmanager
 def casts_round() -> Iterator[None]:
-    """A cast to float16 or bfloat16 rounds, as in ``x.half().float()``; only operations between narrow values do not.
+    """Makes casts to float16 and bfloat16 round; operations between narrow values are computed in float32 as before.
 
-    Inductor computes with the wide value where it has it at hand, also where the program asked for the rounded one: a
-    fake quantization, ``x + (x.half().float() - x).detach()``, did nothing.
+    Upstream: the wide value is used instead of the rounded one where both are in one kernel, so that the fake
+    quantization ``x + (x.half().float() - x).detach()`` does nothing. Seen in torch 2.13.
     """
     from torch._inductor import lowering
     from torch._inductor.codegen import cpp
@@ -95,11 +117,14 @@ def casts_round() -> Iterator[None]:
 
 @contextmanager
 def nothing_written_while_read() -> Iterator[None]:
-    """Inductor writes into an operand that nobody needs afterwards, unless another operand is a view of it, or itself.
+    """Keeps an operator from writing into an operand that is read at the same time.
 
-    ``v.index_put(indices, v[:3], accumulate=True)`` read, in ``torch.compile`` too (torch 2.11 to 2.13), what it had
-    just written. Nor is an operand of a concatenation overwritten: Inductor computes it where it will lie in the whole,
-    so that ``c = cat([v, y]); w = v.clone(); w[i] = 1`` wrote to ``c`` (``torch.compile`` too, torch 2.13).
+    Upstream: an operator with an in-place form writes into its operand if that has no later use.
+
+    - Another operand may be a view of it: ``v.index_put(indices, v[:3], accumulate=True)`` reads what it has just
+      written. Seen with ``torch.compile`` in torch 2.11 to 2.13.
+    - The operand may lie in the memory of a concatenation: ``c = cat([v, y]); w = v.clone(); w[i] = 1`` writes to
+      ``c``. Seen with ``torch.compile`` in torch 2.13.
     """
     from torch._inductor.fx_passes import reinplace
     from torch._inductor.fx_utils import get_node_storage
@@ -131,15 +156,14 @@ def nothing_written_while_read() -> Iterator[None]:
 
 @contextmanager
 def kernels_in_order() -> Iterator[None]:
-    """Kernels run after those whose results they take, whatever Inductor does to their loops.
+    """Runs kernels after those whose results they read, and random draws in the order of the graph.
 
-    What writes into a buffer in place, as ``bernoulli_`` does, gives it a name by which its later readers depend on it.
-    Where Inductor takes up the loops of such a reader anew, to join them with others, it forgets that name (torch 2.11
-    to 2.13, ``SchedulerNode.recompute_size_and_body``): dropout read a mask that was not drawn yet. The order in which
-    kernels are written is compared with the dependencies that there were before loops were joined.
+    Upstream: an in-place write, such as ``bernoulli_``, renames its buffer, and later readers depend on the new name.
+    ``SchedulerNode.recompute_size_and_body`` forgets the renaming when it fuses the reader's loops with others: dropout
+    reads a mask that was not drawn yet. Seen in torch 2.11 to 2.13. Before code is generated, the order of kernels is
+    compared with the dependencies that they had before fusion.
 
-    Kernels that draw random numbers run in the order of the graph, and also where nothing uses them: each moves the
-    generator.
+    Upstream: random draws without a use are dropped, though each advances the generator. Seen in torch 2.13.
     """
     from torch._inductor import scheduler
     from torch._inductor.virtualized import V
@@ -202,11 +226,11 @@ def kernels_in_order() -> Iterator[None]:
 
 @contextmanager
 def mutations_fused_by_index() -> Iterator[None]:
-    """What overwrites a buffer is fused with what reads it only where both are at the same index.
+    """Fuses a write over a buffer with a read of it only if both are at the same index.
 
-    Inductor compares the indices of reads that go by the buffer's first name. Once it has been written in place, its
-    readers go by a later one: all their reads were overlooked (``torch.compile`` too, torch 2.11 to 2.13), and
-    ``bank[i] = h; bank.copy_(bank.roll(1, 0))`` read rows that it had just written.
+    Upstream: ``Scheduler.fusable_weak_dep`` compares the indices of reads under the buffer's first name. After an
+    in-place write the reads are under a later name and are not compared: ``bank[i] = h; bank.copy_(bank.roll(1, 0))``
+    reads rows that it has just written. Seen with ``torch.compile`` in torch 2.11 to 2.13.
     """
     from torch._inductor import scheduler
 
@@ -232,11 +256,12 @@ def mutations_fused_by_index() -> Iterator[None]:
 
 @contextmanager
 def extern_results_as_planned() -> Iterator[None]:
-    """Results of called operators have the strides that Inductor planned with, those of dimensions of size 1 included.
+    """Gives results of called operators the planned strides, those of dimensions of size 1 included.
 
-    These mean nothing for where an element is, but operators choose the memory format of their results by them: a
-    convolution after one with a single output channel gave another than Inductor had planned with, and was read as the
-    planned one (``torch.compile`` compares the strides, and raises; torch 2.13).
+    Upstream: the strides of such dimensions are not restored. They do not say where an element is, but operators
+    choose the memory format of their results by them: a convolution behind one with a single output channel returns
+    another format than planned, and is read as the planned one. ``torch.compile`` compares the strides and raises. Seen
+    in torch 2.13.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -278,7 +303,7 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 @contextmanager
 def right_results() -> Iterator[None]:
-    """Around lowering: all that is mended in Inductor and not switched off."""
+    """Applies, around lowering, all workarounds that are not switched off."""
     with ExitStack() as stack:
         for name, mended in _MENDED.items():
             if enabled(name):

@@ -1,13 +1,14 @@
-"""What Inductor overlooks in an operator's arguments, written so that it cannot.
+"""Workarounds for arguments that Inductor ignores or gets wrong: they are written as further operators.
 
-- Its patterns pay no regard to arguments by name that they do not mention: ``add(x, mm(a, b), alpha=2)`` became
-  ``addmm(x, a, b)``, and the running sum of ones had the type of the ones, whatever ``dtype`` asked for.
-- The C functions by which its C++ calls torch take every number as a double: ``2 ** integers`` was computed in floating
-  point and then taken for integers, in half the memory.
-- Gradients of average pooling divide by the size of the whole window where padding counts, also for a window of
-  ``ceil_mode`` that reaches past the padding: eager divides by what of it lies inside.
+Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
+``tests/unit/torch_compat/test_upstream_bugs.py`` that fails once upstream is right):
 
-``torch.compile`` does the same. What is written instead is what its lowering makes of the rest.
+- Patterns ignore keyword arguments that they do not mention: ``add(x, mm(a, b), alpha=2)`` becomes ``addmm(x, a, b)``,
+  and a cumulative sum of ones has the dtype of the ones, not the requested ``dtype``.
+- C functions that its C++ calls take every number as a double: ``2 ** integers`` is computed in floating point, and the
+  result is read as integers of half the size.
+- The gradient of average pooling divides by the size of the window also where ``ceil_mode`` makes a window reach past
+  the padding. Eager divides by the part that lies inside.
 """
 
 from __future__ import annotations

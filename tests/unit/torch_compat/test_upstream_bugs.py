@@ -1,0 +1,253 @@
+"""What this library works around in torch is still wrong there.
+
+Each program is the smallest known to come out wrong, and runs with its workaround switched off. Where one comes out
+right, torch has mended the bug, and the workaround can go. A kernel that reads memory at the wrong time is recognized
+by the check of schedules, not by what happened to be in the memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import sidefx_train
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.graph_cache import cache_tag
+from sidefx_train.switches import CORRECTNESS, without
+from tests.support.disk_cache import new_cache
+
+WIDTH = 24
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A program that upstream gets wrong.
+
+    Attributes:
+        switch: of its workaround.
+        program: a function of the inputs; its results are compared.
+        sizes: of the inputs drawn for it.
+        others: further inputs.
+        since: the oldest torch that is known to have it.
+        trains: gradients of the first input are compared as well.
+    """
+
+    switch: str
+    program: Callable[..., Any]
+    sizes: tuple[tuple[int, ...], ...]
+    others: tuple[torch.Tensor, ...] = ()
+    since: tuple[int, int] = (2, 13)
+    trains: bool = False
+
+
+ROWS = torch.tensor([1, 2, 5])
+
+
+def mask_read_before_it_is_drawn(x):
+    mask = torch.empty(8, 16, WIDTH).bernoulli_(0.9) / 0.9
+    return mask, (x - x.mean(-1, keepdim=True)) * mask
+
+
+def unused_draw_is_dropped(x):
+    F.dropout(x, 0.5)
+    return x + torch.rand(3)
+
+
+def buffer_overwritten_while_it_is_read(bank, h, rows):
+    bank[rows] = h
+    bank.copy_(bank.roll(1, 0))
+    return bank
+
+
+def view_of_the_written_operand_is_read(x, rows):
+    x = x * 2
+    return x.index_put((rows,), x[:3], accumulate=True)
+
+
+def operand_of_a_concatenation_is_written(x, y, rows):
+    x = x * 2
+    return torch.cat([x, y], -1), x.index_put((rows,), torch.tensor(1.0))
+
+
+def memory_format_of_a_convolution(x, first, second):
+    first = first.detach().requires_grad_()
+    loss = F.conv3d(F.conv3d(F.elu(x), first), second).square().mean()
+    return torch.autograd.grad(loss, (x, first))
+
+
+def saved_with_the_strides_of_a_concatenation(x):
+    summed = torch.cumsum(x, -1) / 8
+    gated = F.glu(torch.cat([summed, x], -1), -1)
+    return torch.softmax(x @ summed.mT, -1) @ summed, gated
+
+
+def cast_that_does_not_round(x):
+    return x + (x.half().float() - x)
+
+
+def multiple_of_a_product(x, a, b):
+    return torch.add(x, a @ b, alpha=2)
+
+
+def dtype_of_a_running_sum(x):
+    return torch.ones(4).cumsum(0, dtype=torch.float64) + x
+
+
+def power_of_an_integer(exponents):
+    return 2**exponents
+
+
+def window_past_the_padding(x):
+    return torch.autograd.grad(F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).sum(), x)
+
+
+BUGS = (
+    Bug("kernel_order", mask_read_before_it_is_drawn, ((8, 16, WIDTH),), since=(2, 11)),
+    Bug("kernel_order", unused_draw_is_dropped, ((3,),)),
+    Bug("mutations_by_index", buffer_overwritten_while_it_is_read, ((8, 6), (3, 6)), (ROWS,), since=(2, 11)),
+    Bug("no_write_while_read", view_of_the_written_operand_is_read, ((8, 6),), (ROWS,), since=(2, 11)),
+    Bug("no_write_while_read", operand_of_a_concatenation_is_written, ((8, 6), (8, 6)), (ROWS,)),
+    Bug(
+        "extern_strides",
+        memory_format_of_a_convolution,
+        ((5, 16, 8, 5, 7), (1, 16, 2, 2, 2), (18, 1, 3, 3, 3)),
+        trains=True,
+    ),
+    Bug("result_strides", saved_with_the_strides_of_a_concatenation, ((8, 16, WIDTH),), trains=True),
+    Bug("rounding_casts", cast_that_does_not_round, ((64,),)),
+    Bug("inductor_workarounds", multiple_of_a_product, ((8, 5), (8, 6), (6, 5))),
+    Bug("inductor_workarounds", dtype_of_a_running_sum, ((4,),)),
+    Bug("inductor_workarounds", power_of_an_integer, (), (torch.arange(5),)),
+    Bug("inductor_workarounds", window_past_the_padding, ((1, 1, 8, 8),), trains=True),
+)
+
+
+def results(function: Callable[..., Any], bug: Bug) -> list[torch.Tensor]:
+    """What a call gives: results, the gradient of the first input, the next random number."""
+    torch.manual_seed(0)
+    inputs = [*map(torch.randn, bug.sizes), *bug.others]
+    if bug.trains:
+        inputs[0].requires_grad_()
+    made = function(*inputs)
+    made = list(made) if isinstance(made, (list, tuple)) else [made]
+    if bug.trains and made[0].requires_grad:
+        sum(each.square().mean() for each in made).backward()
+        made.append(inputs[0].grad)
+    return [*(each.detach() for each in made), torch.rand(1)]
+
+
+def is_wrong(bug: Bug) -> bool:
+    """True if Inductor's results differ from eager's, or its schedule was refused."""
+    step = sidefx_train.compile(bug.program, verify=0, autotune="off", rng="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = results(step, bug)
+    refused = [fallback.reason for fallback in step.report().fallbacks]
+    assert all("WrongSchedule" in reason for reason in refused), f"it ran eagerly for another reason: {refused}"
+    if refused:
+        return True
+    pairs = zip(found, results(bug.program, bug), strict=True)
+    return not all(a.dtype == b.dtype and _distance(a, b) <= 1e-4 for a, b in pairs)
+
+
+def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The norm of the difference, relative to what is wanted."""
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.program.__name__)
+def test_inductor_is_still_wrong(bug):
+    if bug.since > VERSION:
+        pytest.skip(f"seen in torch {'.'.join(map(str, bug.since))} and later")
+    with without(bug.switch):
+        assert is_wrong(bug), f"upstream has mended {bug.program.__name__}: remove the workaround ({bug.switch})"
+
+
+@pytest.mark.slow  # other tests compare more programs of each kind
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.program.__name__)
+def test_the_workaround_mends_it(bug):
+    assert not is_wrong(bug), f"{bug.program.__name__} is wrong in spite of the workaround ({bug.switch})"
+
+
+def test_every_workaround_has_a_program():
+    listed = {bug.switch for bug in BUGS}
+    assert listed == {*CORRECTNESS, "inductor_workarounds"}, "each switch of CORRECTNESS needs a program here"
+
+
+def test_the_tag_of_inductors_cache_names_the_switches():
+    with without("rounding_casts"):
+        other = cache_tag()
+    assert cache_tag() != other
+
+
+@pytest.mark.slow  # the tag, with the compiler
+def test_a_graph_of_other_switches_is_not_found_in_inductors_cache(tmp_path, monkeypatch):
+    """Regression: graphs with a constant are kept by Inductor's cache alone, which took no account of switches."""
+    new_cache(tmp_path, monkeypatch)
+    bug = next(bug for bug in BUGS if bug.program is operand_of_a_concatenation_is_written)
+    with without(bug.switch):
+        is_wrong(bug)
+    assert not is_wrong(bug), "the graph compiled without the workaround was taken"
+
+
+def test_inductor_still_raises_the_recursion_limit(monkeypatch):
+    monkeypatch.setattr(inductor, "find", lambda *_: None)  # a graph of the cache is not lowered
+    monkeypatch.setattr(compat.inductor.compile, "recursion_limit_kept", nullcontext)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1500)
+    try:
+        sidefx_train.compile(lambda x: x * 2, on_failure="raise")(torch.ones(3))
+        left = sys.getrecursionlimit()
+    finally:
+        sys.setrecursionlimit(before)
+    assert left != 1500, "upstream has mended the recursion limit: remove the workaround (recursion_limit_kept)"
+
+
+FAKES: dict[str, tuple[tuple[Any, ...], Callable[[], Any]]] = {
+    "fake kernel of grouped products": (
+        (torch.ops.aten._grouped_mm.default,),
+        lambda: torch.ops.aten._grouped_mm(torch.empty(2, 8, 16), torch.empty(2, 16, 8)),
+    ),
+    "fake kernel of connectionist temporal classification": (
+        (torch.ops.aten._ctc_loss.default,),
+        lambda: torch.ops.aten._ctc_loss(torch.empty(5, 2, 4), torch.zeros(2, 3, dtype=torch.long), [5, 5], [3, 2]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_torch_still_lacks_a_fake_kernel(name, monkeypatch):
+    operators, call = FAKES[name]
+    for operator in operators:
+        monkeypatch.delitem(fake_impls.op_implementations_dict, operator, raising=False)
+    FakeTensorMode.cache_clear()
+    try:
+        with compat.quiet_fakes(), FakeTensorMode():
+            call()
+    except Exception:
+        return
+    finally:
+        FakeTensorMode.cache_clear()
+    raise AssertionError(f"upstream has mended the {name}: remove the workaround (torch_compat/fake_kernels.py)")
+
+
+def test_fakes_of_complex_views_still_want_pairs():
+    real = torch.view_as_complex(torch.randn(4).view(2, 2))
+    with compat.quiet_fakes():
+        try:
+            FakeTensorMode().from_tensor(real, static_shapes=True)
+        except RuntimeError:
+            return
+    raise AssertionError("upstream has mended fakes of complex views: remove the workaround (_complex_view)")

@@ -2,13 +2,13 @@
 
 | pass | what it does | where |
 |---|---|---|
-| ``inductor_workarounds`` | writes out arguments that an Inductor pattern ignores | ``inductor_workarounds.py`` |
+| ``inductor_workarounds`` | writes out arguments that a pattern ignores | ``passes/inductor_workarounds.py`` |
 | ``matmul`` | the fastest measured kernel for each matrix product | ``autotune/matmul.py`` |
 | ``lstm`` | the fastest measured kernel for each LSTM layer | ``autotune/lstm.py`` |
-| ``scatter_add_rows`` | a native kernel where rows are added up | ``scatter_add_rows.py`` |
-| ``decompose_variance`` | mean and variance as two sums | ``decompose_variance.py`` |
-| ``blocked_row_sums`` | sums over rows in blocks | ``blocked_row_sums.py`` |
-| ``rematerialize`` | cheap values are computed again in the backward | ``rematerialize.py`` |
+| ``scatter_add_rows`` | a native kernel where rows are added up | ``passes/scatter_add_rows.py`` |
+| ``decompose_variance`` | mean and variance as two sums | ``passes/decompose_variance.py`` |
+| ``blocked_row_sums`` | sums over rows in blocks | ``passes/blocked_row_sums.py`` |
+| ``rematerialize`` | cheap values are computed again in the backward | ``passes/rematerialize.py`` |
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
-"""A self-contained HTML page with line charts drawn as inline SVG: no scripts, nothing fetched."""
+"""A self-contained HTML page with charts drawn as inline SVG: no scripts, nothing fetched."""
 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0")
-WIDTH, HEIGHT, LEFT, BOTTOM = 860, 300, 62, 34
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860, 300, 62, 24, 34
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 920px; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; } td, th { border: 1px solid #ccc; padding: .25rem .7rem; }
 td:not(:first-child) { text-align: right; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; } details { margin: .5rem 0; }
+.sidefx-report td, .sidefx-report th { text-align: left; font-size: 13px; overflow-wrap: anywhere; }
 pre { background: #f6f6f4; padding: 1rem; overflow-x: auto; font-size: 13px; }
 svg { width: 100%; height: auto; } text { font: 11px system-ui, sans-serif; fill: #555; }
 """
@@ -24,23 +27,65 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [low + (high - low) * index / (count - 1) for index in range(count)]
 
 
-def chart(title: str, series: Mapping[str, Points], x_label: str, y_label: str) -> str:
-    """Lines by name over a common x axis, as an SVG figure."""
+def _decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times the powers of ten that hold all from ``low`` to ``high``; powers alone over many decades."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if last - first < 4 else (1,)
+    found = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    begin = max(i for i, value in enumerate(found) if value <= low or i == 0)
+    end = min(i for i, value in enumerate(found) if value >= high or i == len(found) - 1)
+    return found[begin : max(end, begin + 1) + 1]
+
+
+def bands(values: Sequence[float], groups: int = 60) -> list[tuple[float, float, float, float]]:
+    """(position, 10th, 50th and 90th percentile) of each group of neighbours; one slow step hides no others."""
+    size = max(1, math.ceil(len(values) / groups), min(len(values) // 4, 10))
+    found = []
+    for first in range(0, len(values), size):
+        part = sorted(values[first : first + size])
+        low, middle, high = (part[min(len(part) - 1, int(q * len(part)))] for q in (0.1, 0.5, 0.9))
+        found.append((first + (min(size, len(values) - first) - 1) / 2, low, middle, high))
+    return found
+
+
+def chart(
+    title: str,
+    series: Mapping[str, Points],
+    x_label: str,
+    y_label: str,
+    areas: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
+    logarithmic: bool = False,
+) -> str:
+    """Lines by name over a common x axis, as an SVG figure.
+
+    Args:
+        title: above it.
+        series: points of each line.
+        x_label: under the axis.
+        y_label: above the axis.
+        areas: (x, lowest, highest) around the line of the same name.
+        logarithmic: the scale of positive y values.
+    """
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
+    ys += [y for points in (areas or {}).values() for _, low, high in points for y in (low, high)]
     x_low, x_high = min(xs), max(max(xs), min(xs) + 1e-9)
     y_low, y_high = min(ys), max(max(ys), min(ys) + 1e-9)
+    scale = math.log if logarithmic else float
+    levels = _decades(y_low, y_high) if logarithmic else _ticks(y_low, y_high)
+    y_low, y_high = min(y_low, levels[0]), max(y_high, levels[-1])
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - 10)
-        down = 10 + (y_high - y) / (y_high - y_low) * (HEIGHT - BOTTOM - 10)
+        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        down = 14 + (scale(y_high) - scale(y)) / (scale(y_high) - scale(y_low)) * (HEIGHT - BOTTOM - 14)
         return across, down
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">']
-    for value in _ticks(y_low, y_high):
+    for value in levels:
         _, down = at(x_low, value)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{down:.1f}" y2="{down:.1f}" stroke="#e4e4e0"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{down + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" y2="{down:.1f}" stroke="#e4e4e0"/>')
+        label = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        parts.append(f'<text x="{LEFT - 6}" y="{down + 4:.1f}" text-anchor="end">{label}</text>')
     for value in _ticks(x_low, x_high):
         across, _ = at(value, y_low)
         parts.append(f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:.0f}</text>')
@@ -48,6 +93,11 @@ def chart(title: str, series: Mapping[str, Points], x_label: str, y_label: str) 
     parts.append(f'<text x="{LEFT}" y="9">{html.escape(y_label)}</text>')
     for index, (name, points) in enumerate(series.items()):
         colour = COLOURS[index % len(COLOURS)]
+        around = (areas or {}).get(name, ())
+        if around:
+            edge = [at(x, high) for x, _, high in around] + [at(x, low) for x, low, _ in reversed(around)]
+            outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
+            parts.append(f'<polygon points="{outline}" fill="{colour}" opacity="0.2"/>')
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in points))
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6" opacity="0.85"/>')
         parts.append(f'<rect x="{WIDTH - 150}" y="{14 + 18 * index}" width="12" height="12" fill="{colour}"/>')

@@ -227,6 +227,7 @@ def thin(values: list[float], count: int = 300) -> list[tuple[float, float]]:
 
 def write_page(path: Path, eager: Fit, ours: Fit, rows: list[tuple[str, str, str]], sample: str) -> None:
     both = (eager, ours)
+    times = {f.name: page.bands([1e3 * seconds for seconds in f.step_seconds[1:]]) for f in both}
     page.write(
         path,
         "sidefx_train quickstart",
@@ -234,13 +235,15 @@ def write_page(path: Path, eager: Fit, ours: Fit, rows: list[tuple[str, str, str
             page.table(("", "eager", "SideFXCompile"), rows),
             page.chart("Loss", {f.name: thin(f.losses) for f in both}, "step", "loss"),
             page.chart(
-                "Step time (first step left out)",
-                {f.name: thin([1e3 * s for s in f.step_seconds[1:]]) for f in both},
+                "Step time: median, 10th to 90th percentile (first step left out)",
+                {name: [(x, middle) for x, _, middle, _ in found] for name, found in times.items()},
                 "step",
                 "milliseconds",
+                {name: [(x, low, high) for x, low, _, high in found] for name, found in times.items()},
+                logarithmic=True,
             ),
             page.text("Written by the trained model", sample),
-            page.text("Capture report", str(ours.report)),
+            "<h2>Capture report</h2>" + ours.report.to_html(),
         ],
     )
 

@@ -7,18 +7,14 @@ into a notebook, written as JSON. It never holds tensors, only text and numbers.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 from sidefx_train.errors import CODES, FOLLOWING, Location
-
-_SHOWN = 12
-"""Rows of one table that a printed report shows; ``to_dict`` has them all."""
+from sidefx_train.report_tables import Block, as_html, as_text
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,8 @@ class CaptureRecord:
         seconds: wall seconds by stage.
         inputs: number of graph inputs by kind (``"static"``, ``"tensor"``, ``"scalar"``).
         graphs: graphs of this capture; more than one where the step was broken in parts.
-        notes: choices worth knowing, in the order they were made.
+        caveats: what a user has to know of this capture, such as conditions that are assumed.
+        notes: decisions worth knowing, in the order they were made.
         choices: what was chosen by measuring, the most work first.
         verification: what comparisons of the compiled graph with the captured one came to, and what they cost.
     """
@@ -62,6 +59,7 @@ class CaptureRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
     graphs: int = 1
+    caveats: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     choices: list[ChoiceRecord] = field(default_factory=list)
     verification: list[str] = field(default_factory=list)
@@ -179,6 +177,7 @@ class StepReport:
         effects: Iterable[str] = (),
         guards: Iterable[GuardRecord] = (),
         sources: Mapping[str, str] | None = None,
+        caveats: Iterable[str] = (),
         notes: Iterable[str] = (),
         choices: Iterable[ChoiceRecord] = (),
         verification: list[str] | None = None,
@@ -194,6 +193,7 @@ class StepReport:
             seconds=dict(seconds or {}),
             inputs=dict(inputs or {}),
             graphs=graphs,
+            caveats=list(caveats),
             notes=list(notes),
             choices=list(choices),
             verification=verification if verification is not None else [],
@@ -279,71 +279,125 @@ class StepReport:
         return data
 
     def __str__(self) -> str:
-        """Plain text, without colours, for ``print`` and logs."""
-        stream = io.StringIO()
-        Console(file=stream, width=120, color_system=None, force_terminal=False).print(self)
-        return stream.getvalue().rstrip()
+        """The headline, captures, graph breaks and recaptures as plain text, for ``print`` and logs."""
+        return _plain(self.__rich__())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.__rich__()
 
     def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = [self._headline()]
-        if self.captures:
-            parts.append(self._captures_table())
-        if self.breaks:
-            rows = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in self.breaks]
-            parts.append(_table("breaks", ("code", "times", "where", "what", "what to do"), rows))
-        if self.parts:
-            rows6 = [(p.name, str(p.graph_count), str(p.calls), str(p.replays), _eager_because(p)) for p in self.parts]
-            parts.append(_table("captured behind a break", ("part", "graphs", "calls", "replayed", "eager"), rows6))
-        if self.fallbacks:
-            rows4 = [(f.code, str(f.count), _place(f.location), f.reason) for f in self.fallbacks]
-            parts.append(_table("steps that ran eagerly", ("code", "steps", "where", "why"), rows4))
-        if self.recaptures:
-            rows5 = [(r.source, r.old, r.new, _place(r.location), f"{r.seconds:.2f}") for r in self.recaptures]
-            parts.append(_table("recaptures", ("value", "was", "is", "read at", "seconds"), rows5))
-        if self.effects:
-            parts.append(_table("side effects kept", ("effect",), [(e,) for e in self.effects]))
-        if any(capture.choices for capture in self.captures):
-            parts.append(self._choices_table())
-        if self.guards:
-            rows3 = [(g.condition or f"{g.source}: {g.kind}", _place(g.location)) for g in self.guards]
-            parts.append(_table(f"guards ({len(self.guards)})", ("holds at every replay", "read at"), rows3))
-        return Group(*parts)
+        return as_text(self.name, _figures(self), _overview(self))
 
-    def _headline(self) -> Text:
-        text = Text(f"{self.name}", style="bold")
-        text.append(
-            f" [{self.backend}]: {_count(self.graph_count, 'graph')}, {_count(len(self.breaks), 'break')}, "
-            f"{_count(len(self.recaptures), 'recapture')}; {_count(self.calls, 'call')}: {self.replays} replayed, "
-            f"{self.fallback_count} eager; {self.capture_seconds:.2f} s capturing",
-            style="not bold",
-        )
-        return text
+    def details(self) -> str:
+        """All tables as plain text: also seconds by stage, side effects, measured choices and guards."""
+        return _plain(as_text(self.name, _figures(self), [*_overview(self), *_details(self)]))
 
-    def _captures_table(self) -> Table:
+    def to_html(self) -> str:
+        """The report as a ``<section>`` of HTML tables, complete; the details are folded."""
+        return as_html(self.name, _figures(self), _overview(self), _details(self))
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def _plain(shown: RenderableType) -> str:
+    """Text without colours."""
+    stream = io.StringIO()
+    Console(file=stream, width=120, color_system=None, force_terminal=False).print(shown)
+    return stream.getvalue().rstrip()
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _overview(report: StepReport) -> list[Block]:
+    """What a user looks at first: captures, graph breaks, eager steps, recaptures."""
+    blocks = []
+    if report.captures:
+        noted = any(c.caveats for c in report.captures)
         rows = [
             (
                 str(c.index),
                 c.trigger,
                 _pairs(c.nodes, "{}"),
                 _pairs(c.inputs, "{}"),
-                _pairs(c.seconds, "{:.2f}"),
-                "; ".join([*c.notes, *c.verification]),
+                f"{c.total_seconds:.2f}",
+                *(["; ".join(c.caveats)] if noted else []),
             )
-            for c in self.captures
+            for c in report.captures
         ]
-        return _table("captures", ("#", "because", "nodes", "inputs", "seconds", "notes"), rows)
+        columns = ("#", "because", "nodes", "inputs", "seconds", *(["note"] if noted else []))
+        blocks.append(Block("captures", columns, rows))
+    if report.breaks:
+        breaks = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in report.breaks]
+        blocks.append(Block("graph breaks", ("code", "times", "where", "what", "what to do"), breaks))
+    if report.parts:
+        parts = [
+            (p.name, str(p.graph_count), str(p.calls), str(p.replays), _eager_because(p), _recaptured_because(p))
+            for p in report.parts
+        ]
+        columns = ("part", "graphs", "calls", "replayed", "eager", "recaptures")
+        blocks.append(Block("captured behind a graph break", columns, parts))
+    if report.fallbacks:
+        eager = [(f.code, str(f.count), _place(f.location), f.reason) for f in report.fallbacks]
+        blocks.append(Block("steps that ran eagerly", ("code", "steps", "where", "why"), eager))
+    if report.recaptures:
+        blocks.append(Block("recaptures", ("guard that failed",), [(_sentence(r),) for r in report.recaptures]))
+    return blocks
 
-    def _choices_table(self) -> Table:
+
+def _details(report: StepReport) -> list[Block]:
+    """What lies behind the overview: stages, measured choices, side effects, guards."""
+    blocks = []
+    if report.captures:
         rows = [
-            (str(c.index), choice.what, str(choice.count), str(choice.threads), choice.chosen, _measured(choice))
-            for c in self.captures
-            for choice in c.choices
+            (str(c.index), _pairs(c.seconds, "{:.2f}"), "; ".join([*c.notes, *c.verification])) for c in report.captures
         ]
+        blocks.append(Block("captures by stage", ("#", "seconds", "notes"), rows))
+    if report.effects:
+        blocks.append(Block("side effects kept", ("effect",), [(effect,) for effect in report.effects]))
+    choices = [
+        (str(c.index), choice.what, str(choice.count), str(choice.threads), choice.chosen, _measured(choice))
+        for c in report.captures
+        for choice in c.choices
+    ]
+    if choices:
         columns = ("#", "operation", "count", "threads", "chosen", "measured, microseconds")
-        return _table("chosen by measuring", columns, rows)
+        blocks.append(Block("autotuning choices", columns, choices))
+    if report.guards:
+        guards = [(g.condition or f"{g.source}: {g.kind}", _place(g.location)) for g in report.guards]
+        blocks.append(Block(f"guards ({len(guards)})", ("holds at every replay", "read at"), guards))
+    return blocks
+
+
+def _figures(report: StepReport) -> str:
+    """The figures of a step in a line."""
+    return (
+        f"[{report.backend}]: {_count(report.graph_count, 'graph')}, {_count(len(report.breaks), 'graph break')}, "
+        f"{_count(len(report.recaptures), 'recapture')}; "
+        f"{_count(report.calls, 'call')}: {report.replays} replayed, {report.fallback_count} eager; "
+        f"{report.capture_seconds:.2f} s capturing"
+    )
+
+
+def _sentence(record: RecaptureRecord) -> str:
+    """Which guard failed, the old and the new value, the line that read it, and what capturing again cost."""
+    read = f", read at {record.location}" if record.location is not None else ""
+    return f"{changed(record.source, record.old, record.new)}{read}; captured again in {record.seconds:.2f} s"
+
+
+def changed(label: str, old: str, new: str) -> str:
+    """Which guard failed; ``old`` may be a whole condition, which names the value itself."""
+    return f"{old} no longer holds: now {new}" if old.startswith(label) else f"{label} changed from {old} to {new}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _place(location: Location | None) -> str:
+    return str(location) if location is not None else "-"
 
 
 def _measured(choice: ChoiceRecord) -> str:
@@ -358,28 +412,12 @@ def _eager_because(report: StepReport) -> str:
     return f"{report.fallback_count}: [{worst.code}] {worst.reason}"
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _place(location: Location | None) -> str:
-    return str(location) if location is not None else "-"
+def _recaptured_because(report: StepReport) -> str:
+    if not report.recaptures:
+        return "0"
+    last = report.recaptures[-1]
+    return f"{len(report.recaptures)}: {changed(last.source, last.old, last.new)}"
 
 
 def _pairs(values: Mapping[str, float], spec: str) -> str:
     return ", ".join(f"{key} {spec.format(value)}" for key, value in values.items())
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows[:_SHOWN]:
-        table.add_row(*(Text(cell) for cell in row))
-    if len(rows) > _SHOWN:
-        table.add_row(Text(f"... {len(rows) - _SHOWN} more in to_dict()"), *[""] * (len(columns) - 1))
-    return table

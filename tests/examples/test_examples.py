@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def test_quickstart(load, capsys, tmp_path):
     assert "speed-up" in shown and "recaptures" in shown, shown
     page = (tmp_path / "runs/quickstart/report.html").read_text()
     assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", ""), "the page is not on its own"
+    assert 'class="sidefx-report"' in page and "┏" not in page, "the report is a box of text"
+    ends = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle"', page)]
+    assert max(ends) <= 860 - 20, "a label at the right edge is cut"
+
+
+def test_percentile_bands(load):
+    page = load("page")
+    found = page.bands([1.0] * 99 + [50.0], groups=10)
+    assert len(found) == 10 and all(high == 1.0 for *_, high in found[:9]), found
+    assert found[-1][1:3] == (1.0, 1.0), "one slow step moves the median"
 
 
 def test_quickstart_fits_agree(load):

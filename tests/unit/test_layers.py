@@ -26,7 +26,7 @@ FLOORS = (
     ("compile/graph", "compile/native", "compile/ops"),
     ("compile/common", "__main__"),
     ("torch_compat", "disk_cache", "report", "config"),
-    ("errors", "switches", "gc_control"),
+    ("errors", "switches", "gc_control", "report_tables"),
 )
 """Top to bottom: every import leads to a lower line. Files at the top of the package stand for themselves."""
 

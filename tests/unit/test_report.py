@@ -52,8 +52,38 @@ def test_sources_of_later_captures_do_not_hide_earlier_ones():
     assert filled().sources() == {"residual": "one", "residual#1": "two"}, filled().sources()
 
 
-def test_printed_report_says_it_all():
+def test_printed_report_is_short():
+    """The figures in a line, then captures, graph breaks and recaptures; each recapture is a sentence."""
     text = str(filled())
+    assert text.splitlines()[0] == (
+        "train_step [inductor]: 3 graphs, 1 graph break, 1 recapture; 0 calls: 0 replayed, 3 eager; 1.25 s capturing"
+    )
+    for part in ("captures", "graph breaks", "recaptures", "SFX101", "data-dependent branch"):
+        assert part in text, f"{part!r} is not in:\n{text}"
+    said = "model.training changed from True to False, read at train.py:12 in step; captured again in 0.50 s"
+    assert said in text, text
+    for part in ("guards", "autotuning", "stats['n']", "functionalize"):
+        assert part not in text, f"{part!r} is among the first things that are shown:\n{text}"
+
+
+def test_a_caveat_of_a_capture_is_shown_at_once():
+    report = StepReport()
+    report.record_capture(caveats=["assumes conditions on tensors"], notes=["tiny step"])
+    assert "assumes conditions" in str(report) and "tiny step" not in str(report), str(report)
+    assert "tiny step" in report.details(), report.details()
+
+
+def test_html_has_tables_and_no_markup_of_the_users():
+    report = filled()
+    report.record_fallback("SFX103", "calls <script>", None)
+    page = report.to_html()
+    assert page.count("<table>") >= 6 and page.count("<details>") == 4, page
+    assert "<script>" not in page and "&lt;script&gt;" in page, "text of the user's is markup"
+    assert "<pre" not in page and report._repr_html_() == page, page
+
+
+def test_details_say_it_all():
+    text = filled().details()
     for part in (
         "train_step",
         "3 graphs",
@@ -77,7 +107,9 @@ def test_markup_in_users_text_is_text():
 def test_long_tables_are_cut_but_complete_as_data():
     report = StepReport()
     report.record_capture(guards=[GuardRecord(f"value_{i}", "equal") for i in range(50)])
-    assert "38 more" in str(report) and "value_49" not in str(report), str(report)
+    text = report.details()
+    assert "38 more" in text and "value_49" not in text, text
+    assert "value_49" in report.to_html(), "HTML is cut"
     assert len(report.to_dict()["guards"]) == 50, "to_dict is cut"
 
 

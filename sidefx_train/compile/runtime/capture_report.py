@@ -5,12 +5,11 @@ from __future__ import annotations
 from sidefx_train.compile.graph.step_metadata import in_words
 from sidefx_train.compile.pipeline.captured import nodes_of
 from sidefx_train.compile.pipeline.entry import Entry
-from sidefx_train.compile.runtime.describe import trigger
 from sidefx_train.compile.runtime.guard_failures import Missed
-from sidefx_train.report import GuardRecord, StepReport
+from sidefx_train.report import GuardRecord, StepReport, changed
 
-_GRANTED = "conditions on tensors taken for granted, which the graph checks: {}"
-_ONCE = "runs once, operation by operation: the step ends what it relies on ({})"
+_ASSUMED = "assumes conditions on tensors, which the graph checks: {}"
+_ONCE = "runs once, operation by operation: the step itself invalidates a guard ({})"
 
 
 def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_part: bool) -> None:
@@ -30,11 +29,11 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
     sources = {"facts": in_words(captured.residual.metadata), "residual": captured.residual.source}
     if "graph" not in executable.sources:
         sources["graph"] = captured.traced.module.print_readable(print_output=False)
-    notes = [_ONCE.format(captured.ends)] if entry.once else []
+    caveats = [_ONCE.format(captured.ends)] if entry.once else []
     if captured.granted:
-        notes.append(_GRANTED.format(", ".join(map(str, captured.granted))))
+        caveats.append(_ASSUMED.format(", ".join(map(str, captured.granted))))
     report.record_capture(
-        trigger="first call" if missed is None else trigger(missed.label, missed.old, missed.new),
+        trigger="first call" if missed is None else changed(missed.label, missed.old, missed.new),
         nodes={"capture": nodes},
         graphs=1 if nodes or not (is_part or captured.suspension) else 0,
         seconds={"capture": captured.seconds, **executable.seconds},
@@ -42,7 +41,8 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
         effects=list(captured.effects),
         guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
         sources={**sources, **executable.sources},
-        notes=[*notes, *executable.notes],
+        caveats=caveats,
+        notes=list(executable.notes),
         choices=executable.choices,
         verification=executable.verification,
     )

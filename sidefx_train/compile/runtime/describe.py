@@ -14,11 +14,6 @@ from sidefx_train.compile.common.user_code import PACKAGE_DIR
 from sidefx_train.errors import Location
 
 
-def trigger(label: str, old: str, new: str) -> str:
-    """Why a step is captured again; ``old`` may be a whole condition, which names the value itself."""
-    return f"no longer so: {old}; now {new}" if old.startswith(label) else f"{label} changed from {old} to {new}"
-
-
 def callers_level() -> int:
     """``stacklevel`` of the user's call for a warning issued by the calling function."""
     level, frame = 1, sys._getframe(1)

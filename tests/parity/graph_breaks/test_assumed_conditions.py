@@ -93,7 +93,7 @@ def test_infinity(form):
 
 def test_the_report_says_so():
     report = granted(training(raising))
-    (note,) = [note for note in report.captures[0].notes if "taken for granted" in note]
+    (note,) = [note for note in report.captures[0].caveats if "assumes conditions" in note]
     line = raising.__code__.co_firstlineno + 1
     assert f"{raising.__code__.co_filename}:{line} in raising" in note
     assert f":{line}" in str(report.fallbacks[0].location)

@@ -646,7 +646,7 @@ def test_warned_once_and_reported():
     assert (report.calls, report.replays, report.fallback_count) == (4, 4, 0)
     assert report.graph_count == 1, "nothing behind the break touches a tensor"
     assert [part.calls for part in report.parts] == [4, 4], "the rest of after(), then the rest of step()"
-    assert "captured behind a break" in str(report)
+    assert "captured behind a graph break" in str(report)
     assert report.to_dict()["parts"][0]["calls"] == 4
 
 

@@ -20,7 +20,7 @@ ONCE = "runs once, operation by operation"
 
 
 def once(report: Any) -> list[bool]:
-    return [any(note.startswith(ONCE) for note in capture.notes) for capture in report.captures]
+    return [any(note.startswith(ONCE) for note in capture.caveats) for capture in report.captures]
 
 
 def batch(i: int) -> tuple[torch.Tensor]:

@@ -1,0 +1,65 @@
+"""Tables for people: as text by ``rich``, and as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+SHOWN = 12
+"""Rows of one table that a printed report shows; HTML and ``to_dict`` have them all."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table.
+
+    Attributes:
+        title: above it.
+        columns: their names.
+        rows: one text per column.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def as_text(title: str, figures: str, blocks: Sequence[Block]) -> RenderableType:
+    """A line with a bold title, and tables, for ``rich``."""
+    return Group(Text.assemble((title, "bold"), " ", figures), *map(_table, blocks))
+
+
+def as_html(title: str, figures: str, blocks: Sequence[Block], folded: Sequence[Block]) -> str:
+    """The same as a ``<section>``; tables of ``folded`` open on a click."""
+    shown = "".join(_html_table(block, block.title) for block in blocks)
+    hidden = "".join(
+        f"<details><summary>{html.escape(block.title)}</summary>{_html_table(block)}</details>" for block in folded
+    )
+    head = f"<p><strong>{html.escape(title)}</strong> {html.escape(figures)}</p>"
+    return f'<section class="sidefx-report">{head}{shown}{hidden}</section>'
+
+
+def _table(block: Block) -> Table:
+    table = Table(title=block.title, title_justify="left", title_style="bold")
+    for column in block.columns:
+        table.add_column(column, overflow="fold")
+    for row in block.rows[:SHOWN]:
+        table.add_row(*(Text(cell) for cell in row))
+    if len(block.rows) > SHOWN:
+        more = Text(f"... {len(block.rows) - SHOWN} more in to_dict()")
+        table.add_row(more, *[""] * (len(block.columns) - 1))
+    return table
+
+
+def _html_table(block: Block, caption: str = "") -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    head = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    body = "".join(line(row, "td") for row in block.rows)
+    return f"<table>{head}<thead>{line(block.columns, 'th')}</thead><tbody>{body}</tbody></table>"

@@ -36,7 +36,16 @@ from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 
-__all__ = ["build", "build_casting", "can_be_handed_over", "hand_over", "key_of", "reference", "take"]
+__all__ = [
+    "build",
+    "build_casting",
+    "can_be_handed_over",
+    "hand_over",
+    "is_functionalized_again",
+    "key_of",
+    "reference",
+    "take",
+]
 
 _CPU = torch.device("cpu")
 
@@ -70,9 +79,14 @@ def take(traced: TracedGraph, config: CompileConfig, key: str | None = None) -> 
     return take_lowered(traced, config, key) if config.backend == "inductor" else None
 
 
+def is_functionalized_again(traced: TracedGraph, config: CompileConfig) -> bool:
+    """True if the compiled graph draws random numbers of its own, so that it is compared with what was lowered."""
+    return config.backend == "inductor" and config.rng != "eager" and traced.uses_rng
+
+
 def reference(traced: TracedGraph, config: CompileConfig) -> Reference | None:
     """What the compiled graph is compared with; ``None`` if it draws random numbers that nothing else here draws."""
-    if config.backend != "inductor" or config.rng == "eager" or not traced.uses_rng:
+    if not is_functionalized_again(traced, config):
         return captured_reference(traced)
     devices = {getattr(node.meta.get("val"), "device", _CPU) for node in traced.module.graph.nodes}
     if devices != {_CPU}:

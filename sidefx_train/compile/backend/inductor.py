@@ -115,12 +115,13 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     lowered = find(key, traced, load_library) if key is not None else None
     clock.lap("find")
     if lowered is not None:
-        return _executable(replace(lowered, notes=(*lowered.notes, "compiled graph from the cache")), traced, clock)
+        lowered = replace(lowered, notes=(*lowered.notes, "compiled graph from the cache"))
+        return _executable(lowered, traced, clock, key)
     lowered = _lower(traced, config, clock, key is not None)
     if key is not None:
         keep(key, lowered)
     clock.lap("store")
-    return _executable(lowered, traced, clock)
+    return _executable(lowered, traced, clock, key)
 
 
 def inductor_reference(traced: TracedGraph, config: CompileConfig) -> Reference:
@@ -166,16 +167,17 @@ def take_lowered(traced: TracedGraph, config: CompileConfig, key: str | None = N
     key = key or key_of(traced, config)
     lowered = find(key, traced, load_library) if key is not None else None
     clock.lap("find")
-    return _executable(lowered, traced, clock) if lowered is not None else None
+    return _executable(lowered, traced, clock, key) if lowered is not None else None
 
 
-def _executable(lowered: Lowered, traced: TracedGraph, clock: Clock) -> Executable:
+def _executable(lowered: Lowered, traced: TracedGraph, clock: Clock, key: str | None) -> Executable:
     run, text = generate(
         lowered.plan, lowered.call, write_tail, traced.uses_rng, lowered.serial, drawn_from=generators(traced.module)
     )
     clock.lap("runner")
     sources = {"runner": text, **lowered.sources}
-    return Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices)
+    identity = f"{key}_{lowered.library}" if key is not None and lowered.library is not None else ""
+    return Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices, identity=identity)
 
 
 class Clock:

@@ -243,6 +243,7 @@ class Executable:
         conditions: sympy expressions over the capture's symbols that the backend took for true: it may have seen that a
             size or number was 0, and compiled for that.
         verification: what comparisons with the captured graph came to, in words; filled as it runs.
+        identity: for a graph that is kept on disk, what it was made from and the hash of its library.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -253,6 +254,7 @@ class Executable:
     choices: tuple[ChoiceRecord, ...] = ()
     conditions: tuple[Any, ...] = ()
     verification: list[str] = field(default_factory=list)
+    identity: str = ""
 
 
 def is_scalar(value: Any) -> bool:

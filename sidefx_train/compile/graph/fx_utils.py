@@ -63,7 +63,7 @@ def for_any_layout(module: fx.GraphModule) -> fx.GraphModule:
     for node in graph.nodes:
         if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
             node.target = torch.ops.aten.reshape.default
-    return fx.GraphModule(module, graph)
+    return compat.late_module(module, graph)
 
 
 def written_args(node: fx.Node) -> list[fx.Node]:

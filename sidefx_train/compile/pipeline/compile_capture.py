@@ -28,7 +28,7 @@ from sidefx_train.compile.autograd.compiled_function import join
 from sidefx_train.compile.autograd.extract_graphs import cut
 from sidefx_train.compile.autograd.min_cut_partition import recompute
 from sidefx_train.compile.autograd.trace_backward import record_backward
-from sidefx_train.compile.backend.compile_graph import build, build_casting, reference
+from sidefx_train.compile.backend.compile_graph import build, build_casting, is_functionalized_again, reference
 from sidefx_train.compile.backend.runners.reset_generators import beginning_anew
 from sidefx_train.compile.backend.verification.first_runs import Proving, Verdict, verified
 from sidefx_train.compile.capture.guards.guard import Guard
@@ -393,7 +393,8 @@ def _verified(
     if not _proves(config):
         return executable
     runs = None if config.verify == "first" else config.verify
-    return verified(executable, traced, lambda: reference(traced, config), runs, differs, done, verdict)
+    costly = is_functionalized_again(traced, config)
+    return verified(executable, traced, lambda: reference(traced, config), runs, differs, done, verdict, costly)
 
 
 def _proves(config: CompileConfig) -> bool:
@@ -410,8 +411,7 @@ def proving(
     if executable is None:
         return None
     run = _verified(beginning_anew(executable, traced), traced, config, _unheard, _unheard).run
-    assert isinstance(run, Proving), "the graph is compared"
-    return run
+    return run if isinstance(run, Proving) else None
 
 
 def _unheard(text: str) -> None:

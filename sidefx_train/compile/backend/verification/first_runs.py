@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sidefx_train import disk_cache as cache
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.verification.comparison import Outcome, differing, pairs
 from sidefx_train.compile.backend.verification.exact import widened
@@ -40,6 +41,7 @@ class Verdict:
         shows: no result was of zeros only, in which a mistake may not show.
         seconds: what it took.
         beside: it was made beside the training, which did not wait.
+        earlier: an earlier process made it.
     """
 
     differs: str = ""
@@ -47,10 +49,13 @@ class Verdict:
     shows: bool = True
     seconds: float = 0.0
     beside: bool = False
+    earlier: bool = False
 
     def __str__(self) -> str:
         if self.unproven:
             return f"not compared with the captured graph: {self.unproven}"
+        if self.earlier:
+            return "equal to the captured graph run op by op when an earlier process compared the same library with it"
         took = f"the comparison took {1e3 * self.seconds:.1f} ms{', beside the training' if self.beside else ''}"
         return f"equal to the captured graph run op by op ({took})"
 
@@ -63,6 +68,7 @@ def verified(
     report: Callable[[str], None],
     done: Callable[[str], None] = lambda text: None,
     verdict: Verdict | None = None,
+    costly: bool = False,
 ) -> Executable:
     """Compares the first runs with the graph run op by op.
 
@@ -76,8 +82,13 @@ def verified(
         report: told in words what differs; it may raise, since nothing has been changed by then.
         done: told in words what a comparison came to and what it cost.
         verdict: what a comparison made elsewhere came to, in place of that of the first run.
+        costly: to make the reference takes much longer than to run it: that a graph which is kept on disk was equal is
+            kept there too, and it is not compared by default in later processes.
     """
-    proving = Proving(executable, traced, reference, runs, report, done)
+    if verdict is None and costly and runs is None and executable.identity and cache.load("proof", executable.identity):
+        done(str(Verdict(earlier=True)))
+        return executable
+    proving = Proving(executable, traced, reference, runs, report, done, costly)
     if verdict is None or verdict.unproven:
         return replace(executable, run=proving)
     return replace(executable, run=executable.run if proving.hear(verdict) else proving)
@@ -99,7 +110,9 @@ class Proving:
         runs: int | None,
         report: Callable[[str], None],
         done: Callable[[str], None],
+        costly: bool = False,
     ) -> None:
+        self._costly = costly
         self._executable, self._traced, self._report, self._done = executable, traced, report, done
         self._make_reference = reference
         self.compiled = executable.run
@@ -165,7 +178,10 @@ class Proving:
 
         wrong = differing(found, have, want, noisy, exact)
         differs = Origins(self._traced).in_words(wrong) if wrong else ""
-        return Verdict(differs, "", all(pair.shows for pair in found), time.perf_counter() - began)
+        verdict = Verdict(differs, "", all(pair.shows for pair in found), time.perf_counter() - began)
+        if self._costly and verdict.shows and not differs and self._executable.identity:
+            cache.store("proof", self._executable.identity, {"seconds": verdict.seconds}, "equal to its captured graph")
+        return verdict
 
     def _compared(self, args: list[Any]) -> Sequence[Any]:
         if not all(compat.has_memory(value) for value in args if isinstance(value, torch.Tensor)):
@@ -197,9 +213,10 @@ class Proving:
         def run(args: list[Any]) -> Sequence[Any]:
             reference = self._reference or self._make_reference()
             assert reference is not None, "something was compared with"
-            self._settle(reference.run)
+            replacement = reference.replacement()
+            self._settle(replacement)
             self._report(differs)
-            return reference.run(args)
+            return replacement(args)
 
         return run
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,38 +30,37 @@ class Reference:
     """A graph run op by op.
 
     Attributes:
-        run: ``run(args) -> outputs``, as of an executable.
+        run: ``run(args) -> outputs``, on copies of the inputs; no code is written for it.
         noisy: ``noisy(args, seed) -> outputs``: the same, every operation moved by noise like rounding.
         exact: ``exact(args) -> outputs``: the same in float64, from inputs in float64 (:func:`exact.widened`).
+        replacement: makes what is run in place of the compiled graph if that is wrong: ``run`` of an executable.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
     noisy: Callable[[list[Any], int], Sequence[Any]]
     exact: Callable[[list[Any]], Sequence[Any]]
+    replacement: Callable[[], Callable[[list[Any]], Sequence[Any]]]
 
 
 def captured_reference(traced: TracedGraph) -> Reference:
     """The captured graph."""
-    run = beginning_anew(build_eager(traced), traced).run
 
-    def reset() -> None:
-        for generator, state in traced.anew:
-            generator.set_state(state)
-
+    @cache
     def module() -> fx.GraphModule:
         return for_any_layout(traced.module) if traced.gradients else traced.module
 
-    def noisy(args: list[Any], seed: int) -> Sequence[Any]:
-        reset()
-        with torch.no_grad(), compat.training_kernels():
-            return list(Noisy(module(), seed).run(*args))
+    def run(interpreter: fx.Interpreter, args: list[Any]) -> Sequence[Any]:
+        for generator, state in traced.anew:
+            generator.set_state(state)
+        with compat.autocast_off(), compat.training_kernels():
+            return list(interpreter.run(*args, enable_io_processing=False))
 
-    def exact(args: list[Any]) -> Sequence[Any]:
-        reset()
-        with torch.no_grad(), compat.training_kernels():
-            return list(Exact(module()).run(*args))
-
-    return Reference(run, noisy, exact)
+    return Reference(
+        lambda args: run(fx.Interpreter(module()), args),
+        lambda args, seed: run(Noisy(module(), seed), args),
+        lambda args: run(Exact(module()), args),
+        lambda: beginning_anew(build_eager(traced), traced).run,
+    )
 
 
 def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced: TracedGraph) -> Reference:
@@ -93,7 +93,7 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
         reset()
         return through(lambda given: list(Exact(module, functions).run(*given)))(args)
 
-    return Reference(through(plain), noisy, exact)
+    return Reference(through(plain), noisy, exact, lambda: through(plain))
 
 
 class _Calling(fx.Interpreter):

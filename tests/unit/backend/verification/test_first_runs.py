@@ -8,7 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import sidefx_train
+from sidefx_train import disk_cache
+from sidefx_train.compile.backend.verification import comparison
 from sidefx_train.errors import SideFXWarning, VerificationError
+from tests.support.disk_cache import new_cache
 
 
 def make(**options):
@@ -243,6 +246,38 @@ def test_comparing_draws_no_random_number():
         results.append([step(torch.ones(6, 12)) for _ in range(3)] + [torch.rand(2)])
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_kept_graph_that_draws_random_numbers_is_compared_once(tmp_path, monkeypatch):
+    """What it is compared with takes a functionalization to make; a proof holds for one library."""
+    new_cache(tmp_path, monkeypatch)
+
+    def text(**options):
+        torch.manual_seed(0)
+        step = sidefx_train.compile(_drawing_step(Drawing()), fullgraph=True, **options)
+        step(torch.ones(6, 12))
+        (found,) = step.report().captures[0].verification
+        return found
+
+    assert "the comparison took" in text()
+    assert "an earlier process compared" in text()
+    assert "the comparison took" in text(verify=1)
+    (proof,) = disk_cache.cache_dir().glob("proofs/*")
+    library = proof.stem.partition("_")[2]
+    assert disk_cache.library(library) is not None, "the proof names no library"
+    proof.rename(proof.with_stem(proof.stem.replace(library, "0" * 64)))
+    assert "the comparison took" in text()
+
+
+def test_a_graph_that_failed_leaves_no_proof(tmp_path, monkeypatch):
+    new_cache(tmp_path, monkeypatch)
+    monkeypatch.setattr(comparison, "FACTOR", -1.0)
+    monkeypatch.setattr(comparison, "EXACT_FACTOR", -1e9)
+    monkeypatch.setattr(comparison, "RELATIVE", -1.0)
+    step = sidefx_train.compile(_drawing_step(Drawing()), fullgraph=True)
+    with pytest.warns(SideFXWarning, match="SFX205"):
+        step(torch.ones(6, 12))
+    assert not list(disk_cache.cache_dir().glob("proofs/*"))
 
 
 def test_integers_are_equal_or_not():

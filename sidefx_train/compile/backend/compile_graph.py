@@ -32,7 +32,7 @@ from sidefx_train.compile.backend.runners.aot_eager import build_functional
 from sidefx_train.compile.backend.runners.autocast_backward import build_casting
 from sidefx_train.compile.backend.runners.eager import build_eager
 from sidefx_train.compile.backend.verification.reference import Reference, captured_reference
-from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
+from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 
@@ -84,15 +84,23 @@ def is_functionalized_again(traced: TracedGraph, config: CompileConfig) -> bool:
     return config.backend == "inductor" and config.rng != "eager" and traced.uses_rng
 
 
-def reference(traced: TracedGraph, config: CompileConfig) -> Reference | None:
-    """What the compiled graph is compared with; ``None`` if it draws random numbers that nothing else here draws."""
+def reference(
+    traced: TracedGraph, config: CompileConfig, functional: FunctionalGraph | None = None
+) -> Reference | None:
+    """What the compiled graph is compared with; ``None`` if it draws random numbers that nothing else here draws.
+
+    Args:
+        traced: the captured graph.
+        config: options.
+        functional: the graph that was lowered, if it is known; it is changed.
+    """
     if not is_functionalized_again(traced, config):
         return captured_reference(traced)
     devices = {getattr(node.meta.get("val"), "device", _CPU) for node in traced.module.graph.nodes}
     if devices != {_CPU}:
         return None
     with compat.autocast_off(), compat.default_device_cpu():
-        return inductor_reference(traced, config)
+        return inductor_reference(traced, config, functional)
 
 
 def build(traced: TracedGraph, config: CompileConfig) -> Executable:

@@ -26,6 +26,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.user_code import PACKAGE_DIR
 from sidefx_train.compile.graph.artifacts import (
     OWN,
+    FunctionalGraph,
     IndexCheck,
     Name,
     Output,
@@ -64,6 +65,7 @@ class Lowered:
         notes: choices worth reporting.
         choices: what was chosen by measuring.
         library: name of the library that ``call`` is in, if that is all of it.
+        functional: the graph that was lowered, as it was before, where that is compared with; not kept on disk.
     """
 
     plan: RunnerPlan
@@ -73,6 +75,7 @@ class Lowered:
     notes: tuple[str, ...]
     choices: tuple[ChoiceRecord, ...]
     library: str | None = None
+    functional: FunctionalGraph | None = None
 
 
 def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:

@@ -47,7 +47,7 @@ from sidefx_train.compile.backend.runners.runner_update import write_tail
 from sidefx_train.compile.backend.verification.reference import Reference, functional_reference
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
-from sidefx_train.compile.graph.fx_utils import generators
+from sidefx_train.compile.graph.fx_utils import copied, generators
 from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
@@ -124,18 +124,25 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     return _executable(lowered, traced, clock, key)
 
 
-def inductor_reference(traced: TracedGraph, config: CompileConfig) -> Reference:
-    """The functional graph that is lowered for a captured one, op by op, with the random numbers of its C++."""
+def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: FunctionalGraph | None = None) -> Reference:
+    """The functional graph that is lowered for a captured one, op by op, with the random numbers of its C++.
+
+    Args:
+        traced: the captured graph.
+        config: options.
+        graph: the functional graph, where it is known from lowering; it is changed.
+    """
     with _turn, compat.inductor_options(options(config)), compat.quick_vector_probes(accepts_flags):
-        decompositions = compat.inductor_decompositions()
-        graph = functionalize(
-            traced,
-            decompositions=decompositions,
-            tensor_scalars=True,
-            channels_last=torch.backends.mkldnn.is_available(),
-            instead=kept_whole(traced.module.graph, decompositions) if enabled("composite_ops") else {},
-        )
-        join_complex(graph.module, traced.fake_mode)
+        if graph is None:
+            decompositions = compat.inductor_decompositions()
+            graph = functionalize(
+                traced,
+                decompositions=decompositions,
+                tensor_scalars=True,
+                channels_last=torch.backends.mkldnn.is_available(),
+                instead=kept_whole(traced.module.graph, decompositions) if enabled("composite_ops") else {},
+            )
+            join_complex(graph.module, traced.fake_mode)
         chosen = options(config, graph)
         if generators(graph.module):
             chosen["fallback_random"] = True
@@ -177,7 +184,9 @@ def _executable(lowered: Lowered, traced: TracedGraph, clock: Clock, key: str | 
     clock.lap("runner")
     sources = {"runner": text, **lowered.sources}
     identity = f"{key}_{lowered.library}" if key is not None and lowered.library is not None else ""
-    return Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices, identity=identity)
+    functional = [] if lowered.functional is None else [lowered.functional]
+    made = Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices)
+    return replace(made, identity=identity, functional=functional)
 
 
 class Clock:
@@ -228,6 +237,8 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         )
         clock.lap("functionalize")
         join_complex(graph.module, traced.fake_mode)
+        compared = traced.uses_rng and config.rng != "eager" and config.verify != 0
+        functional = replace(graph, module=copied(graph.module)) if compared else None
         tiny = is_tiny(graph.module)
         attention = ""
         finds_attention = is_written_out(graph.module)
@@ -249,7 +260,8 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     # Conditions that lowering added are guards of the entry: where nothing is lowered, nobody would learn of them.
     added = set(compat.recorded_conditions(traced.fake_mode.shape_env)) - relied_on
     library = build.library if whole and not build.constants and not added else None
-    return Lowered(plan, call, tiny, sources, tuple(n for n in notes if n), (*choices, *build.choices), library)
+    said = tuple(note for note in notes if note)
+    return Lowered(plan, call, tiny, sources, said, (*choices, *build.choices), library, functional)
 
 
 class _Build:

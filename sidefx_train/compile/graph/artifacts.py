@@ -244,6 +244,7 @@ class Executable:
             size or number was 0, and compiled for that.
         verification: what comparisons with the captured graph came to, in words; filled as it runs.
         identity: for a graph that is kept on disk, what it was made from and the hash of its library.
+        functional: what it is compared with, where that was made on the way; taken out by who compares.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -255,6 +256,7 @@ class Executable:
     conditions: tuple[Any, ...] = ()
     verification: list[str] = field(default_factory=list)
     identity: str = ""
+    functional: list[FunctionalGraph] = field(default_factory=list)
 
 
 def is_scalar(value: Any) -> bool:

@@ -66,6 +66,16 @@ def for_any_layout(module: fx.GraphModule) -> fx.GraphModule:
     return compat.late_module(module, graph)
 
 
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """A module with the same nodes, of which each may be changed or removed without the other's."""
+    graph = fx.Graph()
+    last = graph.output(graph.graph_copy(module.graph, {}))
+    last.meta = dict(next(iter(reversed(module.graph.nodes))).meta)
+    made = compat.late_module(module, graph)
+    made.meta = dict(module.meta)
+    return made
+
+
 def written_args(node: fx.Node) -> list[fx.Node]:
     """Tensor arguments the node writes in place."""
     if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):

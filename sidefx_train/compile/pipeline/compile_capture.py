@@ -31,6 +31,7 @@ from sidefx_train.compile.autograd.trace_backward import record_backward
 from sidefx_train.compile.backend.compile_graph import build, build_casting, is_functionalized_again, reference
 from sidefx_train.compile.backend.runners.reset_generators import beginning_anew
 from sidefx_train.compile.backend.verification.first_runs import Proving, Verdict, verified
+from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.native_check import object_check, split
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
@@ -393,8 +394,12 @@ def _verified(
     if not _proves(config):
         return executable
     runs = None if config.verify == "first" else config.verify
+
+    def made() -> Reference | None:
+        return reference(traced, config, executable.functional.pop() if executable.functional else None)
+
     costly = is_functionalized_again(traced, config)
-    return verified(executable, traced, lambda: reference(traced, config), runs, differs, done, verdict, costly)
+    return verified(executable, traced, made, runs, differs, done, verdict, costly)
 
 
 def _proves(config: CompileConfig) -> bool:

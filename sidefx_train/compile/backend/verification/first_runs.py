@@ -222,6 +222,7 @@ class Proving:
 
     def _settle(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
         self._run = run
+        self._executable.functional.clear()  # nothing is compared with it any more
         self.settled(run)
 
     def _waiting(self, runs: int) -> Callable[[list[Any]], Sequence[Any]]:

@@ -9,6 +9,7 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import disk_cache
+from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.verification import comparison
 from sidefx_train.errors import SideFXWarning, VerificationError
 from tests.support.disk_cache import new_cache
@@ -267,6 +268,17 @@ def test_a_kept_graph_that_draws_random_numbers_is_compared_once(tmp_path, monke
     assert disk_cache.library(library) is not None, "the proof names no library"
     proof.rename(proof.with_stem(proof.stem.replace(library, "0" * 64)))
     assert "the comparison took" in text()
+
+
+def test_what_was_lowered_is_not_functionalized_again_to_compare(tmp_path, monkeypatch):
+    new_cache(tmp_path, monkeypatch)
+    functionalize, calls = inductor.functionalize, []
+    monkeypatch.setattr(inductor, "functionalize", lambda *a, **k: calls.append(1) or functionalize(*a, **k))
+    step = sidefx_train.compile(_drawing_step(Drawing()), fullgraph=True)
+    step(torch.ones(6, 12))
+    (found,) = step.report().captures[0].verification
+    assert found.startswith("equal") and len(calls) == 1
+    assert not step._entries[0].executable.functional, "the graph lives on"
 
 
 def test_a_graph_that_failed_leaves_no_proof(tmp_path, monkeypatch):

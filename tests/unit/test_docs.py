@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -201,3 +202,22 @@ def test_recipes_name_what_exists():
         (file,) = [path for path in (ROOT / "sidefx_train").rglob("*.py") if str(path).endswith(f"/{end}")]
         defined = re.search(rf"^\s*(?:def|class) {name}\b|^{name}\b.*=", file.read_text(), flags=re.MULTILINE)
         assert defined, f"CONTRIBUTING.md: {end} has no {name}"
+
+
+def _lacks(page: str, names) -> list[str]:
+    text = (ROOT / "docs/internals" / page).read_text()
+    return [name for name in names if f"`{name}`" not in text]
+
+
+def test_internals_name_all_guard_kinds():
+    from sidefx_train.compile.capture.guards.guard import GuardKind
+
+    assert not _lacks("guards.md", typing.get_args(GuardKind))
+
+
+def test_internals_name_all_passes_and_repairs():
+    from sidefx_train import switches
+    from sidefx_train.compile.backend.pass_list import PASSES
+
+    assert not _lacks("backends.md", [*switches.GRAPH, *(each.name for each in PASSES)])
+    assert not _lacks("torch-compat.md", switches.CORRECTNESS)

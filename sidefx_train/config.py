@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sidefx_train.switches import checked
+
 BackendFn = Callable[[Any, list[Any]], Callable[..., Any]]
 """``(graph_module, example_inputs) -> callable``, torch's backend signature."""
 
@@ -40,6 +42,7 @@ class CompileConfig:
         autotune_seconds: of measuring for one graph, at most; ten times as many in a worker, for which nobody waits.
         deterministic: nothing depends on time or on the order of threads: the captured step takes over at its first
             call, and kernels are torch's own choice.
+        disabled_passes: names of ``sidefx_train/switches.py``: changes to how Inductor compiles that are left out.
     """
 
     backend: Backend = "inductor"
@@ -55,6 +58,7 @@ class CompileConfig:
     autotune: Literal["on", "off"] = "on"
     autotune_seconds: float = 2.0
     deterministic: bool = False
+    disabled_passes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not callable(self.backend) and self.backend not in BACKEND_NAMES:
@@ -80,6 +84,9 @@ class CompileConfig:
             raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
         if self.verify != "first" and (not isinstance(self.verify, int) or self.verify < 0):
             raise ValueError(f"verify={self.verify!r}: expected 'first' or a count of steps, 0 or more")
+        if isinstance(self.disabled_passes, str):
+            raise ValueError(f"disabled_passes={self.disabled_passes!r}: expected a tuple of names, not a string")
+        object.__setattr__(self, "disabled_passes", tuple(sorted(checked(self.disabled_passes))))
         if self.recapture_limit < 1:
             raise ValueError(f"recapture_limit={self.recapture_limit}: expected 1 or more")
 

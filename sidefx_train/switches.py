@@ -1,14 +1,15 @@
 """Switches: each change that this library makes to how Inductor compiles a graph can be turned off by its name.
 
 They are for finding out which change a wrong or failing graph comes from. ``SIDEFX_DISABLE="matmul,rematerialize"`` in
-the environment turns some off for a process, :func:`without` for a block of code. A graph that was compiled with
+the environment turns some off for a process, the option ``disabled_passes`` for a step, :func:`without` for a block of
+code. A graph that was compiled with
 switches off has an entry of its own in the cache.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 ENVIRONMENT = "SIDEFX_DISABLE"
@@ -80,7 +81,7 @@ def switched_off() -> frozenset[str]:
         ValueError: the environment names a switch that does not exist.
     """
     text = os.environ.get(ENVIRONMENT, "")
-    return _off | _checked(name.strip() for name in text.split(",") if name.strip()) if text else _off
+    return _off | checked(name.strip() for name in text.split(",") if name.strip()) if text else _off
 
 
 @contextmanager
@@ -94,14 +95,19 @@ def without(*names: str) -> Iterator[None]:
         ValueError: there is no switch of such a name.
     """
     global _off
-    before, _off = _off, _off | _checked(names)
+    before, _off = _off, _off | checked(names)
     try:
         yield
     finally:
         _off = before
 
 
-def _checked(names: Iterator[str] | tuple[str, ...]) -> frozenset[str]:
+def checked(names: Iterable[str]) -> frozenset[str]:
+    """The names as a set.
+
+    Raises:
+        ValueError: there is no switch of such a name.
+    """
     chosen = frozenset(names)
     unknown = sorted(chosen - SWITCHES.keys())
     if unknown:

@@ -48,6 +48,7 @@ class SideFXCompile(pl_package.Callback):
         autotune: choose kernels by measuring.
         autotune_seconds: of measuring for one graph, at most.
         deterministic: two runs give the same bits; ``Trainer(deterministic=True)`` asks for the same.
+        disabled_passes: changes to how Inductor compiles that are left out.
 
     Raises:
         ValueError: an option has a value that does not exist.
@@ -69,6 +70,7 @@ class SideFXCompile(pl_package.Callback):
         autotune: Literal["on", "off"] = "on",
         autotune_seconds: float = 2.0,
         deterministic: bool = False,
+        disabled_passes: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self._options: dict[str, Any] = {
@@ -85,6 +87,7 @@ class SideFXCompile(pl_package.Callback):
             "autotune": autotune,
             "autotune_seconds": autotune_seconds,
             "deterministic": deterministic,
+            "disabled_passes": disabled_passes,
         }
         compile_step(_nothing, **self._options)  # wrong options are an error where they are written, not hours later
         self._forget()

@@ -33,6 +33,7 @@ def compile_step(
     autotune: Literal["on", "off"] = "on",
     autotune_seconds: float = 2.0,
     deterministic: bool = False,
+    disabled_passes: tuple[str, ...] = (),
 ) -> Any:
     """Compiles a whole training step; a decorator, or called with the step.
 
@@ -64,6 +65,9 @@ def compile_step(
         deterministic: two runs on one machine give the same bits: the captured step takes over at its first call
             (``warmup`` is ``"now"``), nothing is chosen by measuring, and sums do not depend on the timing of threads.
             ``torch.use_deterministic_algorithms(True)`` asks for the same.
+        disabled_passes: changes to how Inductor compiles that are left out, by their names in
+            ``sidefx_train.switches.SWITCHES``, to find out which one a wrong, slow or failing graph comes from. The
+            environment variable ``SIDEFX_DISABLE`` does the same for a process.
 
     Returns:
         A :class:`CompiledStep`, or a decorator that makes one. Of a model: the model, with its call compiled. It is of
@@ -89,6 +93,7 @@ def compile_step(
         autotune=autotune,
         autotune_seconds=autotune_seconds,
         deterministic=deterministic,
+        disabled_passes=disabled_passes,
     )
     return (lambda inner: _compiled(inner, config)) if fn is None else _compiled(fn, config)
 

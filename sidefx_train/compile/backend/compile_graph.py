@@ -1,16 +1,8 @@
-"""From a captured graph to a callable.
+"""From a captured graph to a callable, by the backend that the options name.
 
-eager       the captured graph, op by op
-functional  the functionalized graph, op by op, or through the user's own compiler
-inductor    the functionalized graph through Inductor, with the fused update behind it
-stored      lowered graphs on disk
-cpp         builds Inductor's C++
-measuring   what is decided by timing it
-runner      generates the Python function around a compiled graph
-checks      index checks in front of it
-reference   what a compiled graph is compared with
-verify      compares its first run
-casting     a backward op by op, under the autocast of who calls it
+``runners/`` runs graphs op by op and generates the function around a compiled one, ``inductor.py`` lowers through
+Inductor, ``graph_cache.py`` keeps lowered graphs on disk, ``verification/`` compares a compiled graph before it is
+trusted.
 """
 
 from __future__ import annotations
@@ -20,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.backend import graph_cache
 from sidefx_train.compile.backend.autotune.timing import measure_apart
-from sidefx_train.compile.backend.graph_cache import key_of
 from sidefx_train.compile.backend.inductor import (
     build_inductor,
     inductor_reference,
@@ -35,6 +27,7 @@ from sidefx_train.compile.backend.verification.reference import Reference, captu
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
+from sidefx_train.switches import without
 
 __all__ = [
     "build",
@@ -48,6 +41,12 @@ __all__ = [
 ]
 
 _CPU = torch.device("cpu")
+
+
+def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
+    """By what the compiled graph is found in the cache; ``None`` for one that cannot be kept."""
+    with without(*config.disabled_passes):
+        return graph_cache.key_of(traced, config)
 
 
 def can_be_handed_over(traced: TracedGraph, config: CompileConfig) -> bool:
@@ -66,7 +65,7 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
     """
     measure_apart()
     try:
-        with compat.autocast_off():
+        with compat.autocast_off(), without(*config.disabled_passes):
             return lower_for_another(traced, config)
     except BackendError:
         raise
@@ -76,7 +75,8 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
 
 def take(traced: TracedGraph, config: CompileConfig, key: str | None = None) -> Executable | None:
     """A graph that is in the cache, by its key if that is known; ``None`` if it has to be compiled."""
-    return take_lowered(traced, config, key) if config.backend == "inductor" else None
+    with without(*config.disabled_passes):
+        return take_lowered(traced, config, key) if config.backend == "inductor" else None
 
 
 def is_functionalized_again(traced: TracedGraph, config: CompileConfig) -> bool:
@@ -99,7 +99,7 @@ def reference(
     devices = {getattr(node.meta.get("val"), "device", _CPU) for node in traced.module.graph.nodes}
     if devices != {_CPU}:
         return None
-    with compat.autocast_off(), compat.default_device_cpu():
+    with compat.autocast_off(), compat.default_device_cpu(), without(*config.disabled_passes):
         return inductor_reference(traced, config, functional)
 
 
@@ -111,7 +111,7 @@ def build(traced: TracedGraph, config: CompileConfig) -> Executable:
     """
     shape_env = traced.fake_mode.shape_env
     known = set(compat.recorded_conditions(shape_env))
-    with compat.autocast_off():  # casts are in the graph already
+    with compat.autocast_off(), without(*config.disabled_passes):  # casts are in the graph already
         executable = _built(traced, config)
     added = [condition for condition in compat.recorded_conditions(shape_env) if condition not in known]
     return replace(executable, conditions=(*executable.conditions, *added))

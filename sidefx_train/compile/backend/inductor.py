@@ -53,11 +53,14 @@ from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
 from sidefx_train.gc_control import collect_younger, fewer_collections
 from sidefx_train.report import ChoiceRecord
-from sidefx_train.switches import enabled
+from sidefx_train.switches import enabled, switched_off
 
 _SERIAL_BELOW = 8192
 """Elements per thread below which entering a parallel region costs more than it saves."""
 
+
+_SHOWN_SECONDS = 0.005
+"""Passes that took as long have a stage of their own in the report."""
 
 _turn = threading.RLock()
 """Inductor keeps settings and counters in globals: graphs are lowered one after the other."""
@@ -252,6 +255,11 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         build, call, code = _compile(graph, config, traced, notes, kept, last, finds_attention, readable)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)
+    for name, seconds in build.pass_seconds.items():
+        if seconds >= _SHOWN_SECONDS:
+            clock.move(f"pass {name}", "lower", seconds)
+    if switched_off():
+        notes.append(f"switched off: {', '.join(sorted(switched_off()))}")
     if tiny:
         notes.append("tiny step: runs on one thread")
     plan = RunnerPlan(**{field.name: getattr(graph, field.name) for field in fields(RunnerPlan)})
@@ -274,6 +282,7 @@ class _Build:
         seconds: wall time of the compiler and of loading.
         constants: the graph takes constants that are no inputs.
         choices: what was chosen by measuring among Inductor's passes.
+        pass_seconds: of each pass.
         parts: sources of a part of the graph: caller, kernels and libraries; ``None`` where a graph is built at once.
         written: its kernels.
         look: called when a kernel has been written.
@@ -286,6 +295,7 @@ class _Build:
         self.seconds = 0.0
         self.constants = False
         self.choices: list[ChoiceRecord] = []
+        self.pass_seconds: dict[str, float] = {}
         self.parts: list[tuple[str, str, list[str]]] | None = None
         self.written: list[str] = []
         self.look: Callable[[], None] = lambda: None
@@ -361,8 +371,9 @@ def _compile(
                 module = compat.inductor_passes(graph.module, finds_attention)
                 check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
                 passes = PassOptions(threads, config.autotune == "on", config.deterministic)
-                found, build.choices = run_passes(module, traced.fake_mode, passes)
-                said += found
+                passed = run_passes(module, traced.fake_mode, passes)
+                build.choices, build.pass_seconds = passed.choices, passed.seconds
+                said += passed.notes
                 division = divide(module.graph) if may_divide and enabled("repeated_regions") else None
                 if division is None:
                     call, code = compat.inductor_compile(module, example_inputs(graph), static)

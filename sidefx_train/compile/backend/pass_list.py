@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
@@ -101,24 +102,37 @@ PASSES = (
 )
 
 
-def run_passes(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> tuple[list[str], list[ChoiceRecord]]:
+@dataclass
+class PassResults:
+    """What all passes came to.
+
+    Attributes:
+        notes: for the report.
+        choices: what was chosen by measuring.
+        seconds: of each pass that ran, its check included.
+    """
+
+    notes: list[str] = field(default_factory=list)
+    choices: list[ChoiceRecord] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def run_passes(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> PassResults:
     """Runs all passes that are wanted and not switched off; the graph is checked after each of them.
 
     Args:
         module: a functional graph, changed in place.
         fake_mode: of its values.
         options: for the passes.
-
-    Returns:
-        Notes for the report, and what was chosen by measuring.
     """
-    notes: list[str] = []
-    choices: list[ChoiceRecord] = []
+    results = PassResults()
     for each in PASSES:
         if not enabled(each.name) or not each.when(options):
             continue
+        began = time.perf_counter()
         note, chosen = each.run(module, fake_mode, options)
         check_graph(each.name, module, fake_mode, functional=True)
-        notes.append(note)
-        choices.extend(chosen)
-    return notes, choices
+        results.seconds[each.name] = time.perf_counter() - began
+        results.notes += [note] if note else []
+        results.choices += chosen
+    return results

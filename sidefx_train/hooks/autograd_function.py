@@ -15,12 +15,11 @@ import torch
 
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 
@@ -53,7 +52,7 @@ def _twin(world: TraceWorld, cls: type) -> type:
 
 def _with_signature(reentering: Any, method: Any) -> Any:
     """Default arguments are read from the signature, and handed to ``setup_context``."""
-    if reentering is not method and isinstance(method, types.FunctionType):
+    if reentering is not method and safe_isinstance(method, types.FunctionType):
         reentering.__signature__ = inspect.signature(method)
     return reentering
 

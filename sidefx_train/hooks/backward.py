@@ -15,12 +15,10 @@ from sidefx_train.compile.capture.interpreter.object_model.function_calls import
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 _GRAPH_FILE = torch.autograd.graph.__file__
@@ -53,7 +51,7 @@ def _autograd_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
 def _register_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """On a tensor with a history from outside: the engine will run the hook there, in a backward after the graph."""
     record = world.heap.record_of(args[0]) if args else None
-    if not isinstance(record, TensorRecord) or record.edge is None:
+    if not safe_isinstance(record, TensorRecord) or record.edge is None:
         return ABSENT
     return world.defer_for_result(torch.Tensor.register_hook, args, kwargs)
 
@@ -130,9 +128,9 @@ def _run(
 ) -> Any:
     for value in (*args, *kwargs.values()):
         world.touch(value)
-    tensors = [roots] if isinstance(roots, torch.Tensor) else list(roots)
-    nodes = graph_nodes([t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None])
-    records = [record for record in world.heap.by_real.values() if isinstance(record, TensorRecord)]
+    tensors = [roots] if safe_isinstance(roots, torch.Tensor) else list(roots)
+    nodes = graph_nodes([t.grad_fn for t in tensors if safe_isinstance(t, torch.Tensor) and t.grad_fn is not None])
+    records = [record for record in world.heap.by_real.values() if safe_isinstance(record, TensorRecord)]
     if any(record.edge is not None and record.edge.node in nodes for record in records):
         world.heap.refuse("SFX112", "runs backward through an autograd graph that was made before")
     if accumulates:
@@ -148,7 +146,7 @@ def _run(
 
 def _leaves(roots: list[Any], nodes: set[Any]) -> set[int]:
     """Identities of the leaf tensors whose ``.grad`` a backward pass from ``roots`` adds to."""
-    found = [root for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is None]
+    found = [root for root in roots if safe_isinstance(root, torch.Tensor) and root.grad_fn is None]
     return {id(leaf) for leaf in (*found, *(node.variable for node in nodes if hasattr(node, "variable")))}
 
 

@@ -14,12 +14,10 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 @registry.intercept(*compat.OPERATORS)
@@ -29,7 +27,7 @@ def _call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if generated is None or not torch.is_grad_enabled():
         return ABSENT
     if not any(
-        isinstance(value, torch.Tensor) and value.requires_grad for value in _leaves((*given, *kwargs.values()))
+        safe_isinstance(value, torch.Tensor) and value.requires_grad for value in _leaves((*given, *kwargs.values()))
     ):
         return ABSENT
     overload, registration = generated

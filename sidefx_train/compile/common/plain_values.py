@@ -6,14 +6,11 @@ import enum
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from sidefx_train.compile.common.type_checks import instance_dict
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstance
 
 PLAIN_TYPES: set[type] = {int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)}
 
@@ -52,13 +49,13 @@ _HEAP_TYPE = 1 << 9
 
 def exact_value(value: Any) -> Any:
     """The number or text that an instance of a derived class is, past the class's own methods."""
-    if isinstance(value, str):
+    if safe_isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, bytes):
+    if safe_isinstance(value, bytes):
         return bytes.__getitem__(value, slice(None))
-    if isinstance(value, int):
+    if safe_isinstance(value, int):
         return int.__int__(value)
-    if isinstance(value, float):
+    if safe_isinstance(value, float):
         return float.__float__(value)
     return complex(*(vars(complex)[part].__get__(value) for part in ("real", "imag")))
 
@@ -78,7 +75,7 @@ def slot_names(cls: type) -> list[str]:
     names: list[str] = []
     for base in cls.__mro__:
         slots = base.__dict__.get("__slots__", ())
-        for name in [slots] if isinstance(slots, str) else slots:
+        for name in [slots] if safe_isinstance(slots, str) else slots:
             private = name.startswith("__") and not name.endswith("__")
             names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
     return [name for name in names if name not in ("__dict__", "__weakref__") and not _is_hidden(cls, name)]
@@ -109,7 +106,7 @@ def is_set(value: Any, slot: str) -> bool:
 
 def base_of(container: Any) -> Any:
     """The class whose methods move entries without running overrides."""
-    return OrderedDict if isinstance(container, OrderedDict) else dict
+    return OrderedDict if safe_isinstance(container, OrderedDict) else dict
 
 
 def stored_entries(container: dict[Any, Any]) -> dict[Any, Any]:
@@ -148,7 +145,7 @@ def empty_like(real: Any) -> Any:
         made = deque.__new__(cls)
         deque.__init__(made, (), real.maxlen)
         return made
-    if isinstance(real, defaultdict):
+    if safe_isinstance(real, defaultdict):
         made = defaultdict.__new__(cls)
         defaultdict.__init__(made, real.default_factory)
         return made

@@ -19,15 +19,12 @@ import sys
 import types
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.common.type_checks import attribute_of
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 NATIVE_PYTHON = (
     "torch.nn.functional",
@@ -195,16 +192,16 @@ def _is_undivided(module: str, name: str, path: str) -> bool:
 def is_torch_callable(fn: Any) -> bool:
     """True for what torch implements in C, and for operator overloads."""
     module = attribute_of(fn, "__module__")
-    if isinstance(module, str) and module.startswith("torch"):
+    if safe_isinstance(module, str) and module.startswith("torch"):
         return True
-    if isinstance(fn, compat.OPERATORS):
+    if safe_isinstance(fn, compat.OPERATORS):
         return True
     owner = attribute_of(fn, "__self__")
-    if isinstance(owner, torch.Tensor):
+    if safe_isinstance(owner, torch.Tensor):
         return True
-    if isinstance(owner, types.ModuleType):
+    if safe_isinstance(owner, types.ModuleType):
         return owner.__name__.startswith("torch")
-    if isinstance(owner, type):
+    if safe_isinstance(owner, type):
         return owner.__module__.startswith("torch")
     cls = attribute_of(fn, "__objclass__")
     return cls is not None and (
@@ -214,28 +211,28 @@ def is_torch_callable(fn: Any) -> bool:
 
 def is_pure(fn: Any) -> bool:
     """True for C callables that depend on and change nothing but their arguments."""
-    if isinstance(fn, type):
+    if safe_isinstance(fn, type):
         return fn in PURE_FUNCTIONS or _made_by_pure_code(fn)
     if type(fn) is types.BuiltinFunctionType and fn in PURE_FUNCTIONS:
         return True
     owner = attribute_of(fn, "__self__")
-    if owner is not None and not isinstance(owner, types.ModuleType):
-        kind = owner if isinstance(owner, type) else type(owner)
+    if owner is not None and not safe_isinstance(owner, types.ModuleType):
+        kind = owner if safe_isinstance(owner, type) else type(owner)
         if fn.__name__ == "__subclasses__":  # changed by classes made anywhere
             return False
         if runs_pure_code(kind):
             return True
-        if type(fn) is types.BuiltinMethodType and not isinstance(owner, type):
+        if type(fn) is types.BuiltinMethodType and not safe_isinstance(owner, type):
             return _has_pure_method(kind, fn.__name__)
     cls = attribute_of(fn, "__objclass__")
     if cls is not None and runs_pure_code(cls):
         return True
     module = attribute_of(fn, "__module__")
-    if module is None and isinstance(owner, types.ModuleType):
+    if module is None and safe_isinstance(owner, types.ModuleType):
         module = owner.__name__
     if module == "builtins" and attribute_of(fn, "__name__", "") in IMPURE_BUILTINS:
         return False
-    if isinstance(module, str):
+    if safe_isinstance(module, str):
         return module in PURE_MODULES or (module.partition(".")[0] in PURE_MODULES and "random" not in module)
     return runs_pure_code(type(fn))
 
@@ -258,7 +255,7 @@ def _has_pure_makers(cls: type) -> bool:
         getattr(cls.__new__, "__self__", None),
         getattr(inspect.getattr_static(cls, "__init__"), "__objclass__", None),
     )
-    return all(isinstance(owner, type) and owner.__module__ in PURE_MODULES for owner in makers)
+    return all(safe_isinstance(owner, type) and owner.__module__ in PURE_MODULES for owner in makers)
 
 
 def _has_pure_method(cls: type, name: str) -> bool:
@@ -280,7 +277,7 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
     if fn is print or fn is warnings.warn:
         return True
     if args and issubclass(type(args[0]), logging.Logger):
-        return attribute_of(fn, "__name__", "") in LOGGING_METHODS or isinstance(fn, functools._lru_cache_wrapper)
+        return attribute_of(fn, "__name__", "") in LOGGING_METHODS or safe_isinstance(fn, functools._lru_cache_wrapper)
     if looks_at_callers(fn) and attribute_of(fn, "__name__", "") in LOGGING_METHODS:
         return True
     return moves_object(fn)
@@ -289,7 +286,7 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
 def moves_object(fn: Any) -> bool:
     """True for deferred methods after which their object is not what it was: a progress bar counts."""
     module, name = attribute_of(fn, "__module__"), attribute_of(fn, "__name__", "")
-    return isinstance(module, str) and any(
+    return safe_isinstance(module, str) and any(
         module == package or module.startswith(package + ".")
         for package, names in DEFERRED_METHODS.items()
         if name in names
@@ -310,4 +307,4 @@ def describe(fn: Any) -> str:
     """A callable's name for people."""
     name = attribute_of(fn, "__qualname__") or attribute_of(fn, "__name__") or type(fn).__qualname__
     module = attribute_of(fn, "__module__")
-    return f"{module}.{name}" if isinstance(module, str) and module != "builtins" else str(name)
+    return f"{module}.{name}" if safe_isinstance(module, str) and module != "builtins" else str(name)

@@ -1,27 +1,42 @@
 """``isinstance`` and ``getattr`` for values of the program.
 
-Python's own, where the class alone does not say yes, asks the object for its ``__class__``: that runs the program's
-``__getattribute__``, if its class has one, which the program would notice. Modules that look at values of the program
-import this one under the same name, where type checkers do not look: it narrows types as Python's does.
+The builtins ask the object for its ``__class__`` where the class alone does not say yes. That runs the program's
+``__getattribute__``, if its class has one, and the program could observe it. Modules that inspect values of the program
+call the functions of this module instead.
 """
 
 from __future__ import annotations
 
-import builtins
 import types
 import weakref
-from typing import Any
+from typing import Any, TypeVar, overload
+
+from typing_extensions import TypeIs
 
 _type_attribute = type.__getattribute__
-_isinstance = builtins.isinstance
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
 
 
-def isinstance(value: Any, classes: Any) -> bool:
-    """``builtins.isinstance(value, classes)``, but objects with a ``__getattribute__`` of their own are not asked."""
+@overload
+def safe_isinstance(value: object, classes: type[A]) -> TypeIs[A]: ...
+@overload
+def safe_isinstance(value: object, classes: tuple[type[A], type[B]]) -> TypeIs[A | B]: ...
+@overload
+def safe_isinstance(value: object, classes: tuple[type[A], type[B], type[C]]) -> TypeIs[A | B | C]: ...
+@overload
+def safe_isinstance(value: object, classes: tuple[type[A], type[B], type[C], type[D]]) -> TypeIs[A | B | C | D]: ...
+@overload
+def safe_isinstance(value: object, classes: Any) -> bool: ...
+def safe_isinstance(value: Any, classes: Any) -> bool:
+    """``isinstance(value, classes)`` that never runs a ``__getattribute__`` written in Python."""
     cls = type(value)
     if type(_type_attribute(cls, "__getattribute__")) is types.FunctionType:
         return issubclass(cls, classes)
-    return _isinstance(value, classes)
+    return isinstance(value, classes)
 
 
 def attribute_of(value: Any, name: str, default: Any = None) -> Any:

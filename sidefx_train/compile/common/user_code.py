@@ -9,12 +9,10 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Location
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 PACKAGE_DIR = os.path.abspath(sys.modules["sidefx_train"].__path__[0]) + os.sep
 """The folder of this package: code below it is not the user's."""
@@ -56,6 +54,6 @@ def _method(fn: Any) -> types.MethodType | None:
     """What Python calls for an object of a class with ``__call__``; of a module its own ``forward``."""
     for name in ("forward", "__call__"):
         found = inspect.getattr_static(type(fn), name, None)
-        if isinstance(found, types.FunctionType):
+        if safe_isinstance(found, types.FunctionType):
             return types.MethodType(found, fn)
     return None

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import CALLED, COUNTER, DATA
 from sidefx_train.compile.graph.fx_utils import schema_args, written_args
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 """Views by arbitrary sizes and strides, whose derivative goes by what they are made of."""
@@ -32,7 +30,7 @@ def edge_of(value: torch.Tensor) -> tuple[Any, int]:
 
 def first_operation(value: torch.Tensor, base: torch.Tensor | fx.Node) -> int:
     """The place, in the order of the forward, of what a view made of its base first."""
-    stops = {each.grad_fn for each in (base, value._base) if isinstance(each, torch.Tensor)}
+    stops = {each.grad_fn for each in (base, value._base) if safe_isinstance(each, torch.Tensor)}
     node, first = value.grad_fn, -1
     while node is not None and node not in stops and not hasattr(node, "variable"):
         first = node._sequence_nr()  # type: ignore[attr-defined]
@@ -65,7 +63,7 @@ def way_up(node: fx.Node) -> list[fx.Node]:
 def memory_of(node: fx.Node) -> int:
     """What tells the memory of a node's value from that of others."""
     value = node.meta.get("val")
-    return storage_of(value) if isinstance(value, torch.Tensor) else id(node)
+    return storage_of(value) if safe_isinstance(value, torch.Tensor) else id(node)
 
 
 def parent_of(node: fx.Node) -> fx.Node | None:
@@ -73,12 +71,14 @@ def parent_of(node: fx.Node) -> fx.Node | None:
         return None
     if node.target is operator.getitem:
         source = node.args[0]
-        known = isinstance(source, fx.Node) and isinstance(source.target, compat.OpOverload)
+        known = safe_isinstance(source, fx.Node) and safe_isinstance(source.target, compat.OpOverload)
         return source if known and parent_of(source) is not None else None  # type: ignore[arg-type, return-value]
-    if not isinstance(node.target, compat.OpOverload) or not any(r.alias_info for r in node.target._schema.returns):
+    if not safe_isinstance(node.target, compat.OpOverload) or not any(
+        r.alias_info for r in node.target._schema.returns
+    ):
         return None
     shared = [value for argument, value in schema_args(node) if argument.alias_info is not None]
-    return shared[0] if len(shared) == 1 and isinstance(shared[0], fx.Node) else None
+    return shared[0] if len(shared) == 1 and safe_isinstance(shared[0], fx.Node) else None
 
 
 def first_of(node: fx.Node) -> fx.Node:
@@ -100,7 +100,7 @@ def leaves_autograd(node: fx.Node) -> bool:
 def counts_alone(node: fx.Node) -> bool:
     """True for a node whose value is in the memory of another, with a version counter of its own."""
     made_by = node.args[0] if node.target is operator.getitem else node
-    return DATA in node.meta or (isinstance(made_by, fx.Node) and made_by is not node and CALLED in made_by.meta)
+    return DATA in node.meta or (safe_isinstance(made_by, fx.Node) and made_by is not node and CALLED in made_by.meta)
 
 
 def own_counter(node: fx.Node) -> fx.Node | None:
@@ -109,7 +109,7 @@ def own_counter(node: fx.Node) -> fx.Node | None:
 
 
 def changes_layout(node: fx.Node) -> bool:
-    return isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
+    return safe_isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
 def written_since(node: fx.Node, turned: bool = False, besides: frozenset[fx.Node] = frozenset()) -> bool:
@@ -189,7 +189,7 @@ def before_turns(up: list[fx.Node], first: fx.Node) -> tuple[Any, list[fx.Node]]
 
 
 def same_layout(a: Any, b: torch.Tensor) -> bool:
-    return isinstance(a, torch.Tensor) and layout_of(a) == layout_of(b)
+    return safe_isinstance(a, torch.Tensor) and layout_of(a) == layout_of(b)
 
 
 def layout_of(t: torch.Tensor) -> tuple[Any, ...]:

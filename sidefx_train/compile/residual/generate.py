@@ -23,6 +23,7 @@ from sidefx_train.compile.capture.side_effects.collect import follows_anew, upda
 from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.source_literals import literal
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.step_metadata import StepMetadata
 from sidefx_train.compile.residual.reconstruct import Rebuilder
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
@@ -31,8 +32,6 @@ from sidefx_train.compile.residual.view_replay import CustomView, Leaving, LiveV
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "<miss>"})()
 """What a generated function returns when a guard fails; nothing has been changed then."""
@@ -134,7 +133,7 @@ def _write(
     rebuilder = Rebuilder(world, writer, leaving)
     rebuilder.give_memory(effects.changes)
     rebuilder.lines += [_switched(writer.value(each.target), each) for each in effects.changes if each.switches]
-    records = [each for each in world.heap.by_real.values() if isinstance(each, TensorRecord)]
+    records = [each for each in world.heap.by_real.values() if safe_isinstance(each, TensorRecord)]
     for record in records:
         if updated(world, record):
             rebuilder.update(record)
@@ -355,4 +354,4 @@ def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -
 
 
 def _key(writer: Writer, rebuilder: Rebuilder, key: Any) -> str:
-    return rebuilder.expression(key) if isinstance(key, TraceKey) else writer.constant(key)
+    return rebuilder.expression(key) if safe_isinstance(key, TraceKey) else writer.constant(key)

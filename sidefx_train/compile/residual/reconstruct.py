@@ -55,16 +55,13 @@ from sidefx_train.compile.common.plain_values import (
 )
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.source_literals import is_name
-from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, shows_another
+from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, safe_isinstance, shows_another
 from sidefx_train.compile.graph.view_chains import storage_of as fake_storage
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
 from sidefx_train.compile.residual.view_replay import Leaving
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class Rebuilder(TensorRebuilder):
@@ -84,34 +81,34 @@ class Rebuilder(TensorRebuilder):
 
     def expression(self, value: Any) -> str:
         """Code for a value of the trace."""
-        plain = type(value) in PLAIN_TYPES or isinstance(value, (*BY_IDENTITY, *BY_VALUE))
+        plain = type(value) in PLAIN_TYPES or safe_isinstance(value, (*BY_IDENTITY, *BY_VALUE))
         if plain and not is_derived(type(value)):
-            if not isinstance(value, torch.Size) or not any(isinstance(size, NUMBERS) for size in value):
+            if not safe_isinstance(value, torch.Size) or not any(safe_isinstance(size, NUMBERS) for size in value):
                 return self.writer.constant(value)
             return f"{self.writer.constant(torch.Size)}(({', '.join(map(self.expression, value))},))"
-        if isinstance(value, torch.Tensor):
+        if safe_isinstance(value, torch.Tensor):
             self.asked[id(value)] += 1
         made = self._made.get(id(value))
         if made is not None:
             return made
         record = self.world.heap.record_of(value)
         if record is not None:
-            if isinstance(record, TensorRecord):
+            if safe_isinstance(record, TensorRecord):
                 self.given(record)
             return self.writer.value(record.source)
-        if isinstance(value, torch.Tensor) and (record := self.world.heap.memory.record_of(value)) is not None:
+        if safe_isinstance(value, torch.Tensor) and (record := self.world.heap.memory.record_of(value)) is not None:
             return self.home(record)
-        if isinstance(value, TraceKey):
+        if safe_isinstance(value, TraceKey):
             return self.expression(value.value)
-        if isinstance(value, torch.Tensor):
+        if safe_isinstance(value, torch.Tensor):
             made = self._remember(value, self._marked(value, self.tensor(value)))
             self._tag(value, made)
             return self._with_gradient(value, made)
-        if isinstance(value, NUMBERS):
+        if safe_isinstance(value, NUMBERS):
             return self._number(value)
-        if isinstance(value, TensorMoment):
+        if safe_isinstance(value, TensorMoment):
             return self._moment(value)
-        if isinstance(value, Later):
+        if safe_isinstance(value, Later):
             return self._remember(value, self._later(value))
         return self._object(value)
 
@@ -145,7 +142,7 @@ class Rebuilder(TensorRebuilder):
 
     def _callable(self, fn: Any) -> str:
         record = self.world.heap.record_of(attribute_of(fn, "__self__"))
-        if isinstance(fn, (types.MethodType, types.BuiltinMethodType)) and record is not None:
+        if safe_isinstance(fn, (types.MethodType, types.BuiltinMethodType)) and record is not None:
             if type(fn) is types.MethodType and fn.__func__ in registry.LOOKED_UP:
                 return f"{self.writer.value(record.source)}.{registry.LOOKED_UP[fn.__func__]}"
             if type(fn) is types.MethodType:
@@ -168,7 +165,7 @@ class Rebuilder(TensorRebuilder):
         for number, source, _ in self.world.heap.numbers:
             if number is value:
                 return self.writer.value(source)
-        constant = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+        constant = value.node.maybe_as_int() if safe_isinstance(value, torch.SymInt) else None
         if constant is not None:
             return self.writer.constant(constant)
         return self.output(self.world.tracer.node_of(value))
@@ -178,16 +175,16 @@ class Rebuilder(TensorRebuilder):
         moved = fake_storage(moment.fake) != fake_storage(node.meta["val"])
         if moved or len(self.world.writes.to(moment.fake)) != moment.writes:
             held = self.output(self.world.tracer.clone_after(moment.fake, node, moment.after))
-            if isinstance(moment.fake, (torch.nn.Parameter, torch.nn.Buffer)):
+            if safe_isinstance(moment.fake, (torch.nn.Parameter, torch.nn.Buffer)):
                 return self._marked(moment.fake, held)
             return self._with_autograd(moment.fake, held)
         return self.expression(moment.fake)
 
     def _marked(self, value: torch.Tensor, expression: str) -> str:
         """A tensor as the parameter or buffer that the step made of it."""
-        if isinstance(value, torch.nn.Parameter):
+        if safe_isinstance(value, torch.nn.Parameter):
             return f"{self.writer.constant(torch.nn.Parameter, 'Parameter')}({expression}, {value.requires_grad})"
-        if isinstance(value, torch.nn.Buffer):
+        if safe_isinstance(value, torch.nn.Buffer):
             persistent = getattr(value, "persistent", True)
             return f"{self.writer.constant(torch.nn.Buffer, 'Buffer')}({expression}, persistent={persistent})"
         return expression
@@ -204,7 +201,7 @@ class Rebuilder(TensorRebuilder):
 
     def _object(self, value: Any) -> str:
         cls = type(value)
-        if isinstance(value, tuple):
+        if safe_isinstance(value, tuple):
             items = [self.expression(item) for item in value]
             if cls is tuple:
                 return self._remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
@@ -214,15 +211,15 @@ class Rebuilder(TensorRebuilder):
             return made
         if cls is slice:
             return self._remember(value, f"slice({', '.join(map(self.expression, bounds_of(value)))})")
-        if cls is set or isinstance(value, frozenset):
+        if cls is set or safe_isinstance(value, frozenset):
             return self._set(value)
         if type(value) is types.MethodType and type(value.__self__) is InterpretedGenerator:
             return self._remember(value, f"{self.expression(value.__self__)}.{value.__name__}")
-        if isinstance(value, types.MethodType) and type(value.__func__) is types.FunctionType:
+        if safe_isinstance(value, types.MethodType) and type(value.__func__) is types.FunctionType:
             looked_up = registry.LOOKED_UP.get(value.__func__)
             if looked_up is not None:
                 return self._remember(value, f"{self.expression(value.__self__)}.{looked_up}")
-        if isinstance(value, types.MethodType):
+        if safe_isinstance(value, types.MethodType):
             maker = self.writer.constant(types.MethodType, "Method")
             return self._remember(
                 value, f"{maker}({self.expression(value.__func__)}, {self.expression(value.__self__)})"
@@ -235,21 +232,21 @@ class Rebuilder(TensorRebuilder):
             return self.expression(value.obj if cls is PythonIterable else value.iterator)
         if cls is InterpretedGenerator:
             return self._generator(value)
-        if isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
+        if safe_isinstance(value, types.FunctionType) and id(value) in self.world.new_functions:
             return self._function(value)
-        if isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
+        if safe_isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
             if "leads_to" in vars(value):
                 return self.expression(vars(value)["leads_to"])
             self.world.heap.refuse("SFX104", "a callback that C code was given leaves the step")
         if type(value) is types.BuiltinMethodType and self.world.heap.definitions.gave(value):
             return self.writer.constant(value, value.__name__)
-        if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
+        if safe_isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
             owner = value.__self__
-            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            if owner is not None and not safe_isinstance(owner, (types.ModuleType, type)):
                 return self._remember(value, self._bound(value, self.expression(owner)))
-        if isinstance(value, weakref.ReferenceType):
+        if safe_isinstance(value, weakref.ReferenceType):
             return self._reference(value)
-        if isinstance(value, type) and id(value) in self.world.new_classes:
+        if safe_isinstance(value, type) and id(value) in self.world.new_classes:
             self.world.heap.refuse("SFX111", f"the class {value.__qualname__}, made in the step, leaves it")
         if id(value) in self.world.new_modules:
             made = f"{self.writer.constant(types.ModuleType.__new__, 'new_module')}({self.writer.constant(cls)})"
@@ -258,15 +255,15 @@ class Rebuilder(TensorRebuilder):
             return made
         if id(value) in self.world.new_descriptors:
             return self._descriptor(value)
-        if isinstance(value, functools.partial):
+        if safe_isinstance(value, functools.partial):
             return self._partial(value)
         if cls is RandomState:
             self.world.heap.refuse("SFX110", "a random state saved in the middle of the step leaves it")
         if cls is types.MappingProxyType:
             self.world.heap.refuse("SFX104", "a mapping proxy made in the step leaves it")
-        if isinstance(value, _TYPE_PARAMETERS):
+        if safe_isinstance(value, _TYPE_PARAMETERS):
             self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
-        if isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:
+        if safe_isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:
             return self.writer.constant(value)
         if id(cls) in self.world.new_classes:
             self.world.heap.refuse(
@@ -275,7 +272,7 @@ class Rebuilder(TensorRebuilder):
         _, owner = self.world.heap.new_spaces.get(id(value), (None, None))
         if owner is not None and id(type(owner)) not in self.world.new_classes:  # such an instance does not leave
             return self._remember(value, f"{self.writer.constant(instance_space)}({self.expression(owner)})")
-        if isinstance(value, (list, deque, dict, set)):
+        if safe_isinstance(value, (list, deque, dict, set)):
             return self._container(value)
         if cls is datetime.timezone:
             return self.writer.constant(value)
@@ -351,7 +348,7 @@ class Rebuilder(TensorRebuilder):
             return self.writer.constant(value, "dead_reference")
         maker = self.writer.constant(weakref.ref, "ref")
         parts = [self.expression(target)]
-        if isinstance(value, ShadowRef):
+        if safe_isinstance(value, ShadowRef):
             parts.append(self.expression(value.callback))
         return self._remember(value, f"{maker}({', '.join(parts)})")
 
@@ -371,12 +368,12 @@ class Rebuilder(TensorRebuilder):
             base: Any = base_container(cls)
             maker = self.writer.constant(base.__new__, f"new_{base.__name__}")
             self.lines.append(f"{name} = {maker}({self.writer.constant(cls)})")
-            if isinstance(value, deque):
+            if safe_isinstance(value, deque):
                 self.lines.append(f"{self.writer.constant(deque.__init__, 'init')}({name}, (), {value.maxlen})")
-            elif isinstance(value, defaultdict):
+            elif safe_isinstance(value, defaultdict):
                 init = self.writer.constant(defaultdict.__init__, "init")
                 self.lines.append(f"{init}({name}, {self.expression(value.default_factory)})")
-        if isinstance(value, dict):
+        if safe_isinstance(value, dict):
             setter = name if cls in (dict, OrderedDict, defaultdict) else None
             held: Any = base_container(cls)
             for key, item in held.items(value):
@@ -384,12 +381,12 @@ class Rebuilder(TensorRebuilder):
                 if setter:
                     self.lines.append(f"{name}[{key_code}] = {item_code}")
                 else:
-                    base = OrderedDict if isinstance(value, OrderedDict) else dict
+                    base = OrderedDict if safe_isinstance(value, OrderedDict) else dict
                     self.lines.append(
                         f"{self.writer.constant(base.__setitem__, 'set_item')}({name}, {key_code}, {item_code})"
                     )
         else:
-            kind: Any = next(each for each in (list, deque, set) if isinstance(value, each))
+            kind: Any = next(each for each in (list, deque, set) if safe_isinstance(value, each))
             items = ", ".join(self.expression(item) for item in kind.__iter__(value))
             adder = self.writer.constant(kind.update if kind is set else kind.extend, "extend")
             if items:
@@ -418,7 +415,7 @@ class Rebuilder(TensorRebuilder):
         self._made[id(value)] = name
         self._keep.append(value)
         self.lines.append(f"{name} = {made}")
-        if isinstance(value, BaseException):
+        if safe_isinstance(value, BaseException):
             self._raised(name, value)
         self._attributes(name, value)
         return name
@@ -470,7 +467,7 @@ class Rebuilder(TensorRebuilder):
             return f"{self.writer.constant(spoiled_walk)}({view})"
         ended = container is None
         container = {} if ended else container
-        if isinstance(container, (set, frozenset)) and len(container) > 1 and not self._in_its_order(container):
+        if safe_isinstance(container, (set, frozenset)) and len(container) > 1 and not self._in_its_order(container):
             self.world.heap.refuse("SFX111", "a walk over a set in the order of its history leaves the step")
         record = self.world.heap.record_of(container)
         if record is not None and not self._in_its_order(container):
@@ -484,7 +481,7 @@ class Rebuilder(TensorRebuilder):
         outside = list(stored_keys(container if record is None else record.real))
         inside = [self.world.heap.real_key(key) for key in stored_keys(container)]
         if record is None:
-            return not isinstance(container, (set, frozenset)) or all(map(is_plain, inside))
+            return not safe_isinstance(container, (set, frozenset)) or all(map(is_plain, inside))
         pairs = zip(inside, outside, strict=False)
         return len(inside) == len(outside) and all(a is b or (is_plain(a) and same_value(a, b)) for a, b in pairs)
 
@@ -559,7 +556,7 @@ def _given(fn: types.FunctionType, field: str) -> Any:
     if field == "__module__":
         return fn.__globals__.get("__name__")
     consts = fn.__code__.co_consts
-    return consts[0] if consts and isinstance(consts[0], str) else None
+    return consts[0] if consts and safe_isinstance(consts[0], str) else None
 
 
 _COPIED = frozenset({"__module__", "__name__", "__qualname__", "__doc__", "__dict__", "__wrapped__", "__annotations__"})
@@ -577,8 +574,8 @@ _DATES = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta)
 def _is_made_by_object(cls: type) -> bool:
     """True if ``object.__new__`` makes instances of ``cls``: classes of C may look like Python's own."""
     own = (vars(base).get("__new__") for base in cls.__mro__)
-    makers = (made.__self__ for made in own if isinstance(made, types.BuiltinFunctionType))
-    if next(maker for maker in makers if isinstance(maker, type)) is not object:
+    makers = (made.__self__ for made in own if safe_isinstance(made, types.BuiltinFunctionType))
+    if next(maker for maker in makers if safe_isinstance(maker, type)) is not object:
         return False
     try:
         object.__new__(cls)

@@ -13,6 +13,7 @@ from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.capture.side_effects.effect import Effect
 from sidefx_train.compile.capture.world.native_call_facts import first_line
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import OWN
 from sidefx_train.compile.graph.step_metadata import OutputFacts, OutputKind, StepMetadata, dynamic_dims
 from sidefx_train.compile.graph.view_chains import edge_of, edges_behind, first_operation, own_counter, storage_of
@@ -25,9 +26,6 @@ from sidefx_train.compile.residual.view_replay import CustomView, Leaving, LiveV
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class TensorRebuilder(ABC):
@@ -131,10 +129,10 @@ class TensorRebuilder(ABC):
         """What a value is made of; ``known`` are bases of others that have been seen."""
         if path is None:
             return "custom_function_view" if self._is_custom_view(value) else "non_alias", self._index[node]
-        record = None if isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
+        record = None if safe_isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
         if record is not None:
             return "unsafe_view_alias" if path.unsafe else "alias_of_input", inputs[id(record.real)]
-        made_by = path.base if isinstance(path.base, fx.Node) else self.world.tracer.node_of(path.base)
+        made_by = path.base if safe_isinstance(path.base, fx.Node) else self.world.tracer.node_of(path.base)
         if made_by not in self._index:  # a view, made of something else in turn
             deeper = next(each for value, _, each in self._left if value is path.base)
             return self._made_of(value, node, deeper, inputs, hidden, known)
@@ -143,7 +141,7 @@ class TensorRebuilder(ABC):
         known.add(base)
         if path.unsafe:
             return "unsafe_view_alias", base
-        if base not in hidden and not isinstance(path.base, fx.Node):
+        if base not in hidden and not safe_isinstance(path.base, fx.Node):
             return "alias_of_intermediate_base_is_user_output", base
         return "alias_of_intermediate_save_as_output" if first else "alias_of_intermediate", base
 
@@ -193,7 +191,7 @@ class TensorRebuilder(ABC):
 
     def _custom_view(self, value: torch.Tensor, node: fx.Node, path: Path) -> str:
         """A view of a tensor from outside that a custom autograd function made: its backward is in the graph."""
-        record = None if isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
+        record = None if safe_isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
         if record is None or record.home is not None:
             self.world.heap.refuse("SFX111", "a view by a custom function leaves the step, of what is no argument")
         expression = self.output(node)
@@ -210,7 +208,7 @@ class TensorRebuilder(ABC):
         """True for a view that a custom autograd function made, alone in its memory of all that leaves."""
         if not value._is_view() or storage_of(value) in self.leaving.shared or value._version:
             return False
-        return isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
+        return safe_isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
 
     def give_memory(self, changes: list[Effect]) -> None:
         """Gives tensors from outside their new memory, all at once, before anything else is made of them."""
@@ -288,7 +286,7 @@ class TensorRebuilder(ABC):
         return Leaving(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
 
     def _base(self, path: Path) -> str:
-        if isinstance(path.base, fx.Node):
+        if safe_isinstance(path.base, fx.Node):
             self.returned.setdefault(storage_of(path.base.meta["val"]), set()).add(path.base)
             return self.output(path.base)
         turns = sum(op.turns for op in path.ops if path.grad and not path.anew)
@@ -304,13 +302,13 @@ class TensorRebuilder(ABC):
         earlier = next((i for i, view in enumerate(self.live) if view.value is base), None)
         if earlier is not None:
             place = ("view", earlier)
-        elif isinstance(base, torch.Tensor) and (record := self.world.heap.memory.record_of(base)) is not None:
+        elif safe_isinstance(base, torch.Tensor) and (record := self.world.heap.memory.record_of(base)) is not None:
             if record.home is not None:
                 reason = f"a view of {record.source.label} leaves the step, which was given other memory (.data)"
                 self.world.heap.refuse("SFX107", reason)
             place = self._place_of(record)
         else:
-            made_by = base if isinstance(base, fx.Node) else self.world.tracer.node_of(base)
+            made_by = base if safe_isinstance(base, fx.Node) else self.world.tracer.node_of(base)
             if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)
                 reason = "a tensor leaves the step whose backward goes to a leaf that was made in it (requires_grad_)"
                 self.world.heap.refuse("SFX107", reason)

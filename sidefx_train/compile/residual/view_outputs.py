@@ -15,6 +15,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import CALLED, DATA, NO_GRAD
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.view_chains import (
@@ -43,9 +44,6 @@ from sidefx_train.compile.residual.view_replay import BASE, Leaving, Number, Pat
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
-
 
 class Views:
     """Finds bases.
@@ -62,7 +60,7 @@ class Views:
         self.counters: dict[fx.Node, torch.Tensor] = {}
         self.between: dict[fx.Node, torch.Tensor] = {}
         self._counted: dict[fx.Node, set[fx.Node]] = {}
-        records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
+        records = [r for r in world.heap.by_real.values() if safe_isinstance(r, TensorRecord)]
         placeholder = {
             id(real): node for real, node in zip(world.tracer.real_inputs, world.tracer.placeholders, strict=True)
         }
@@ -99,9 +97,9 @@ class Views:
             if each.target is not operator.getitem and is_replayed(each):
                 item = next((n.args[1] for n in below if n.target is operator.getitem and n.args[0] is each), None)
                 ops.append(_view_op(each, item, numbers))
-        own = isinstance(base, fx.Node) or not compat.one_counter(value, base)
+        own = safe_isinstance(base, fx.Node) or not compat.one_counter(value, base)
         apart = not value.requires_grad and not value._is_view() and not any(leaves_autograd(n) for n in below)
-        if not isinstance(base, fx.Node):  # one that shares its counter was made by an operation that is replayed
+        if not safe_isinstance(base, fx.Node):  # one that shares its counter was made by an operation that is replayed
             apart = own and not any(DATA in n.meta for n in below)
         if any(n.meta.get(NO_GRAD) == "inference" for n in below):
             self.world.heap.refuse("SFX111", "a view made in inference mode leaves the step")
@@ -117,7 +115,7 @@ class Views:
             self.between |= {n: kept for n in below[1:] if (kept := self._kept(n)) is not None}
         unsafe = any(CALLED in n.meta for n in below)
         version = value._version if own else None
-        anew = self._anew(value, node, base, below) if grad and isinstance(base, torch.Tensor) else ""
+        anew = self._anew(value, node, base, below) if grad and safe_isinstance(base, torch.Tensor) else ""
         path = Path(base, tuple(ops), tuple(numbers), grad, version, apart, unsafe=unsafe, anew=anew)
         return self._held(path, value, custom)
 
@@ -196,7 +194,7 @@ class Views:
         if not value._is_view():  # detached from it, perhaps
             moved = self._counted_with(value, up)
         moved = self._enlarged(value) or moved
-        if isinstance(moved, TensorRecord) and moved.home is not None:
+        if safe_isinstance(moved, TensorRecord) and moved.home is not None:
             if _of_another_time(moved, value):
                 reason = f"a view of {moved.source.label} leaves the step, which ceases to require gradients"
                 self.world.heap.refuse("SFX111", reason)
@@ -234,13 +232,13 @@ class Views:
         while place > 0 and is_in_place(up[place - 1]):
             place -= 1
         was, now = up[place].meta.get("val"), record.shadow
-        if place == 0 or record.home is not None or not isinstance(was, torch.Tensor) or was.dtype != now.dtype:
+        if place == 0 or record.home is not None or not safe_isinstance(was, torch.Tensor) or was.dtype != now.dtype:
             return []
         if value.grad_fn is not None and _kind(value) != _kind(now):  # autograd makes it anew otherwise
             return []
         size, stride, offset = layout_of(was)
         distance = offset - now.storage_offset()
-        if not all(isinstance(n, int) for n in (*size, *stride, distance)):
+        if not all(safe_isinstance(n, int) for n in (*size, *stride, distance)):
             return []
         self._unturned = ViewOp(seen_as, (BASE, size, stride, distance), {})
         return up[:place]
@@ -277,7 +275,7 @@ class Views:
 
     def _written_elsewhere(self, base: torch.Tensor | fx.Node) -> bool:
         """True if an input was written that shares memory with ``base`` in a way that stand-ins do not know of."""
-        if isinstance(base, fx.Node) or not base.requires_grad:
+        if safe_isinstance(base, fx.Node) or not base.requires_grad:
             return False
         records = [r for r in self._records.values() if storage_of(r.memory) == storage_of(base)]
         return any(r.version != r.entry_version and not compat.one_counter(r.shadow, base) for r in records)
@@ -292,7 +290,7 @@ class Views:
             return None
         numbers = tuple(node.meta["val"] for node in path.numbers)
         # One that nothing but views refers to is turned by what is replayed; what the graph says of it stays as it is.
-        base = compat.fake_snapshot(path.base.meta["val"]) if isinstance(path.base, fx.Node) else path.base
+        base = compat.fake_snapshot(path.base.meta["val"]) if safe_isinstance(path.base, fx.Node) else path.base
         version = base._version
         try:
             with compat.no_recording():
@@ -321,14 +319,14 @@ class Views:
 
     def _plain_history(self, value: torch.Tensor, base: torch.Tensor | fx.Node) -> bool:
         """True if autograd knows the value by view operations alone: no custom function, no hook in between."""
-        stop = base.grad_fn if isinstance(base, torch.Tensor) else None
+        stop = base.grad_fn if safe_isinstance(base, torch.Tensor) else None
         todo, seen = [value.grad_fn], set()
         while todo:
             fn = todo.pop()
             if fn is None or fn is stop or fn in seen:
                 continue
             seen.add(fn)
-            if isinstance(fn, torch.autograd.function.BackwardCFunction) or fn in self.world.hooked:
+            if safe_isinstance(fn, torch.autograd.function.BackwardCFunction) or fn in self.world.hooked:
                 return False
             todo += [following for following, _ in fn.next_functions]
         return True
@@ -364,7 +362,7 @@ def new_leaf(t: torch.Tensor) -> bool:
 
 def _repeats_elements(t: Any) -> bool:
     """True for a view with an element in several places, as ``expand`` and ``unfold`` make them."""
-    if not isinstance(t, torch.Tensor):
+    if not safe_isinstance(t, torch.Tensor):
         return False
     dims = sorted((stride, size) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1)
     reach = 0
@@ -402,4 +400,4 @@ def _view_op(node: fx.Node, item: Any, numbers: list[fx.Node]) -> ViewOp:
 
 def _plain(value: Any) -> Any:
     """Lists of a graph are immutable ones of its own."""
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [_plain(item) for item in value] if safe_isinstance(value, (list, tuple)) else value

@@ -10,7 +10,7 @@ import gc
 import sys
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,7 @@ from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDER
 from sidefx_train.compile.capture.resume.suspension import State
 from sidefx_train.compile.capture.shadows.finalizers import deletes, takes_along
 from sidefx_train.compile.common.library_modules import is_library
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 _PLAIN: frozenset[type] = frozenset(
     {
@@ -78,7 +76,7 @@ def _noticed(item: Any, top: bool) -> str | None:
     cls = type(item)
     if cls in HOLDERS:
         return f"a suspended {cls.__name__}, which cleans up" if not top and cleans_up(item) else None
-    if isinstance(item, torch.Tensor):  # torch's own references to tensors are of other classes, or call back
+    if safe_isinstance(item, torch.Tensor):  # torch's own references to tensors are of other classes, or call back
         plain = any(type(ref) is weakref.ref and ref.__callback__ is None for ref in weakref.getweakrefs(item))
         return "a tensor, to which weak references refer" if plain else None
     if is_library(cls.__module__):

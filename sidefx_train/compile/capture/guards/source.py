@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 Kind = Literal[
     "const",  # key: an object the entry holds
@@ -98,8 +97,8 @@ def stored_item(container: Any, key: Any) -> Any:
         KeyError: there is nothing under the key of a dict, which then makes no default.
         IndexError: a list or tuple is shorter.
     """
-    if not isinstance(container, dict):
-        base: Any = next((base for base in (list, tuple, deque) if isinstance(container, base)), type(container))
+    if not safe_isinstance(container, dict):
+        base: Any = next((base for base in (list, tuple, deque) if safe_isinstance(container, base)), type(container))
         return base.__getitem__(container, key)
     value = dict.get(container, key, _ABSENT)
     if value is _ABSENT:
@@ -109,13 +108,13 @@ def stored_item(container: Any, key: Any) -> Any:
 
 def stored_length(container: Any) -> int:
     """The length of a container, past the ``__len__`` of its class."""
-    base: Any = next((base for base in _CONTAINERS if isinstance(container, base)), type(container))
+    base: Any = next((base for base in _CONTAINERS if safe_isinstance(container, base)), type(container))
     return base.__len__(container)  # type: ignore[no-any-return]
 
 
 def stored_keys(container: Any) -> tuple[Any, ...]:
     """The keys of a dict or members of a set in order, past the ``__iter__`` of its class."""
-    base: Any = next((base for base in _CONTAINERS if isinstance(container, base)), type(container))
+    base: Any = next((base for base in _CONTAINERS if safe_isinstance(container, base)), type(container))
     return tuple(base.__iter__(container))
 
 
@@ -182,11 +181,11 @@ class SourceTable:
 
 
 def _item_label(parent: Source, key: Any) -> str:
-    if isinstance(key, str) and parent.label.endswith(("._parameters", "._modules", "._buffers")):
+    if safe_isinstance(key, str) and parent.label.endswith(("._parameters", "._modules", "._buffers")):
         return f"{parent.label.rpartition('.')[0]}.{key}"
     if _is_namespace(parent):
         return f"{parent.label}.{key}"
-    text = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
+    text = repr(key) if safe_isinstance(key, (str, int)) else f"<{type(key).__name__}>"
     return f"{parent.label}[{text}]"
 
 

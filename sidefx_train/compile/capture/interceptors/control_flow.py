@@ -18,12 +18,10 @@ from sidefx_train.compile.capture.side_effects.collect import observe
 from sidefx_train.compile.capture.side_effects.compare import difference
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class Branch:
@@ -53,7 +51,7 @@ class Branch:
         self.requires_grad = any(leaf.requires_grad for leaf in self.leaves)
 
     def _flatten(self, value: Any, what: str) -> Any:
-        if isinstance(value, torch.Tensor) and self.world.tracer.has_node(value):
+        if safe_isinstance(value, torch.Tensor) and self.world.tracer.has_node(value):
             self.leaves.append(value)
             return torch.Tensor
         if type(value) in (tuple, list):
@@ -69,7 +67,7 @@ class Branch:
 def _unflatten(shape: Any, leaves: Any) -> Any:
     if shape is torch.Tensor:
         return next(leaves)
-    if isinstance(shape, dict):
+    if safe_isinstance(shape, dict):
         return {key: _unflatten(item, leaves) for key, item in shape.items()}
     return type(shape)(_unflatten(item, leaves) for item in shape)
 
@@ -85,7 +83,7 @@ def _values(world: TraceWorld, nodes: list[fx.Node]) -> list[torch.Tensor]:
 @registry.intercept(torch.cond)
 def _cond(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     pred, on_true, on_false, operands = _arguments(args, kwargs, ("pred", "true_fn", "false_fn", "operands"), ())
-    if not isinstance(pred, torch.Tensor):
+    if not safe_isinstance(pred, torch.Tensor):
         return ABSENT
     operands = tuple(world.interp.iterate(operands))
     before = observe(world, [operands, pred])
@@ -110,7 +108,7 @@ def _cond(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _while_loop(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     test, body, carried = _arguments(args, kwargs, ("cond_fn", "body_fn", "carried_inputs"), None)
     carried = tuple(world.interp.iterate(carried))
-    if not all(isinstance(item, torch.Tensor) for item in carried):
+    if not all(safe_isinstance(item, torch.Tensor) for item in carried):
         world.heap.refuse("SFX111", "while_loop carries a value that is not a tensor")
     with torch.no_grad():
         inner = tuple(item.clone() for item in carried)
@@ -137,7 +135,7 @@ def _single(graph: fx.GraphModule) -> fx.GraphModule:
     """A graph that returns one bool returns it bare."""
     output = next(iter(reversed(graph.graph.nodes)))
     held = output.args[0]
-    if isinstance(held, tuple) and len(held) == 1 and held[0].meta["val"].dtype is torch.bool:
+    if safe_isinstance(held, tuple) and len(held) == 1 and held[0].meta["val"].dtype is torch.bool:
         output.args = (held[0],)
         graph.recompile()
     return graph

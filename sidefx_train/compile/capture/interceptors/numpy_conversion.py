@@ -12,17 +12,15 @@ from sidefx_train.compile.capture.interceptors.tensor_from_numbers import by_key
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
-
 
 def _record(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> ArrayRecord | None:
     record = world.heap.record_of(args[0] if args else kwargs.get(name))
-    return record if isinstance(record, ArrayRecord) else None
+    return record if safe_isinstance(record, ArrayRecord) else None
 
 
 def _made(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:

@@ -8,12 +8,10 @@ import torch
 
 from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def _getter(kind: str) -> registry.Interceptor:
@@ -25,7 +23,7 @@ def _getter(kind: str) -> registry.Interceptor:
 
 def _set_rng_state(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     state = args[0] if args else kwargs["new_state"]
-    if not isinstance(state, RandomState):
+    if not safe_isinstance(state, RandomState):
         world.heap.refuse("SFX110", "sets a random state that was not saved in the step")
     world.tracer.proxy_mode.restore(state)
 

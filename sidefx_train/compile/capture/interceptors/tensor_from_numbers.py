@@ -15,12 +15,11 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _MOST = 256
 """More numbers than this are cheaper captured anew than made one by one."""
@@ -54,11 +53,11 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
     shape = _shape(data, numbers)
     if shape is None and _holds_tensor(data):
         world.heap.refuse("SFX106", "torch.tensor of tensors asks for values that exist only when the graph runs")
-    if shape is None or isinstance(data, torch.Tensor) or not any(type(number) in _CHANGING for number in numbers):
+    if shape is None or safe_isinstance(data, torch.Tensor) or not any(type(number) in _CHANGING for number in numbers):
         return ABSENT
     inferred = functools.reduce(torch.promote_types, map(_dtype, numbers))
     made = dtype or inferred
-    fits = made in _WIDE or all(isinstance(number, torch.Tensor) and number.dtype == made for number in numbers)
+    fits = made in _WIDE or all(safe_isinstance(number, torch.Tensor) and number.dtype == made for number in numbers)
     if not fits or (inferred.is_floating_point and made is torch.int64):
         return ABSENT
     place = {"device": torch.get_default_device() if device is None else device}
@@ -71,7 +70,7 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
 
 
 def _item(world: TraceWorld, number: Any, dtype: torch.dtype, place: dict[str, Any]) -> torch.Tensor:
-    if isinstance(number, torch.Tensor):
+    if safe_isinstance(number, torch.Tensor):
         number = world.guarded(torch.Tensor.detach, (number,), {})
         return world.guarded(torch.Tensor.to, (number,), {"dtype": dtype, "copy": True, **place})
     exact = torch.float64 if type(number) in (float, torch.SymFloat) else torch.int64
@@ -81,7 +80,7 @@ def _item(world: TraceWorld, number: Any, dtype: torch.dtype, place: dict[str, A
 
 def _dtype(number: Any) -> torch.dtype:
     """The dtype that torch infers of one number."""
-    if isinstance(number, torch.Tensor):
+    if safe_isinstance(number, torch.Tensor):
         return number.dtype
     if type(number) is bool:
         return torch.bool

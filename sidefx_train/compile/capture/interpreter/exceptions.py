@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame import Frame, Handled
 from sidefx_train.compile.capture.interpreter.frame_objects import stand_in
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.common.user_code import PACKAGE_DIR
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _KEEP_INTERNAL = bool(os.environ.get("SIDEFX_FULL_TRACEBACKS"))
 """Set in the environment to see the library's own frames in tracebacks."""
@@ -175,11 +174,11 @@ def _extended(frame: Frame, trace: types.TracebackType | None) -> types.Tracebac
 
 def as_exception(interp: InterpreterAPI, value: Any) -> BaseException:
     """The exception that ``raise value`` raises: an instance, made by a call if ``value`` is a class."""
-    if isinstance(value, type) and issubclass(value, BaseException):
+    if safe_isinstance(value, type) and issubclass(value, BaseException):
         made = interp.call(value, (), {})
-        if not isinstance(made, BaseException):
+        if not safe_isinstance(made, BaseException):
             raise TypeError(f"calling {value!r} should have returned an instance of BaseException, not {type(made)!r}")
         return made
-    if isinstance(value, BaseException):
+    if safe_isinstance(value, BaseException):
         return value
     raise TypeError("exceptions must derive from BaseException")

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.frame import Frame
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def _call(get: Callable[[], Any]) -> Any:
@@ -141,7 +139,7 @@ def names_in(interp: InterpreterAPI, frame: Frame) -> Any:
     found = {}
     cells = {*frame.code.co_cellvars, *frame.code.co_freevars}
     for name, value in zip(frame.info.slots, frame.locals, strict=False):
-        if name in cells and isinstance(value, types.CellType):
+        if name in cells and safe_isinstance(value, types.CellType):
             value = interp.world.load_cell(value)
         if value is not NULL and value is not ABSENT:
             found[name] = value

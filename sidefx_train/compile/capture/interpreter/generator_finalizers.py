@@ -10,20 +10,18 @@ import functools
 import gc
 import itertools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 _STOP_ITERATION_ERROR = 3
 """Argument of the ``CALL_INTRINSIC_1`` that ends every generator from Python 3.12 on."""
 
 COMPOSED: frozenset[type] = frozenset(
-    {enumerate, zip, map, filter, *(cls for cls in vars(itertools).values() if isinstance(cls, type))}
+    {enumerate, zip, map, filter, *(cls for cls in vars(itertools).values() if safe_isinstance(cls, type))}
 )
 """Classes of C of iterators that walk over others."""
 
@@ -45,7 +43,7 @@ def cleans_up(value: Any) -> bool:
 def _cleans_up(value: Any, seen: set[int]) -> bool:
     cls = type(value)
     if cls not in HOLDERS and cls is not InterpretedGenerator:
-        return isinstance(value, ClosingStandIn)
+        return safe_isinstance(value, ClosingStandIn)
     if id(value) in seen:
         return False
     seen.add(id(value))

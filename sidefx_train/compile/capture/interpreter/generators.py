@@ -13,13 +13,11 @@ from sidefx_train.compile.capture.interpreter.exceptions import cleaned, set_con
 from sidefx_train.compile.capture.interpreter.frame import RETURNED, YIELDED, Frame, Handled
 from sidefx_train.compile.capture.interpreter.frame_objects import stand_in
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class InterpretedGenerator:
@@ -118,11 +116,11 @@ class InterpretedGenerator:
         if delegate is None:
             return self.advance(None, error)
         answer: Any = _NO_THROW
-        if isinstance(error, GeneratorExit):
+        if safe_isinstance(error, GeneratorExit):
             _, raised = self._delegated(close_iterator, delegate)
         else:
             answer, raised = self._delegated(_throw_into, delegate, error)
-        if isinstance(raised, StopIteration) and not isinstance(error, GeneratorExit):
+        if safe_isinstance(raised, StopIteration) and not safe_isinstance(error, GeneratorExit):
             frame.pc = frame.instructions[frame.pc - 1].target
             if not SEND_KEEPS_RECEIVER:
                 frame.pop()
@@ -210,11 +208,11 @@ class InterpretedGenerator:
 
 Generator.register(InterpretedGenerator)
 for _member in vars(InterpretedGenerator).values():
-    if isinstance(_member, types.FunctionType):
+    if safe_isinstance(_member, types.FunctionType):
         NATIVE_CODE.add(id(_member.__code__))
-    elif isinstance(_member, property):
+    elif safe_isinstance(_member, property):
         NATIVE_CODE.update(
-            id(_fn.__code__) for _fn in (_member.fget, _member.fset) if isinstance(_fn, types.FunctionType)
+            id(_fn.__code__) for _fn in (_member.fget, _member.fset) if safe_isinstance(_fn, types.FunctionType)
         )
 
 _NO_THROW = object()
@@ -240,22 +238,22 @@ def _stop_error(stop: StopIteration) -> RuntimeError:
 
 def _thrown(interp: InterpreterAPI, kind: Any, value: Any, trace: Any) -> BaseException:
     """The exception meant by the arguments of ``throw``."""
-    if isinstance(kind, BaseException):
+    if safe_isinstance(kind, BaseException):
         if value is not None:
             raise TypeError("instance exception may not have a separate value")
         error = kind
-    elif isinstance(kind, type) and issubclass(kind, BaseException):
-        if isinstance(value, kind):
+    elif safe_isinstance(kind, type) and issubclass(kind, BaseException):
+        if safe_isinstance(value, kind):
             error = value
         else:
-            args = () if value is None else value if isinstance(value, tuple) else (value,)
+            args = () if value is None else value if safe_isinstance(value, tuple) else (value,)
             error = interp.call(kind, args, {})
     else:
         raise TypeError(
             f"exceptions must be classes or instances deriving from BaseException, not {type(kind).__name__}"
         )
     if trace is not None:
-        if not isinstance(trace, types.TracebackType):
+        if not safe_isinstance(trace, types.TracebackType):
             raise TypeError("throw() third argument must be a traceback object")
         error.__traceback__ = trace
     return error
@@ -263,7 +261,7 @@ def _thrown(interp: InterpreterAPI, kind: Any, value: Any, trace: Any) -> BaseEx
 
 def _throw_into(interp: InterpreterAPI, target: Any, error: BaseException) -> Any:
     """Calls ``target.throw``; a marker if it has no such method."""
-    if isinstance(target, InterpretedGenerator):
+    if safe_isinstance(target, InterpretedGenerator):
         return target._answer(target._throw(error))
     try:
         method = interp.getattr(target, "throw")
@@ -274,7 +272,7 @@ def _throw_into(interp: InterpreterAPI, target: Any, error: BaseException) -> An
 
 def close_iterator(interp: InterpreterAPI, target: Any) -> None:
     """Calls ``target.close`` if there is one."""
-    if isinstance(target, InterpretedGenerator):
+    if safe_isinstance(target, InterpretedGenerator):
         target.close()
         return
     try:

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from sidefx_train.compile.capture.interpreter import exceptions
 from sidefx_train.compile.capture.interpreter.builtins import introspection
@@ -25,11 +25,9 @@ from sidefx_train.compile.capture.interpreter.object_model import (
     operators,
 )
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.common.user_code import is_user_file
 from sidefx_train.errors import Location, Unsupported
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class Suspended(BaseException):
@@ -130,7 +128,7 @@ class Interpreter:
         substitute = introspection.find(self, fn)
         if substitute is not None:
             return substitute(self, args, kwargs)
-        if isinstance(fn, type):
+        if safe_isinstance(fn, type):
             return function_calls.construct(self, fn, args, kwargs)
         if kind is types.BuiltinFunctionType:
             return self.native(fn, args, kwargs)
@@ -168,7 +166,7 @@ class Interpreter:
         """Calls C code through the world; Python callables among the arguments re-enter the interpreter."""
         if introspection.keeps_callables(fn):
             return self.world.native_call(fn, args, kwargs)
-        if isinstance(fn, type) and fn.__module__ == "itertools":  # ``groupby(values, type)``: of stand-ins
+        if safe_isinstance(fn, type) and fn.__module__ == "itertools":  # ``groupby(values, type)``: of stand-ins
             args = tuple(self.type_of if value is type else value for value in args)
             kwargs = {k: self.type_of if value is type else value for k, value in kwargs.items()}
         for value in args:

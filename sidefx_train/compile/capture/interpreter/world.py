@@ -10,13 +10,11 @@ import builtins
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def hidden_attr(obj: Any, name: str) -> Any:
@@ -39,9 +37,9 @@ class DirectWorld:
         if name in namespace:
             return namespace[name]
         space = namespace.get("__builtins__", builtins)
-        if isinstance(space, types.ModuleType):
+        if safe_isinstance(space, types.ModuleType):
             space = vars(space)
-        if isinstance(space, dict):
+        if safe_isinstance(space, dict):
             return space.get(name, ABSENT)
         try:
             return space[name]
@@ -94,7 +92,7 @@ class DirectWorld:
         return None
 
     def unheard(self, error: BaseException) -> bool:
-        return not isinstance(error, Unsupported)
+        return not safe_isinstance(error, Unsupported)
 
     def watched(self, value: Any) -> bool:
         return False
@@ -120,9 +118,9 @@ class DirectWorld:
         return space[name] if name in space else ABSENT
 
     def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
-        if isinstance(obj, type):
+        if safe_isinstance(obj, type):
             type.__setattr__(obj, name, value)
-        elif isinstance(obj, types.ModuleType):
+        elif safe_isinstance(obj, types.ModuleType):
             types.ModuleType.__setattr__(obj, name, value)
         elif issubclass(type(obj), LOCAL):
             LOCAL.__setattr__(obj, name, value)
@@ -130,9 +128,9 @@ class DirectWorld:
             object.__setattr__(obj, name, value)
 
     def del_instance_attr(self, obj: Any, name: str) -> None:
-        if isinstance(obj, type):
+        if safe_isinstance(obj, type):
             type.__delattr__(obj, name)
-        elif isinstance(obj, types.ModuleType):
+        elif safe_isinstance(obj, types.ModuleType):
             types.ModuleType.__delattr__(obj, name)
         elif issubclass(type(obj), LOCAL):
             LOCAL.__delattr__(obj, name)

@@ -9,14 +9,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.view_chains import storage_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.interfaces import GraphRecorder
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _MOST_NODES = 64
 _MOST_ELEMENTS = 1 << 20
@@ -48,7 +47,7 @@ def constant_of(tracer: GraphRecorder, node: fx.Node) -> torch.Tensor | None:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: results[n])
             results[node] = node.target(*args, **kwargs)
     found = results[wanted]
-    return found if isinstance(found, torch.Tensor) else None
+    return found if safe_isinstance(found, torch.Tensor) else None
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node] | None:
@@ -63,7 +62,7 @@ def _ancestors(node: fx.Node) -> set[fx.Node] | None:
         if item.op == "call_function" and compat.is_random(item.target):
             return None
         held = item.meta.get("val")
-        if isinstance(held, torch.Tensor) and held.numel() > _MOST_ELEMENTS:
+        if safe_isinstance(held, torch.Tensor) and held.numel() > _MOST_ELEMENTS:
             return None
         seen.add(item)
         todo.extend(item.all_input_nodes)
@@ -81,4 +80,4 @@ def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
 def _memory(node: fx.Node) -> set[int]:
     """The storages of what a node makes."""
     found = pytree.tree_leaves(node.meta.get("val"))
-    return {storage_of(value) for value in found if isinstance(value, torch.Tensor)}
+    return {storage_of(value) for value in found if safe_isinstance(value, torch.Tensor)}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 aten = torch.ops.aten
 
@@ -35,7 +33,7 @@ _PASSED_ON = frozenset(
 
 
 def _if_finite(node: Any, depth: int) -> bool | None:
-    if not isinstance(node, fx.Node) or not isinstance(node.target, compat.OpOverload) or depth == 0:
+    if not safe_isinstance(node, fx.Node) or not safe_isinstance(node.target, compat.OpOverload) or depth == 0:
         return None
     target, args = node.target, node.args
     if target in _FALSE:

@@ -8,12 +8,11 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 aten = torch.ops.aten
 
@@ -54,7 +53,7 @@ def worked_out(tracer: GraphTracer, condition: Any) -> bool:
     """What Python makes of the comparison, of the numbers as they are now."""
 
     def value_of(item: Any) -> Any:
-        if not isinstance(item, fx.Node):
+        if not safe_isinstance(item, fx.Node):
             return item
         if item.op == "placeholder":
             return compat.hint_of(item.meta["val"])

@@ -9,14 +9,13 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.ops.runtime_assert import GRANTED, take_for_granted
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 aten = torch.ops.aten
 
@@ -34,7 +33,7 @@ _EXACT = 2**53
 
 def asked_of(tracer: GraphTracer, condition: Any) -> fx.Node | None:
     """The node of a tensor of one element that a condition is the truth of; ``None`` for other conditions."""
-    if not isinstance(condition, (compat.FakeTensor, torch.SymBool)) or not tracer.has_node(condition):
+    if not safe_isinstance(condition, (compat.FakeTensor, torch.SymBool)) or not tracer.has_node(condition):
         return None
     node = tracer.node_of(condition)
     if type(condition) is compat.FakeTensor:
@@ -51,7 +50,7 @@ def grant(tracer: GraphTracer, condition: Any, holds: bool) -> bool:
         holds: its truth.
     """
     if asked_of(tracer, condition) is None:
-        known = isinstance(condition, torch.SymBool) and tracer.has_node(condition)
+        known = safe_isinstance(condition, torch.SymBool) and tracer.has_node(condition)
         return known and _compared(tracer, condition, holds)
     if type(condition) is compat.FakeTensor:
         take_for_granted(condition, holds)
@@ -79,8 +78,8 @@ def grant_finite(tracer: GraphTracer, number: Any, *, infinite: bool, nan: bool)
 def _compared(tracer: GraphTracer, condition: torch.SymBool, holds: bool) -> bool:
     node = tracer.node_of(condition)
     op = _COMPARISONS.get(node.target)  # type: ignore[arg-type]
-    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
-    floats = [isinstance(value, (float, torch.SymFloat)) for value in values]
+    values = [arg.meta["val"] if safe_isinstance(arg, fx.Node) else arg for arg in node.args]
+    floats = [safe_isinstance(value, (float, torch.SymFloat)) for value in values]
     if op is None or len(values) != 2:
         return False
     if any(floats) and not all(one or _is_exact(value) for one, value in zip(floats, values, strict=True)):
@@ -113,7 +112,7 @@ class _Tensors:
 
     def of(self, number: Any) -> fx.Node | None:
         """``None`` for a number of which Python may make something else, or raise."""
-        if not isinstance(number, fx.Node):
+        if not safe_isinstance(number, fx.Node):
             return self._constant(number)
         if number not in self._made:
             made = self._from(number)

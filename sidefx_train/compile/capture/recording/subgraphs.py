@@ -9,14 +9,13 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 aten = torch.ops.aten
 
@@ -84,12 +83,12 @@ class Region:
         value = node.meta.get("val")
         if node.target is operator.getitem:
             return
-        if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
+        if node.op != "call_function" or not safe_isinstance(node.target, compat.OpOverload):
             self._refuse("makes a tensor from Python values or branches again")
         if compat.is_random(node.target):
             self._refuse("draws random numbers")
-        values = value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)) for item in values):
+        values = value if safe_isinstance(value, (list, tuple)) else [value]
+        if any(safe_isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)) for item in values):
             self._refuse("computes a number")
 
     def _refuse(self, reason: str) -> None:
@@ -98,4 +97,4 @@ class Region:
 
 def _storage(node: fx.Node) -> Any:
     value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else node
+    return value.untyped_storage()._cdata if safe_isinstance(value, torch.Tensor) else node

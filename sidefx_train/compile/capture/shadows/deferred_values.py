@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -12,9 +12,6 @@ from torch import fx
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.common.type_checks import attribute_of
 from sidefx_train.errors import Location, Unsupported
-
-if not TYPE_CHECKING:
-    pass
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -24,13 +24,12 @@ from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Location
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 IMMUTABLE_CLASS = 1 << 8
 """Flag of classes whose attributes cannot be set."""
@@ -120,11 +119,11 @@ class Definitions:
         if fn not in _CHECKS or len(args) != 2:
             return
         value, kinds = args if fn in (builtins.isinstance, issubclass) else args[::-1]
-        asked = [each for each in _classes(kinds) if isinstance(each, abc.ABCMeta)]
+        asked = [each for each in _classes(kinds) if safe_isinstance(each, abc.ABCMeta)]
         if not asked:
             return
         kind = value if _CHECKS[fn] else getattr(value, "__class__", None)
-        if not isinstance(kind, type) or not made.isdisjoint(map(id, (kind, *asked))):
+        if not safe_isinstance(kind, type) or not made.isdisjoint(map(id, (kind, *asked))):
             return
         self._registered.ask(asked, kind)
         holds = self._registered.holds
@@ -158,7 +157,7 @@ class Definitions:
         for name in chain:
             entries = entries_of(owner)
             value = entries.get(name, ABSENT)
-            if not (isinstance(owner, type) and owner.__flags__ & IMMUTABLE_CLASS):
+            if not (safe_isinstance(owner, type) and owner.__flags__ & IMMUTABLE_CLASS):
                 self.took(owner, name, value)
             if value is ABSENT and owner is space:
                 value = vars(builtins).get(name, ABSENT)
@@ -166,9 +165,9 @@ class Definitions:
             if value is ABSENT:
                 return
             yield value
-            if isinstance(value, types.ModuleType):
+            if safe_isinstance(value, types.ModuleType):
                 owner = vars(value)
-            elif isinstance(value, type):
+            elif safe_isinstance(value, type):
                 owner = value
             else:
                 return
@@ -197,7 +196,7 @@ class Definitions:
     def guards(self) -> Iterator[Guard]:
         """One for each namespace and each function."""
         for space, names, location in list(self._taken.values()):
-            is_class = isinstance(space, type)
+            is_class = safe_isinstance(space, type)
             label = f"{space.__module__}.{space.__qualname__}" if is_class else _label(space)
             mro = type.__getattribute__(space, "__mro__") if is_class else None
             taken = Taken(tuple(names), tuple(names.values()), mro)
@@ -218,8 +217,8 @@ _CHECKS = {
 
 def _classes(kinds: Any) -> Iterator[Any]:
     """The classes of a test for several at once."""
-    if isinstance(kinds, (tuple, types.UnionType)):
-        for each in kinds if isinstance(kinds, tuple) else kinds.__args__:
+    if safe_isinstance(kinds, (tuple, types.UnionType)):
+        for each in kinds if safe_isinstance(kinds, tuple) else kinds.__args__:
             yield from _classes(each)
     else:
         yield kinds
@@ -247,7 +246,7 @@ def _is_followed(fn: types.FunctionType) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
     """Every name that code mentions, that of functions inside it too."""
-    inside = [_names(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    inside = [_names(const) for const in code.co_consts if safe_isinstance(const, types.CodeType)]
     return frozenset(code.co_names).union(*inside)
 
 
@@ -269,6 +268,6 @@ def chains_of(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
             continue
         found[chain] = None
     for const in code.co_consts:
-        if isinstance(const, types.CodeType):
+        if safe_isinstance(const, types.CodeType):
             found.update(dict.fromkeys(chains_of(const)))
     return tuple(found)

@@ -32,13 +32,11 @@ from sidefx_train.compile.common.plain_values import (
 )
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.trace_rules import runs_pure_code
-from sidefx_train.compile.common.type_checks import bound, descriptor_of, shows_another
+from sidefx_train.compile.common.type_checks import bound, descriptor_of, safe_isinstance, shows_another
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _HEAP_TYPE = 1 << 9
 
@@ -115,7 +113,7 @@ def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         shadow = empty_like(real)
     except TypeError:
         heap.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
-    kind = DictRecord if isinstance(real, dict) else SetRecord if isinstance(real, set) else ListRecord
+    kind = DictRecord if safe_isinstance(real, dict) else SetRecord if safe_isinstance(real, set) else ListRecord
     record: DictRecord | SetRecord | ListRecord = kind(heap, real, shadow, source, source)
     heap.register(record)
     if not record.plain:
@@ -147,7 +145,7 @@ def builtin_method_shadow(heap: ShadowTableAPI, real: types.BuiltinMethodType, s
     if owner is real.__self__:
         shadow = real
     else:  # by its name one would get what a subclass has in its place
-        known = descriptor is not None and isinstance(owner, descriptor.__objclass__)
+        known = descriptor is not None and safe_isinstance(owner, descriptor.__objclass__)
         shadow = bound(descriptor, owner) if known else getattr(owner, real.__name__)
     return heap.register(Record(heap, real, shadow, source, source))
 
@@ -187,7 +185,7 @@ def opaque_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     heap.guard("is", source, real)
     base = heap.sources.const(real, source.label)
     record = Record(heap, real, real, base, base)
-    record.unshadowed = isinstance(real, functools.partial)  # of a class of its own, which may say otherwise
+    record.unshadowed = safe_isinstance(real, functools.partial)  # of a class of its own, which may say otherwise
     if type(real) is types.FunctionType:
         record.instance = InstanceRecord(heap, real, Attributes(), base, base)
     return heap.register(record)
@@ -230,7 +228,7 @@ def proxy_shadow(heap: ShadowTableAPI, real: types.MappingProxyType[Any, Any], s
     heap.guard("is", source, real)
     base = heap.sources.const(real, source.label)
     (mapping,) = gc.get_referents(real)
-    if not isinstance(mapping, dict) or "__module__" in mapping:
+    if not safe_isinstance(mapping, dict) or "__module__" in mapping:
         heap.refuse("SFX104", f"{source.label} shows a mapping that is not a dict, or the namespace of a class")
     shown = heap.shadow(mapping, heap.sources.const(mapping, f"the dict of {base.label}"))
     heap.by_real[id(mapping)].fill()
@@ -254,7 +252,7 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     except TypeError:
         shadow = ABSENT
     if shadow is ABSENT:
-        readable = isinstance(real, IMMUTABLE_C)  # by C code, past all guards
+        readable = safe_isinstance(real, IMMUTABLE_C)  # by C code, past all guards
         made_anew = transient_objects.is_made_anew(heap, real, source)
         if made_anew and transient_objects.is_value(real):
             heap.guard("equal", source, real)

@@ -22,12 +22,11 @@ from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_plain
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 HOLDING: frozenset[type] = frozenset(
     {
@@ -49,7 +48,7 @@ def takes_along(cls: type) -> bool:
 def deletes(cls: type) -> bool:
     """True if instances of a class run Python code when they die."""
     return any(
-        isinstance(vars(base).get("__del__"), types.FunctionType) for base in type.__getattribute__(cls, "__mro__")
+        safe_isinstance(vars(base).get("__del__"), types.FunctionType) for base in type.__getattribute__(cls, "__mro__")
     )
 
 
@@ -78,7 +77,7 @@ def noticed(heap: ShadowTableAPI, value: Any) -> bool:
     seen: set[int] = set()
     while todo and len(seen) < _MOST:
         item = todo.pop()
-        if id(item) in seen or isinstance(item, torch.Tensor):  # torch has weak references of its own to those
+        if id(item) in seen or safe_isinstance(item, torch.Tensor):  # torch has weak references of its own to those
             continue
         seen.add(id(item))
         if cleans_up(item):
@@ -134,13 +133,13 @@ def _noticed_taken(heap: ShadowTableAPI, item: Any) -> str:
 def _taken_from(heap: ShadowTableAPI, record: Record) -> Iterator[Any]:
     """Objects that a container or instance from outside held, and its stand-in does not hold any more."""
     pairs: list[tuple[Any, Any]] = []
-    if isinstance(record, InstanceRecord):
+    if safe_isinstance(record, InstanceRecord):
         now = object.__getattribute__(record.shadow, "__dict__") if record.has_dict else {}
         pairs = [(record.space.get(name), now.get(name)) for name in {*record.written, *record.removed}]
-    elif isinstance(record, DictRecord) and not record.filled:  # the program's own keys are not hashed here
+    elif safe_isinstance(record, DictRecord) and not record.filled:  # the program's own keys are not hashed here
         written = {key: value for key, value in dict.items(record.shadow) if is_plain(key)}
         pairs = [(old, written[key]) for key, old in dict.items(record.real) if is_plain(key) and key in written]
-    elif isinstance(record, (DictRecord, ListRecord, SetRecord)) and record.filled:
+    elif safe_isinstance(record, (DictRecord, ListRecord, SetRecord)) and record.filled:
         kept = {id(known.real) for item in held_by(record.shadow) if (known := heap.record_of(item)) is not None}
         pairs = [(old, None) for old in held_by(record.real) if id(old) not in kept]
     for old, new in pairs:

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.shadows.containers.traversal import attributes_of
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record, TensorRecord
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class Identities:
@@ -51,7 +49,7 @@ class Identities:
     def note_told(self, value: Any) -> None:
         """An object is told from others of its kind: from those noted so far, and from those to come."""
         record = self._heap.record_of(value)
-        if record is not None and (isinstance(record, _TOLD_APART) or type(value) is types.FunctionType):
+        if record is not None and (safe_isinstance(record, _TOLD_APART) or type(value) is types.FunctionType):
             self._told.setdefault(id(record), record)
 
     def separated(self) -> list[Guard]:
@@ -69,9 +67,9 @@ class Identities:
             record = self._heap.record_of(part)
             if record is None or record.base.is_fixed:
                 continue
-            if isinstance(record, TensorRecord) or vars(object)["__hash__"] is type(part).__hash__:
+            if safe_isinstance(record, TensorRecord) or vars(object)["__hash__"] is type(part).__hash__:
                 self._heap.guard("is", record.base, record.real)
-            elif isinstance(record, InstanceRecord):
+            elif safe_isinstance(record, InstanceRecord):
                 record.fill()
                 todo += attributes_of(part)
 
@@ -80,11 +78,11 @@ def _parts(todo: list[Any]) -> Iterator[Any]:
     """What decides which keys composite ones are; ``todo`` may grow meanwhile."""
     while todo:
         key = todo.pop()
-        if isinstance(key, tuple):
+        if safe_isinstance(key, tuple):
             todo += key
         elif type(key) is types.MethodType:
             todo.append(key.__self__)
-        elif isinstance(key, weakref.ReferenceType):
+        elif safe_isinstance(key, weakref.ReferenceType):
             todo.append(key())
         else:
             yield key

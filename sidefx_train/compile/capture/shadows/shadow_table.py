@@ -15,7 +15,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,10 +60,8 @@ from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Location
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 BY_IDENTITY: tuple[type, ...] = (
     bool,
@@ -201,7 +199,7 @@ class ShadowTable(ShadowTableAPI):
         if cls is np.ndarray and not real.dtype.hasobject:
             return self.register(array_shadow(self, real, source))
         if issubclass(cls, BY_VALUE) or cls is frozenset:
-            if cls is frozenset and not all(is_plain(item) or isinstance(item, DEFINITIONS) for item in real):
+            if cls is frozenset and not all(is_plain(item) or safe_isinstance(item, DEFINITIONS) for item in real):
                 self.refuse("SFX104", f"{source.label} is a frozenset of objects that are not plain values")
             self.guard("equal", source, real)
             return real
@@ -267,18 +265,18 @@ class ShadowTable(ShadowTableAPI):
         record = self.record_of(key)
         if record is not None:
             return record.real
-        if isinstance(key, weakref.ReferenceType):
+        if safe_isinstance(key, weakref.ReferenceType):
             return weak_references.real_ref(self, key)
-        if isinstance(key, tuple) and not is_plain(key):
+        if safe_isinstance(key, tuple) and not is_plain(key):
             parts = [self.real_key(part) for part in key]
             return ABSENT if any(part is ABSENT for part in parts) else tuple(parts)
-        if isinstance(key, torch.Tensor):
+        if safe_isinstance(key, torch.Tensor):
             return ABSENT
         return key
 
     def shadow_key(self, real_key: Any, base: Source, position: int) -> Any:
         """The stand-in of a dict's key; keys are covered by the dict's ``keys`` guard."""
-        if is_plain(real_key) or isinstance(real_key, (*BY_IDENTITY, *BY_VALUE, *PASSED_THROUGH)):
+        if is_plain(real_key) or safe_isinstance(real_key, (*BY_IDENTITY, *BY_VALUE, *PASSED_THROUGH)):
             return real_key
         place = self.sources.const(real_key, f"key {position} of {base.label}")
         return self.own_key(self.shadow(real_key, place), pin=False)
@@ -314,7 +312,7 @@ class ShadowTable(ShadowTableAPI):
         return record.shadow
 
     def _same(self, record: Record, source: Source) -> None:
-        by_identity = record.kind == "static" if isinstance(record, TensorRecord) else record.base.kind == "const"
+        by_identity = record.kind == "static" if safe_isinstance(record, TensorRecord) else record.base.kind == "const"
         if by_identity:
             self.guard("is", source, record.real)
         else:
@@ -348,7 +346,7 @@ class ShadowTable(ShadowTableAPI):
         if found is not None:
             return found
         symbolic = source.label in self.specialization.symbolic_numbers or (bool(name) and name in self.written_names())
-        if not symbolic and isinstance(real, float):
+        if not symbolic and safe_isinstance(real, float):
             symbolic = self.below(source, self._symbolic_roots) or (self.is_part and source.from_arguments)
         if not symbolic or not math.isfinite(real):  # algebra knows no NaN
             self.guard("equal", source, real)
@@ -357,7 +355,7 @@ class ShadowTable(ShadowTableAPI):
         return self._symbolic_number(real, source)
 
     def _symbolic_number(self, real: int | float, source: Source) -> Any:
-        number = self.tracer.add_scalar(float(real) if isinstance(real, float) else real, source.label)
+        number = self.tracer.add_scalar(float(real) if safe_isinstance(real, float) else real, source.label)
         self.numbers.append((number, source, real))
         self._numbers_by_source[id(source)] = number
         return number
@@ -369,7 +367,7 @@ class ShadowTable(ShadowTableAPI):
 
     def version_of(self, tensor: torch.Tensor) -> Any:
         """``tensor._version``: that of an outside tensor, or of a view of one, goes on from what it is at entry."""
-        records = [record for record in self.by_shadow.values() if isinstance(record, TensorRecord)]
+        records = [record for record in self.by_shadow.values() if safe_isinstance(record, TensorRecord)]
         counted = [record for record in records if compat.one_counter(record.shadow, tensor)]
         if not counted:
             return tensor._version
@@ -397,7 +395,7 @@ class ShadowTable(ShadowTableAPI):
     def read_grad(self, fake: Any) -> None:
         """Brings the gradient of a leaf in, guarded, before anything looks at it or adds to it."""
         record = self.record_of(fake)
-        if not isinstance(record, TensorRecord) or record.grad is not UNREAD:
+        if not safe_isinstance(record, TensorRecord) or record.grad is not UNREAD:
             return
         grad = record.real.grad
         shadow = self.shadow(grad, self.sources.grad(record.source))
@@ -408,7 +406,7 @@ class ShadowTable(ShadowTableAPI):
     def overwrite_grad(self, fake: Any) -> None:
         """Notes that a gradient is replaced: what it was does not matter if nothing has looked at it."""
         record = self.record_of(fake)
-        if isinstance(record, TensorRecord) and record.grad is UNREAD:
+        if safe_isinstance(record, TensorRecord) and record.grad is UNREAD:
             record.grad = OVERWRITTEN
 
     def retire(self) -> None:
@@ -418,7 +416,7 @@ class ShadowTable(ShadowTableAPI):
         """
         for record in self.by_real.values():
             shadow = record.shadow
-            if isinstance(record, InstanceRecord) and shadow is not record.real and deletes(type(shadow)):
+            if safe_isinstance(record, InstanceRecord) and shadow is not record.real and deletes(type(shadow)):
                 retire(shadow)
             record.real = None
         for table in (self.by_real, self.by_shadow, self.cells):
@@ -432,10 +430,10 @@ class ShadowTable(ShadowTableAPI):
         if value is not ABSENT and name in _MARKED_NAMES:
             source = self.sources.attr(record.base, name)
             for cls, attribute in registry.SYMBOLIC_FLOATS:
-                if attribute == name and isinstance(record.real, cls):
+                if attribute == name and safe_isinstance(record.real, cls):
                     self._symbolic_roots.add(id(source))
             for cls, attribute in registry.STATIC_ATTRIBUTES:
-                if attribute == name and isinstance(record.real, cls):
+                if attribute == name and safe_isinstance(record.real, cls):
                     self.static_roots.add(id(source))
         return value
 
@@ -454,12 +452,12 @@ class ShadowTable(ShadowTableAPI):
         """
         self.made_arrays.check(self, writes)
         for record in list(self.by_real.values()):
-            if isinstance(record, ArrayRecord):
+            if safe_isinstance(record, ArrayRecord):
                 record.check(writes)
 
     def dict_record(self, shadow: Any) -> DictRecord | None:
         record = self.record_of(shadow)
-        return record if isinstance(record, DictRecord) else None
+        return record if safe_isinstance(record, DictRecord) else None
 
 
 def _not_callable_yet(*args: Any, **kwargs: Any) -> Any:
@@ -474,4 +472,4 @@ def _identity(record: CellRecord) -> Any:
 
 
 def _has_owner(method: types.BuiltinMethodType) -> bool:
-    return method.__self__ is not None and not isinstance(method.__self__, (types.ModuleType, type))
+    return method.__self__ is not None and not safe_isinstance(method.__self__, (types.ModuleType, type))

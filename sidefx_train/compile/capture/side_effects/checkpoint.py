@@ -27,14 +27,11 @@ from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, L
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
 from sidefx_train.compile.common.plain_values import DEFINITIONS, PLAIN_TYPES, bounds_of, is_set, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import instance_dict
+from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.write_log import WriteLog
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 @dataclass(frozen=True)
@@ -62,22 +59,22 @@ class Contents:
     @classmethod
     def of(cls, value: Any, writes: WriteLog) -> Contents | None:
         """The contents of an object of the trace, or ``None`` if it has none that could change."""
-        if isinstance(value, types.FunctionType):
+        if safe_isinstance(value, types.FunctionType):
             return cls(value, attributes=dict(vars(value)))
-        if isinstance(value, (*_FIXED, *DEFINITIONS)):
+        if safe_isinstance(value, (*_FIXED, *DEFINITIONS)):
             return None
-        if isinstance(value, types.CellType):
+        if safe_isinstance(value, types.CellType):
             return cls(value, cell=_cell_contents(value))
-        if isinstance(value, torch.Tensor):
+        if safe_isinstance(value, torch.Tensor):
             grad = value.grad if value.is_leaf else None
             return cls(value, tensor=(len(writes.to(value)), value.requires_grad, grad, compat.tensor_hooks(value)))
-        if isinstance(value, (Frame, InterpretedGenerator)):
-            names = _FRAME if isinstance(value, Frame) else _GENERATOR
+        if safe_isinstance(value, (Frame, InterpretedGenerator)):
+            names = _FRAME if safe_isinstance(value, Frame) else _GENERATOR
             return cls(value, slots={name: getattr(value, name) for name in names})
         items = entries = None
-        if isinstance(value, (list, deque, set)):
+        if safe_isinstance(value, (list, deque, set)):
             items = tuple(_base(value).__iter__(value))
-        elif isinstance(value, dict):
+        elif safe_isinstance(value, dict):
             entries = tuple(_base(value).items(value))
         slots = {n: object.__getattribute__(value, n) for n in slot_names(type(value)) if is_set(value, n)}
         return cls(value, items, entries, dict(_space(value)), slots)
@@ -101,7 +98,7 @@ class Contents:
         if self.tensor is not None:
             _restore_tensor(value, self.tensor)
             return
-        if isinstance(value, types.CellType):
+        if safe_isinstance(value, types.CellType):
             _set_cell(value, self.cell)
             return
         if self.items is not None:
@@ -119,7 +116,7 @@ class Contents:
         space.update(self.attributes)
         for name, held in self.slots.items():
             object.__setattr__(value, name, held)
-        for name in slot_names(type(value)) if not isinstance(value, (Frame, InterpretedGenerator)) else ():
+        for name in slot_names(type(value)) if not safe_isinstance(value, (Frame, InterpretedGenerator)) else ():
             if name not in self.slots and is_set(value, name):
                 object.__delattr__(value, name)
 
@@ -179,7 +176,9 @@ class Checkpoint:
                 world.heap.refuse("SFX111", "takes back a change made to a tensor in place")
         running = {id(part) for frame in frames(world) for part in (frame, frame.stack)}
         changing = [saved for key, saved in self.contents.items() if key not in running]
-        changing.sort(key=lambda saved: isinstance(saved.value, (dict, set)))  # a key's hash may read restored values
+        changing.sort(
+            key=lambda saved: safe_isinstance(saved.value, (dict, set))
+        )  # a key's hash may read restored values
         for saved in changing:
             saved.restore()
         for record in all_records(world):
@@ -212,7 +211,7 @@ class Checkpoint:
     def made(self) -> list[Any]:
         """Objects made in the step, in the order they are reached."""
         inner = (Frame, types.CellType)
-        values = [saved.value for saved in self.contents.values() if not isinstance(saved.value, inner)]
+        values = [saved.value for saved in self.contents.values() if not safe_isinstance(saved.value, inner)]
         return [value for value in values if not self.is_shadow(value) and not self._is_part_of_frame(value)]
 
     def is_shadow(self, value: Any) -> bool:
@@ -226,7 +225,7 @@ class Checkpoint:
         yield from fixed_parts(value)
 
     def _is_part_of_frame(self, value: Any) -> bool:
-        frames_ = [saved.value for saved in self.contents.values() if isinstance(saved.value, Frame)]
+        frames_ = [saved.value for saved in self.contents.values() if safe_isinstance(saved.value, Frame)]
         return any(value is frame.locals or value is frame.stack for frame in frames_)
 
     def _reach(self, roots: Iterable[Any]) -> None:
@@ -248,9 +247,9 @@ class Checkpoint:
         record = world.heap.record_of(value)
         if record is not None:
             return record.shadow is record.real
-        if isinstance(value, types.FunctionType):
+        if safe_isinstance(value, types.FunctionType):
             return id(value) not in world.new_functions
-        return isinstance(value, types.CellType) and id(value) not in world.new_cells
+        return safe_isinstance(value, types.CellType) and id(value) not in world.new_cells
 
     def _walk(self, roots: Iterable[Any]) -> dict[int, Any]:
         seen: dict[int, Any] = {}
@@ -267,7 +266,7 @@ class Checkpoint:
             if saved.tensor is not None:
                 yield saved.value, saved.tensor[0]
         for record in self.world.heap.by_real.values():
-            if isinstance(record, TensorRecord) and id(record) not in self.records:
+            if safe_isinstance(record, TensorRecord) and id(record) not in self.records:
                 yield record.shadow, 0
 
 
@@ -289,19 +288,19 @@ def frames(world: CaptureContext) -> Iterator[Frame]:
 
 def fixed_parts(value: Any) -> Iterable[Any]:
     """What an object refers to for good: members of a tuple, a function's cells, a method's owner."""
-    if isinstance(value, (tuple, frozenset)):
+    if safe_isinstance(value, (tuple, frozenset)):
         return value
     if type(value) is slice:
         return bounds_of(value)
-    if isinstance(value, types.FunctionType):
+    if safe_isinstance(value, types.FunctionType):
         return (*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-    if isinstance(value, types.MethodType):
+    if safe_isinstance(value, types.MethodType):
         return (value.__self__, value.__func__)
-    if isinstance(value, functools.partial):
+    if safe_isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
-    if isinstance(value, (Later, DeferredCall)):
+    if safe_isinstance(value, (Later, DeferredCall)):
         return (*value.args, *value.kwargs.values())
-    if isinstance(value, TensorMoment):
+    if safe_isinstance(value, TensorMoment):
         return (value.fake,)
     return ()
 
@@ -325,13 +324,13 @@ def _space(value: Any) -> dict[str, Any]:
         space = instance_dict(value)
     except AttributeError:
         return {}
-    return space if isinstance(space, dict) else {}
+    return space if safe_isinstance(space, dict) else {}
 
 
 def _base(value: Any) -> Any:
     """The class whose methods move members without running overrides."""
     for base in (OrderedDict, dict, list, deque, set):
-        if isinstance(value, base):
+        if safe_isinstance(value, base):
             return base
     raise TypeError(f"{type(value).__qualname__} is no container")
 

@@ -25,13 +25,11 @@ from sidefx_train.compile.capture.side_effects.effect import Effect, EffectKind,
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import is_set, slot_names, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.torch_compat import hook_numbers, output_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def observe(world: CaptureContext, live: Iterable[Any] = ()) -> SideEffects:
@@ -66,20 +64,20 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
     walked: list[Effect] = []  # after what they walk over has its new contents
     heap = world.heap
     for record in list(heap.by_real.values()):
-        if isinstance(record, ExceptionRecord) and record.raised_again():
+        if safe_isinstance(record, ExceptionRecord) and record.raised_again():
             heap.refuse("SFX111", f"raises {record.source.label} again, which was raised outside, or from it")
-        if isinstance(record, InstanceRecord):
+        if safe_isinstance(record, InstanceRecord):
             changes += _instance(record)
-        elif isinstance(record, DictRecord):
+        elif safe_isinstance(record, DictRecord):
             changes += _dict(world, record)
-        elif isinstance(record, ListRecord):
+        elif safe_isinstance(record, ListRecord):
             changes += _list(record)
-        elif isinstance(record, SetRecord):
+        elif safe_isinstance(record, SetRecord):
             changes += _set(record, finished)
-        elif isinstance(record, IteratorRecord):
+        elif safe_isinstance(record, IteratorRecord):
             if record.taken() != 0 and record.begun is not None:
                 walked.append(Effect("advance", record.source, None, record.taken()))
-        elif isinstance(record, TensorRecord):
+        elif safe_isinstance(record, TensorRecord):
             changes += _tensor(world, record, finished)
         if record.instance is not None:
             changes += _instance(record.instance)
@@ -175,14 +173,14 @@ def _dict(world: CaptureContext, record: DictRecord) -> list[Effect]:
 
 def _key(world: CaptureContext, keys: dict[Any, Any], key: Any) -> Any:
     record = world.heap.record_of(key)
-    made = isinstance(key, weakref.ReferenceType) if record is None else record.base.kind != "const"
+    made = safe_isinstance(key, weakref.ReferenceType) if record is None else record.base.kind != "const"
     return TraceKey(key) if made or keys[key] is ABSENT else keys[key]
 
 
 def _list(record: ListRecord) -> list[Effect]:
     if not record.filled:
         return [Effect("extend", record.base, None, record.appended, record.through)] if record.appended else []
-    base: Any = list if isinstance(record.shadow, list) else deque
+    base: Any = list if safe_isinstance(record.shadow, list) else deque
     now, before = list(base.__iter__(record.shadow)), record.snapshot
     if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
         return []
@@ -220,7 +218,7 @@ def _written_under(record: TensorRecord) -> bool:
     if not record.real._is_view():
         return False
     memory = record.memory.untyped_storage()._cdata
-    others = [r for r in record.heap.by_real.values() if isinstance(r, TensorRecord)]
+    others = [r for r in record.heap.by_real.values() if safe_isinstance(r, TensorRecord)]
     return any(r.version != r.entry_version for r in others if r.memory.untyped_storage()._cdata == memory)
 
 
@@ -230,7 +228,7 @@ def bases_wanted(world: CaptureContext) -> frozenset[str]:
     Such a tensor must be known before anything is written: the capture is made again with it.
     """
     heap = world.heap
-    views = [r for r in heap.by_real.values() if isinstance(r, TensorRecord) and _written_under(r)]
+    views = [r for r in heap.by_real.values() if safe_isinstance(r, TensorRecord) and _written_under(r)]
     known = (r for r in views if _history(r) is not None or r.edge is not None)
     return frozenset(record.source.label for record in known) - heap.specialization.views_needing_base
 
@@ -261,7 +259,7 @@ def follows_anew(world: CaptureContext, record: TensorRecord) -> bool:
 def follows(world: CaptureContext, record: TensorRecord) -> bool:
     """True for a view from outside that has its history from its base, as the base has it when the step has ended."""
     base = world.heap.by_real.get(id(record.real._base))
-    if not isinstance(base, TensorRecord) or base.home is not None or record.home is not None:
+    if not safe_isinstance(base, TensorRecord) or base.home is not None or record.home is not None:
         return False
     if record.shadow._base is not base.shadow or record.entry_version != base.entry_version:
         return False

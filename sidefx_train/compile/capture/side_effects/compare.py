@@ -12,13 +12,10 @@ from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Deferr
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint, fixed_parts
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def difference(first: SideEffects, second: SideEffects, same_tensor: Callable[[Any, Any], bool] | None = None) -> str:
@@ -80,7 +77,7 @@ class Comparison:
                 yield f"only the second {change.describe()}"
                 continue
             other = mine[key]
-            if isinstance(change.key, TraceKey) and isinstance(other.key, TraceKey):
+            if safe_isinstance(change.key, TraceKey) and safe_isinstance(other.key, TraceKey):
                 yield from self._values(other.key.value, change.key.value, f"the key that it {change.describe()} under")
             what = change.describe().partition(" ")[2]
             if change.kind in ("extend", "replace", "add", "remove"):
@@ -107,10 +104,10 @@ class Comparison:
         todo = [(a, b, where)]
         while todo:
             a, b, where = todo.pop()
-            if isinstance(a, (torch.Tensor, *NUMBERS)) and isinstance(b, (torch.Tensor, *NUMBERS)):
+            if safe_isinstance(a, (torch.Tensor, *NUMBERS)) and safe_isinstance(b, (torch.Tensor, *NUMBERS)):
                 if not self.same_tensor(a, b):
                     yield f"{where}: another {_kind(a)}"
-                if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+                if not safe_isinstance(a, torch.Tensor) or not safe_isinstance(b, torch.Tensor):
                     continue
             elif type(a) is not type(b):
                 yield f"{where}: {_show(a)}, then {_show(b)}"
@@ -130,9 +127,9 @@ class Comparison:
                 continue
             mine, yours = self.left.contents.get(id(a)), self.right.contents.get(id(b))
             if mine is None and yours is None:
-                if isinstance(a, Later):
+                if safe_isinstance(a, Later):
                     yield from self._call(a, b, where)
-                elif isinstance(a, TensorMoment):
+                elif safe_isinstance(a, TensorMoment):
                     todo.append((a.fake, b.fake, where))
                 elif fixed_parts(a) or fixed_parts(b):
                     todo += _pairs(tuple(fixed_parts(a)), tuple(fixed_parts(b)), where)
@@ -143,7 +140,7 @@ class Comparison:
                 yield f"{where}: {_show(a)} was not made by both"
                 continue
             self._matched[id(a)], self._back[id(b)] = id(b), id(a)
-            if isinstance(a, types.FunctionType) and a.__code__ is not b.__code__:
+            if safe_isinstance(a, types.FunctionType) and a.__code__ is not b.__code__:
                 yield f"{where}: another function {a.__qualname__}"
                 continue
             pairs, problem = _contents(mine, yours, where)
@@ -159,7 +156,7 @@ def _contents(mine: Any, yours: Any, where: str) -> tuple[list[tuple[Any, Any, s
     if mine.items is not None:
         if len(mine.items) != len(yours.items):
             return [], f"{where}: {len(mine.items)} items, then {len(yours.items)}"
-        if isinstance(mine.value, set):
+        if safe_isinstance(mine.value, set):
             return [], "" if set(mine.items) == set(yours.items) else f"{where}: other members"
         pairs += _pairs(mine.items, yours.items, where)
     if mine.entries is not None:
@@ -193,7 +190,7 @@ def _by_target(changes: list[Effect]) -> dict[Any, Effect]:
     found: dict[Any, Effect] = {}
     for position, change in enumerate(changes):
         key = change.key
-        if isinstance(key, TraceKey):
+        if safe_isinstance(key, TraceKey):
             key = ("made in the trace", position)
         elif key is not None:
             key = (type(key), key)
@@ -206,7 +203,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if safe_isinstance(value, torch.Tensor):
         return f"tensor of shape {tuple(value.shape)}"
     return attribute_of(value, "__qualname__") or type(value).__qualname__
 

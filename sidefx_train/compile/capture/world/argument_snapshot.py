@@ -13,12 +13,10 @@ from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, CallRe
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES, base_container, bounds_of, empty_like, make_tuple
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class Freezer:
@@ -45,20 +43,20 @@ class Freezer:
     def value(self, value: Any) -> Any:
         """The value as it is now."""
         cls = type(value)
-        if cls in PLAIN_TYPES or isinstance(value, (*NUMBERS, Later)):
+        if cls in PLAIN_TYPES or safe_isinstance(value, (*NUMBERS, Later)):
             return value
         record = self.world.heap.record_of(value)
-        if isinstance(record, ArrayRecord):
+        if safe_isinstance(record, ArrayRecord):
             record.shown = True
         tracer = self.world.tracer
-        if isinstance(value, torch.Tensor) and tracer.has_node(value):
+        if safe_isinstance(value, torch.Tensor) and tracer.has_node(value):
             writes = len(self.world.writes.to(value))
             return TensorMoment(value, tracer.node_of(value), writes, tracer.last_node())
         if id(value) in self._copies:
             return self._copies[id(value)]
         if self.shown and _has_own_text(cls):
             return self._text(value)
-        if isinstance(value, tuple):
+        if safe_isinstance(value, tuple):
             return self._remember(value, make_tuple(cls, map(self.value, value)))
         if cls is slice:
             return self._remember(value, slice(*map(self.value, bounds_of(value))))
@@ -67,7 +65,7 @@ class Freezer:
             return value
         self.world.touch(value, deep=False)
         copy = self._remember(value, empty_like(value))
-        if isinstance(value, dict):
+        if safe_isinstance(value, dict):
             for key, item in base.items(value):
                 base.__setitem__(copy, key, self.value(item))
         else:
@@ -106,25 +104,25 @@ def late_text(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dic
 
 def _sample(value: Any, number: float) -> Any:
     """Something of the kind that a frozen value will be, a float ``number``: its formatting succeeds or fails alike."""
-    if isinstance(value, NUMBERS):
+    if safe_isinstance(value, NUMBERS):
         if not compat.is_unbacked(value):
             return _KINDS[type(value)](compat.hint_of(value))
-        return number if isinstance(value, torch.SymFloat) else _KINDS[type(value)](1)
-    if isinstance(value, TensorMoment):
+        return number if safe_isinstance(value, torch.SymFloat) else _KINDS[type(value)](1)
+    if safe_isinstance(value, TensorMoment):
         filled = number if value.fake.dtype.is_floating_point else 1
         return torch.full((1,) * value.fake.dim(), filled, dtype=value.fake.dtype)
-    if isinstance(value, CallResult):
+    if safe_isinstance(value, CallResult):
         return ""
-    if isinstance(value, Later):
+    if safe_isinstance(value, Later):
         named = {name: _sample(item, number) for name, item in value.kwargs.items()}
         return value.fn(*(_sample(item, number) for item in value.args), **named)
-    if isinstance(value, tuple):
+    if safe_isinstance(value, tuple):
         return make_tuple(type(value), (_sample(item, number) for item in tuple.__iter__(value)))
-    if isinstance(value, list):
+    if safe_isinstance(value, list):
         return [_sample(item, number) for item in list.__iter__(value)]
     if type(value) is slice:
         return slice(*(_sample(bound, number) for bound in bounds_of(value)))
-    if isinstance(value, dict):
+    if safe_isinstance(value, dict):
         return {name: _sample(item, number) for name, item in dict.items(value)}
     return value
 
@@ -139,4 +137,4 @@ def _has_own_text(cls: type) -> bool:
     """
     if is_library(cls.__module__) or issubclass(cls, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type)):
         return False
-    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__str__", "__repr__"))
+    return any(safe_isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__str__", "__repr__"))

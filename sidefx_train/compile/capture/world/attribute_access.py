@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,10 +30,7 @@ from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_definition, is_derived, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import instance_dict, shows_another
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstance, shows_another
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_ALL_NUMBERS = frozenset({"__class__", "__doc__", "imag", "denominator"})
@@ -63,7 +60,7 @@ class AttributeWorld(CallingWorld):
             record = self.heap.record_of(obj)
             if record is not None:
                 return type(record.real)
-            return torch.nn.Parameter if isinstance(obj, torch.nn.Parameter) else torch.Tensor
+            return torch.nn.Parameter if safe_isinstance(obj, torch.nn.Parameter) else torch.Tensor
         return obj.cls if issubclass(cls, OutsideIterator) else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
@@ -87,7 +84,7 @@ class AttributeWorld(CallingWorld):
         space = type.__getattribute__(cls, "__dict__")
         value = space.get(name, ABSENT)
         definition = is_definition(value) or (hasattr(type(value), "__get__") and is_library(type(value).__module__))
-        plain = definition and (is_library(cls.__module__) or isinstance(value, _C_DESCRIPTORS))
+        plain = definition and (is_library(cls.__module__) or safe_isinstance(value, _C_DESCRIPTORS))
         if value is ABSENT or plain or cls.__flags__ & IMMUTABLE_CLASS:
             if not cls.__flags__ & IMMUTABLE_CLASS:
                 self.heap.definitions.took(cls, name, value)
@@ -131,11 +128,11 @@ class AttributeWorld(CallingWorld):
             if name == "__dict__":
                 return space.shadow
             return dict.__getitem__(space.shadow, name) if space.bring(name) else ABSENT
-        if isinstance(owner, InstanceRecord):
+        if safe_isinstance(owner, InstanceRecord):
             return self.heap.instance_attr(owner, name)
         if owner is not None and owner.instance is not None:
             return self.heap.instance_attr(owner.instance, name)
-        if isinstance(owner, TensorRecord):
+        if safe_isinstance(owner, TensorRecord):
             return owner.own_attributes().get(name)
         try:
             space = instance_dict(obj)
@@ -169,11 +166,11 @@ class AttributeWorld(CallingWorld):
             space = thread_space(self.heap, obj)
             builtin_methods.dict_operator(self, space, "setitem", (space.shadow, name, value))
             return
-        if isinstance(record, TensorRecord):
+        if safe_isinstance(record, TensorRecord):
             record = record.own_attributes()
         elif record is not None and record.instance is not None:
             record = record.instance
-        if isinstance(record, InstanceRecord):
+        if safe_isinstance(record, InstanceRecord):
             if type(field) is types.MemberDescriptorType:
                 record.set_slot(name, value)
             elif type(field) is types.GetSetDescriptorType:
@@ -206,22 +203,22 @@ class AttributeWorld(CallingWorld):
                 raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
             builtin_methods.dict_operator(self, space, "delitem", (space.shadow, name))
             return
-        if isinstance(record, TensorRecord):
+        if safe_isinstance(record, TensorRecord):
             record = record.own_attributes()
         elif record is not None and record.instance is not None:
             record = record.instance
-        if isinstance(record, InstanceRecord) and isinstance(
+        if safe_isinstance(record, InstanceRecord) and safe_isinstance(
             self.class_attr(type(obj), name), types.MemberDescriptorType
         ):
             record.delete_slot(name)
-        elif isinstance(record, InstanceRecord) and record.has_dict:
+        elif safe_isinstance(record, InstanceRecord) and record.has_dict:
             if not record.delete(name):
                 raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
         elif id(obj) in self.new_modules and name in vars(obj):
             del vars(obj)[name]
-        elif (record is not None and not isinstance(obj, type)) or isinstance(obj, types.ModuleType):
+        elif (record is not None and not safe_isinstance(obj, type)) or safe_isinstance(obj, types.ModuleType):
             self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {trace_rules.describe(obj)}")
-        elif isinstance(obj, type):
+        elif safe_isinstance(obj, type):
             class_creation.delete_class_attribute(self, obj, name)
         else:
             object.__delattr__(obj, name)
@@ -232,17 +229,17 @@ class AttributeWorld(CallingWorld):
             self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
         if name == "__dict__" and issubclass(type(obj), LOCAL):
             return thread_space(self.heap, obj).shadow
-        if name == "__dict__" and not isinstance(obj, _OTHER_SPACES):
+        if name == "__dict__" and not safe_isinstance(obj, _OTHER_SPACES):
             return space_of(self.heap, obj)
         owner = record.instance if record is not None and is_derived(type(obj)) else record
-        if isinstance(owner, InstanceRecord):
+        if safe_isinstance(owner, InstanceRecord):
             if name == "__class__":
                 return type(obj)
-            if isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
+            if safe_isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
                 return owner.get_slot(name)
         if name == "__dict__" and issubclass(type(obj), types.ModuleType):
             return self.globals_dict(vars(obj))
-        if name == "__dict__" and isinstance(obj, type) and id(obj) not in self.new_classes:
+        if name == "__dict__" and safe_isinstance(obj, type) and id(obj) not in self.new_classes:
             view = type.__getattribute__(obj, "__dict__")
             self.class_views[id(view)] = (view, obj)
             return view
@@ -250,13 +247,13 @@ class AttributeWorld(CallingWorld):
             self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
         if name == "__class__":
             return self.type_of(obj)
-        if name == "__callback__" and isinstance(obj, weakref.ReferenceType):
+        if name == "__callback__" and safe_isinstance(obj, weakref.ReferenceType):
             self.heap.refuse("SFX111", "reads the callback of a weak reference")
-        if isinstance(record, ArrayRecord):
+        if safe_isinstance(record, ArrayRecord):
             record.look(name)
         value = self.guarded(getattr, (obj, name), {}) if issubclass(type(obj), torch.Tensor) else getattr(obj, name)
-        if isinstance(obj, types.FunctionType) and name in ("__defaults__", "__kwdefaults__"):
-            values = value.values() if isinstance(value, dict) else value or ()
+        if safe_isinstance(obj, types.FunctionType) and name in ("__defaults__", "__kwdefaults__"):
+            values = value.values() if safe_isinstance(value, dict) else value or ()
             held = self.heap.sources.const(obj, obj.__qualname__) if record is None else record.base
             body_guarded = held.kind == "const" and all(is_plain(item) for item in values)
             if id(obj) in self.new_functions or body_guarded:
@@ -265,9 +262,9 @@ class AttributeWorld(CallingWorld):
             self.touch(shadow, deep=False)
             return shadow
         if record is not None and record.shadow is record.real and not is_definition(value):
-            if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
+            if safe_isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
                 return value
-            if isinstance(record.real, torch.Generator):
+            if safe_isinstance(record.real, torch.Generator):
                 self.heap.refuse("SFX110", f"uses the random generator {record.source.label}")
             return self.heap.shadow(value, self.heap.sources.slot(record.base, name), name)
         return value
@@ -298,7 +295,7 @@ class AttributeWorld(CallingWorld):
             return getattr(obj, name)
         if issubclass(type(obj), torch.nn.Module):
             for base, hook in self._attribute_hooks.get(name, ()):
-                if isinstance(obj, base):
+                if safe_isinstance(obj, base):
                     value = hook(self, obj, name)
                     if value is not ABSENT:
                         return value

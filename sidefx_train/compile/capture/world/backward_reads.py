@@ -13,12 +13,10 @@ import torch
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import DEFINITIONS, base_container
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class Reads:
@@ -55,9 +53,9 @@ class Reads:
 
     def variable(self, holder: Any, name: str, value: Any) -> None:
         """A cell, or a variable of a module or its namespace."""
-        space = vars(holder) if isinstance(holder, types.ModuleType) else holder
+        space = vars(holder) if safe_isinstance(holder, types.ModuleType) else holder
         trusted = type(space) is dict and self.world.heap.trusts(space)
-        if not trusted and not isinstance(value, (torch.Tensor, torch.nn.Module)):
+        if not trusted and not safe_isinstance(value, (torch.Tensor, torch.nn.Module)):
             self._note(space, name, value)
 
     def class_attribute(self, cls: type, name: str, value: Any) -> None:
@@ -81,7 +79,7 @@ class Reads:
         """
         heap = self.world.heap
         for holder, name in self._found:
-            if isinstance(holder, types.CellType):
+            if safe_isinstance(holder, types.CellType):
                 if id(holder) in heap.cells:
                     return name
             elif issubclass(type(holder), type):
@@ -95,7 +93,7 @@ class Reads:
         return ""
 
     def _note(self, holder: Any, name: str, value: Any) -> None:
-        if not isinstance(value, DEFINITIONS) and not self._recomputes():
+        if not safe_isinstance(value, DEFINITIONS) and not self._recomputes():
             self._found.append((holder, name))
 
     def _recomputes(self) -> bool:

@@ -86,15 +86,12 @@ from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
-from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.frame import Frame
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
@@ -143,15 +140,15 @@ class CallingWorld(CaptureContext):
 
     def truth(self, value: Any) -> Any:
         record = self.heap.record_of(value)
-        if isinstance(record, DictRecord):
+        if safe_isinstance(record, DictRecord):
             length = record.length()
             if length is not None:
                 return length > 0
-        if isinstance(record, ListRecord) and record.shadow is value:
+        if safe_isinstance(record, ListRecord) and record.shadow is value:
             length = record.length()
             if length is not None:
                 return bool(record.appended) or bool(length > 0)
-        if isinstance(value, Later):
+        if safe_isinstance(value, Later):
             self.heap.refuse("SFX106", "branches on a value that is known only after the step")
         if type(value) is compat.FakeTensor:
             known = constant_value(self.tracer, value)
@@ -222,23 +219,23 @@ class CallingWorld(CaptureContext):
                 self.heap.refuse("SFX111", f"reads the whole namespace of the class {cls.__qualname__}")
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value:
-                if isinstance(record, (ListRecord, DictRecord, SetRecord)):
+                if safe_isinstance(record, (ListRecord, DictRecord, SetRecord)):
                     if not record.filled:
                         record.fill()
-                    if isinstance(record, SetRecord):
+                    if safe_isinstance(record, SetRecord):
                         record.look()
                         if record.unordered and asked not in UNSEEN:
                             why = f"reads {record.source.label}, a set, in the order of its history"
                             self.heap.refuse("SFX111", why)
-                elif isinstance(record, ArrayRecord) or (
-                    isinstance(record, InstanceRecord) and compares_in_python(type(value))
+                elif safe_isinstance(record, ArrayRecord) or (
+                    safe_isinstance(record, InstanceRecord) and compares_in_python(type(value))
                 ):
                     record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
-                    if isinstance(record, InstanceRecord):
+                    if safe_isinstance(record, InstanceRecord):
                         self._compares_by(type(value))
-                elif isinstance(record, SpaceRecord) or type(value) in READ_BY_C:
+                elif safe_isinstance(record, SpaceRecord) or type(value) in READ_BY_C:
                     record.fill()
-                elif not isinstance(value, (tuple, types.MappingProxyType, functools.partial, BaseException)):
+                elif not safe_isinstance(value, (tuple, types.MappingProxyType, functools.partial, BaseException)):
                     continue
             elif type(value) in (set, frozenset) and asked not in HANDED_ON and by_address(self.heap, value):
                 self.heap.refuse("SFX111", "reads a set of objects in the order of their addresses")
@@ -260,7 +257,7 @@ class CallingWorld(CaptureContext):
             handler = registry.INTERCEPTORS.get(cls)
             answer = ABSENT if handler is None else handler(self, (fn, *args), kwargs)
             return self.native_call(fn, args, kwargs) if answer is ABSENT else answer
-        if isinstance(fn, type) or (cls in HASHABLE and isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
+        if safe_isinstance(fn, type) or (cls in HASHABLE and safe_isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:
                 answer = handler(self, args, kwargs)
@@ -297,12 +294,14 @@ class CallingWorld(CaptureContext):
             return builtin_methods.convert_number(self, fn, args)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
-        if isinstance(attribute_of(fn, "__self__"), str) and (found := later_in([*args, *kwargs.values()])):
+        if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := later_in([*args, *kwargs.values()])):
             self._check_hidden(fn.__name__, found)
             return late_text(self, fn, args, kwargs)
         if cls in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
             owner = fn.__self__ if cls is types.MethodWrapperType else args[0] if args else None
-            if fn.__objclass__ is not object and not isinstance(owner, (str, torch.Tensor, *builtin_methods.NUMBERS)):
+            if fn.__objclass__ is not object and not safe_isinstance(
+                owner, (str, torch.Tensor, *builtin_methods.NUMBERS)
+            ):
                 found = self.wrapped_text(fn.__name__, owner)
                 if found is not ABSENT:
                     return found
@@ -323,17 +322,17 @@ class CallingWorld(CaptureContext):
             return self.interp.max_depth
         if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
             return fn()  # a library tells threads apart: a step runs in one
-        if isinstance(fn, weakref.ReferenceType):
+        if safe_isinstance(fn, weakref.ReferenceType):
             return ABSENT if args or kwargs else weakref_calls.called(self, fn)
         if fn is weakref.ref:
             return weakref_calls.make(self, args)
         if fn is weakref.ref.__new__:
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(args[0])}")
-        if isinstance(attribute_of(fn, "__self__"), contextvars.ContextVar):
+        if safe_isinstance(attribute_of(fn, "__self__"), contextvars.ContextVar):
             return self.context.call(fn.__name__, fn.__self__, args)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
             return self.context.call(fn.__name__, args[0], args[1:])
-        if isinstance(attribute_of(fn, "__self__"), contextvars_and_locks.LOCKS):
+        if safe_isinstance(attribute_of(fn, "__self__"), contextvars_and_locks.LOCKS):
             return self.locks.call(fn.__name__, fn.__self__, args, kwargs)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars_and_locks.LOCKS):
             return self.locks.call(fn.__name__, args[0], args[1:], kwargs)
@@ -373,10 +372,10 @@ class CallingWorld(CaptureContext):
                 self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
             owner = attribute_of(fn, "__self__", args[0] if args else None)
             self._watch_from_outside(fn.__name__, owner)
-            self.hooked.add(owner if not isinstance(owner, torch.Tensor) else owner.grad_fn)
-        if isinstance(fn, type) or attribute_of(fn, "__name__", "") in MAKES_SUBCLASS:
+            self.hooked.add(owner if not safe_isinstance(owner, torch.Tensor) else owner.grad_fn)
+        if safe_isinstance(fn, type) or attribute_of(fn, "__name__", "") in MAKES_SUBCLASS:
             for made in (fn, *args):
-                if isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
+                if safe_isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
         torch_call = trace_rules.is_torch_callable(fn)
         if torch_call:  # which takes symbols for numbers, but none for a flag
@@ -399,35 +398,41 @@ class CallingWorld(CaptureContext):
                 self._refuse_unshadowed(fn, args)
             record = self.heap.record_of(owner)
             keys = 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
-            if fn is operator.contains and isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
+            if fn is operator.contains and safe_isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
                 self.own_key(args[1])
-            if isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
+            if safe_isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
                 for value in args:
                     self.touch(value, deep=False, asked=fn.__name__)
                     for key in held_by(value) or (value,):
                         self.heap.identities.note_hashed(key)
                 args = tuple(builtin_methods.concrete(builtin_methods.concrete_items(value)) for value in args)
-            elif isinstance(owner, dict):
+            elif safe_isinstance(owner, dict):
                 args = (*map(builtin_methods.concrete, args[:keys]), *args[keys:])
-            if isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
+            if safe_isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
                 builtin_methods.not_walked(self, owner)
             if type(owner) in CONTAINERS or record is not None:
                 self.touch(owner, deep=fn.__name__ in DEEP_METHODS, asked=fn.__name__)
-                if record is not None and isinstance(owner, (dict, set)):
+                if record is not None and safe_isinstance(owner, (dict, set)):
                     for value in args[:keys]:
                         self.own_key(value)
-                hashes = isinstance(owner, (dict, set)) and not all(type(value) in PLAIN_TYPES for value in args[:1])
+                hashes = safe_isinstance(owner, (dict, set)) and not all(
+                    type(value) in PLAIN_TYPES for value in args[:1]
+                )
                 if fn.__name__ in STORING_METHODS and not hashes:
                     return self.guarded(fn, args, kwargs)
             self._fill_owner(fn, args)
-            if isinstance(owner, BUFFERS) and record is None:
+            if safe_isinstance(owner, BUFFERS) and record is None:
                 return self.guarded(fn, args, kwargs)
-            if not trace_rules.is_pure(fn) and not (isinstance(fn, type) and id(fn.__new__) in BARE) and callable(fn):
+            if (
+                not trace_rules.is_pure(fn)
+                and not (safe_isinstance(fn, type) and id(fn.__new__) in BARE)
+                and callable(fn)
+            ):
                 self._refuse_call(fn)
         elif attribute_of(fn, "__name__", "") in READS_VALUE:
             owner = attribute_of(fn, "__self__")
-            owner = owner if isinstance(owner, torch.Tensor) else args[0] if args else None
-            known = constant_value(self.tracer, owner) if isinstance(owner, torch.Tensor) else None
+            owner = owner if safe_isinstance(owner, torch.Tensor) else args[0] if args else None
+            known = constant_value(self.tracer, owner) if safe_isinstance(owner, torch.Tensor) else None
             if known is not None:
                 return getattr(known, fn.__name__)()
             number = number_in(self, owner)
@@ -439,8 +444,8 @@ class CallingWorld(CaptureContext):
             self.heap.refuse(
                 "SFX106", f"{trace_rules.describe(fn)} asks for values that exist only when the graph runs"
             )
-        kind = fn if isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
-        if isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
+        kind = fn if safe_isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
+        if safe_isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose __del__ runs when it dies")
         if id(fn) in BARE:
             return self.guarded(fn, args, kwargs)
@@ -456,12 +461,12 @@ class CallingWorld(CaptureContext):
                 deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
                 for value in (*args, *kwargs.values()):
                     self.touch(value, deep, asked=name)
-        if not torch_call and not isinstance(fn, type) and id(fn) not in builtin_methods.ARITHMETIC:
+        if not torch_call and not safe_isinstance(fn, type) and id(fn) not in builtin_methods.ARITHMETIC:
             substitute = builtin_methods.number_function(self, fn, args, kwargs)
             if substitute is not ABSENT:
                 return substitute
             for value in args:
-                if isinstance(value, Later):
+                if safe_isinstance(value, Later):
                     self.heap.refuse(
                         "SFX106", f"{trace_rules.describe(fn)} of a value that is known only after the step"
                     )
@@ -471,14 +476,14 @@ class CallingWorld(CaptureContext):
                 with self.reentry.around(objects):
                     return self.guarded(fn, args, kwargs)
         into = kwargs.get("out") if torch_call else None
-        before = into._version if isinstance(into, torch.Tensor) else 0
+        before = into._version if safe_isinstance(into, torch.Tensor) else 0
         if takes_lengths(fn):
             args, kwargs = as_tensors(self.guarded, args, kwargs)
         made = self.guarded(fn, args, kwargs) if torch_call else self._run(fn, args, kwargs)
-        if isinstance(into, torch.Tensor) and into._version == before:
+        if safe_isinstance(into, torch.Tensor) and into._version == before:
             # Some of torch's composite operators forget to write where tensors are not plain ones.
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
-        if isinstance(made, STANDING):
+        if safe_isinstance(made, STANDING):
             self._note_made(fn, args, made)
         if type(fn) in _ASKS:
             made = self.queries.note(fn, args, kwargs, made)
@@ -490,11 +495,11 @@ class CallingWorld(CaptureContext):
 
     def _note_made(self, fn: Any, args: tuple[Any, ...], made: Any) -> None:
         """Notes what C code has just made of a class in :data:`STANDING`."""
-        if not isinstance(fn, type) and attribute_of(fn, "__name__") not in _MAKES_DESCRIPTOR:
+        if not safe_isinstance(fn, type) and attribute_of(fn, "__name__") not in _MAKES_DESCRIPTOR:
             return
         if type(made) is types.CellType:
             self.new_cells[id(made)] = made
-        elif isinstance(made, types.ModuleType):
+        elif safe_isinstance(made, types.ModuleType):
             self.new_modules[id(made)] = made
             self.own_spaces[id(vars(made))] = vars(made)
         elif type(made) is types.FunctionType:
@@ -514,9 +519,9 @@ class CallingWorld(CaptureContext):
             todo += held_by(value)
             if type(value) is types.MethodType:
                 todo.append(value.__self__)
-            elif isinstance(value, weakref.ReferenceType):
+            elif safe_isinstance(value, weakref.ReferenceType):
                 todo.append(value())
-            if isinstance(self.heap.record_of(value), InstanceRecord):
+            if safe_isinstance(self.heap.record_of(value), InstanceRecord):
                 found.append(value)
         if len(found) > 1:
             for value in found:
@@ -540,7 +545,7 @@ class CallingWorld(CaptureContext):
 
     def _watch_from_outside(self, name: str, owner: Any) -> None:
         """``retain_grad`` and hooks on an autograd graph from outside: a backward after this graph runs them."""
-        records = [r for r in self.heap.by_real.values() if isinstance(r, TensorRecord) and r.edge is not None]
+        records = [r for r in self.heap.by_real.values() if safe_isinstance(r, TensorRecord) and r.edge is not None]
         if name == "retain_grad" and any(record.shadow is owner for record in records):
             self.defer(torch.Tensor.retain_grad, (owner,), {})
         elif any(record.edge.node is owner for record in records):
@@ -567,7 +572,7 @@ class CallingWorld(CaptureContext):
         self.heap.identities.note_hashed(key)
         if pin:
             self.heap.identities.pin_key(key)
-        if isinstance(key, weakref.ReferenceType):
+        if safe_isinstance(key, weakref.ReferenceType):
             self.own_key(key(), pin)  # its hash and equality are those of what it refers to
         if not compares_in_python(cls) or issubclass(cls, torch.Tensor):
             return key
@@ -583,20 +588,20 @@ class CallingWorld(CaptureContext):
         """C code is about to run the methods by which instances of a class are told apart."""
         for name in ("__hash__", "__eq__"):
             method = self.interp.world.class_attr(cls, name)
-            if isinstance(method, types.FunctionType):
+            if safe_isinstance(method, types.FunctionType):
                 self.heap.definitions.runs(method)
 
     def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
         """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
         owner = attribute_of(fn, "__self__")
-        if owner is None and isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
+        if owner is None and safe_isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
             owner = args[0]
         record = self.heap.record_of(owner)
         if record is None or fn.__name__ in READS_NOTHING:
             return
-        if isinstance(record, InstanceRecord):
+        if safe_isinstance(record, InstanceRecord):
             record.fill()
-        elif isinstance(owner, tuple) and record.instance is not None:
+        elif safe_isinstance(owner, tuple) and record.instance is not None:
             record.instance.fill()
         elif is_derived(type(owner)) and hasattr(object, fn.__name__):  # ``__reduce_ex__``: of the object itself
             own = next((base for base in type(owner).__mro__ if fn.__name__ in vars(base)), object)
@@ -627,7 +632,7 @@ class CallingWorld(CaptureContext):
             if (
                 deeper
                 or any(map(callable, given))
-                or not any(isinstance(value, builtin_methods.NUMBERS) for value in given)
+                or not any(safe_isinstance(value, builtin_methods.NUMBERS) for value in given)
             ):
                 raise
         self.last_error = None
@@ -645,10 +650,10 @@ class CallingWorld(CaptureContext):
         except compat.unsupported_fake_errors() as error:
             raise Unsupported("SFX102", first_line(error), self.locate()) from error
         except Exception as error:
-            if isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
+            if safe_isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
                 reason = "hashes a number that may change from call to call"
                 raise Unsupported("SFX111", reason, self.locate()) from error
-            told = isinstance(error, TypeError) and STAND_IN in message_of(error)  # made by a callback
+            told = safe_isinstance(error, TypeError) and STAND_IN in message_of(error)  # made by a callback
             if told or any(known_late(value, error) for value in inside((args, kwargs))):
                 reason = (
                     f"{trace_rules.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
@@ -670,7 +675,7 @@ class CallingWorld(CaptureContext):
         return False
 
     def refusal(self, error: BaseException) -> Unsupported | None:
-        if isinstance(error, compat.data_dependent_errors()):
+        if safe_isinstance(error, compat.data_dependent_errors()):
             return Unsupported("SFX101", "asks for a value that exists only when the graph runs", None)
         return None
 
@@ -681,13 +686,13 @@ class CallingWorld(CaptureContext):
         """Refuses methods of a generator of the step that has drawn by then, in the graph, and what seeds it anew."""
         if fn.__name__ == "seed":
             self.heap.refuse("SFX110", "calls torch.Generator.seed")
-        held = [value for value in vars(self.tracer.tracer.root).values() if isinstance(value, torch.Generator)]
+        held = [value for value in vars(self.tracer.tracer.root).values() if safe_isinstance(value, torch.Generator)]
         if any(one_generator(fn.__self__, each) for each in held):
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, of a generator that the graph draws from")
 
     def _refuse_call(self, fn: Any) -> None:
         owner = attribute_of(fn, "__self__")
-        if isinstance(owner, torch.Generator):
+        if safe_isinstance(owner, torch.Generator):
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}")
         self.heap.refuse("SFX103", f"calls {trace_rules.describe(fn)}, which may have effects outside the step")
 

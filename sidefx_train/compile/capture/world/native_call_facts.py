@@ -7,7 +7,7 @@ import io
 import os
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,10 +15,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import Later, message_of
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.world.native_calls import builtin_methods
-from sidefx_train.compile.common.type_checks import attribute_of
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 BARE = frozenset({id(object.__new__), id(object.__init__)})
 
@@ -40,13 +37,15 @@ def compares_in_python(cls: type) -> bool:
     """True if hashing or comparing an instance runs Python code that reads its attributes."""
     if cls.__flags__ & IMMUTABLE_CLASS:
         return False
-    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__hash__", "__eq__", "__lt__"))
+    return any(
+        safe_isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__hash__", "__eq__", "__lt__")
+    )
 
 
 def wants_values(fn: Any) -> bool:
     """True for C code that takes a number of another class for an object."""
     module = attribute_of(fn, "__module__") or getattr(attribute_of(fn, "__objclass__"), "__module__", None)
-    return type(fn).__module__ == "_json" or (isinstance(module, str) and module.split(".")[0] == "numpy")
+    return type(fn).__module__ == "_json" or (safe_isinstance(module, str) and module.split(".")[0] == "numpy")
 
 
 def joins(fn: Any) -> bool:
@@ -58,7 +57,7 @@ def asks_missing(fn: Any, args: tuple[Any, ...]) -> bool:
     """True for ``dict.__getitem__`` of a dict whose class says in Python what it gives for a missing key."""
     owner = attribute_of(fn, "__self__", args[0] if args else None)
     missing = getattr(type(owner), "__missing__", None) if issubclass(type(owner), dict) else None
-    return attribute_of(fn, "__name__", "") == "__getitem__" and isinstance(missing, types.FunctionType)
+    return attribute_of(fn, "__name__", "") == "__getitem__" and safe_isinstance(missing, types.FunctionType)
 
 
 def is_fromkeys(fn: Any) -> bool:
@@ -67,10 +66,10 @@ def is_fromkeys(fn: Any) -> bool:
 
 def inside(value: Any) -> Iterator[Any]:
     """What is in nested arguments."""
-    if isinstance(value, (list, tuple)):
+    if safe_isinstance(value, (list, tuple)):
         for item in value:
             yield from inside(item)
-    elif isinstance(value, dict):
+    elif safe_isinstance(value, dict):
         for item in value.values():
             yield from inside(item)
     else:
@@ -79,11 +78,11 @@ def inside(value: Any) -> Iterator[Any]:
 
 def known_late(value: Any, error: Exception) -> bool:
     """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
-    if isinstance(value, Later):
+    if safe_isinstance(value, Later):
         return True
-    if isinstance(value, builtin_methods.NUMBERS):
+    if safe_isinstance(value, builtin_methods.NUMBERS):
         return compat.is_unbacked(value)
-    return isinstance(error, TypeError) and type(value) is compat.FakeTensor and value.dim() == 0
+    return safe_isinstance(error, TypeError) and type(value) is compat.FakeTensor and value.dim() == 0
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -48,10 +48,8 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.plain_values import is_definition
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Location
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _BUILTINS = vars(builtins)
 
@@ -285,11 +283,11 @@ class TraceWorld(AttributeWorld):
         first = args[0] if args else None
         if self.reads.listening:
             self.reads.containers(args)
-        if isinstance(first, OutsideIterator) and name in ("iter", "next"):
+        if safe_isinstance(first, OutsideIterator) and name in ("iter", "next"):
             return first if name == "iter" else first.__next__()
         if name in _TEXT:
             return self._text(name, args)
-        if name == "mod" and isinstance(first, str):
+        if name == "mod" and safe_isinstance(first, str):
             found = self._percent(first, args[1])
             if found is not ABSENT:
                 return found
@@ -312,11 +310,16 @@ class TraceWorld(AttributeWorld):
         if id(first) in self.class_views and name in ("getitem", "contains"):
             return builtin_methods.class_view_operator(self, name, args)
         record = self.heap.by_shadow.get(id(first))
-        if name == "getitem" and isinstance(record, ListRecord) and record.shadow is first and type(args[1]) is int:
+        if (
+            name == "getitem"
+            and safe_isinstance(record, ListRecord)
+            and record.shadow is first
+            and type(args[1]) is int
+        ):
             item = record.from_end(args[1])
             if item is not ABSENT:
                 return item
-        if isinstance(record, DictRecord) and record.shadow is first and record.plain:
+        if safe_isinstance(record, DictRecord) and record.shadow is first and record.plain:
             return builtin_methods.dict_operator(self, record, name, args)
         if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
             return ABSENT
@@ -327,7 +330,7 @@ class TraceWorld(AttributeWorld):
             and not (any(map(_decides, args[:2])) or number_subclasses.decides(self, name, args))
         ):
             self._touch_operands(name, args)
-            if name in ("getitem", "setitem") and isinstance(first, torch.Tensor):
+            if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
                 view = symbolic_indexing.view_of(first, args[1], self._run)
                 if view is not ABSENT:
@@ -341,11 +344,11 @@ class TraceWorld(AttributeWorld):
             )
             if by_value or operator_raises(self, name, args) or needs_values(self, name, args):
                 args = builtin_methods.concrete_within(args)
-            if not (name in ("getitem", "setitem") and isinstance(first, (list, tuple))):
+            if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple))):
                 return self._run(builtin_methods.OPERATORS[name], args, {})
         for value in args:
             array = self.heap.by_shadow.get(id(value))
-            if isinstance(array, ArrayRecord) and array.shadow is value:
+            if safe_isinstance(array, ArrayRecord) and array.shadow is value:
                 array.operate(name if value is first else "")
         if name in _SHALLOW:
             self.touch(first, deep=False, asked=name)
@@ -367,8 +370,8 @@ class TraceWorld(AttributeWorld):
             self.touch(value, deep=i > 0 or not keyed, asked=name)
 
     def _refuse_unknown_index(self, index: Any) -> None:
-        for item in index if isinstance(index, tuple) else (index,):
-            if isinstance(item, torch.SymInt) and compat.is_unbacked(item):
+        for item in index if safe_isinstance(index, tuple) else (index,):
+            if safe_isinstance(item, torch.SymInt) and compat.is_unbacked(item):
                 self.heap.refuse("SFX106", "indexes a tensor by a number that exists only when the graph runs")
 
     def _text(self, name: str, args: tuple[Any, ...]) -> Any:
@@ -387,7 +390,7 @@ class TraceWorld(AttributeWorld):
 
     def _percent(self, text: str, values: Any) -> Any:
         """``text % values``, where it shows what is only known later; else :data:`ABSENT`."""
-        if isinstance(values, tuple):  # a tuple of any class is a tuple of values
+        if safe_isinstance(values, tuple):  # a tuple of any class is a tuple of values
             values = tuple(tuple.__iter__(values))
         self.touch(values)
         found = later_in(values)

@@ -14,12 +14,11 @@ import torch
 
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _SUMS = frozenset({"MeanMetric", "SumMetric"})
 _DROPPING = frozenset({"warn", "ignore"})
@@ -35,11 +34,11 @@ def _nan_check(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _without_nans(metric: Any, x: Any, weight: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """What the method returns, interpreted in its place."""
-    if not isinstance(x, torch.Tensor):
+    if not safe_isinstance(x, torch.Tensor):
         x = torch.as_tensor(x, dtype=metric.dtype, device=metric.device)
     if weight is None:
         weight = torch.ones_like(x)
-    elif not isinstance(weight, torch.Tensor):
+    elif not safe_isinstance(weight, torch.Tensor):
         weight = torch.as_tensor(weight, dtype=metric.dtype, device=metric.device)
     nans = torch.isnan(x) | torch.isnan(weight)
     if metric.nan_strategy == "warn":

@@ -14,12 +14,10 @@ import torch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 @registry.late
@@ -34,6 +32,6 @@ def register() -> bool:
 
 def _is_tracing(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     asked = args[0] if args else kwargs.get("tensor")
-    if not isinstance(asked, torch.Tensor):
+    if not safe_isinstance(asked, torch.Tensor):
         return ABSENT
     return constant_value(world.tracer, asked) is None

@@ -30,12 +30,11 @@ from sidefx_train.compile.capture.interpreter.object_model import (
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
 from sidefx_train.compile.capture.interpreter.object_model.class_statement import build_class
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
 _MISSING: Any = object()
@@ -60,14 +59,14 @@ def keeps_callables(fn: Any) -> bool:
         return True
     if type(fn) is types.BuiltinFunctionType:
         owner = fn.__self__
-        if isinstance(owner, type):
+        if safe_isinstance(owner, type):
             return issubclass(owner, operator_functions.CONTAINERS)
-        return isinstance(owner, operator_functions.CONTAINERS) and fn.__name__ != "sort"
+        return safe_isinstance(owner, operator_functions.CONTAINERS) and fn.__name__ != "sort"
     if type(fn) in (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType):
         if fn.__name__ == "__get__":
             return True
         return issubclass(fn.__objclass__, operator_functions.CONTAINERS) and fn.__name__ != "sort"
-    return isinstance(fn, type) and issubclass(fn, (BaseException, *operator_functions.CONTAINERS))
+    return safe_isinstance(fn, type) and issubclass(fn, (BaseException, *operator_functions.CONTAINERS))
 
 
 def call_method_wrapper(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,7 +95,7 @@ _TABLE: dict[int, Substitute] = {}
 
 @_plain(getattr)
 def _getattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or not 2 <= len(args) <= 3 or not isinstance(args[1], str):
+    if kwargs or not 2 <= len(args) <= 3 or not safe_isinstance(args[1], str):
         return interp.native(getattr, args, kwargs)
     if len(args) == 2:
         return interp.getattr(args[0], args[1])
@@ -109,7 +108,7 @@ def _getattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, An
 
 @_plain(hasattr)
 def _hasattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[1], str):
+    if kwargs or len(args) != 2 or not safe_isinstance(args[1], str):
         return interp.native(hasattr, args, kwargs)
     try:
         interp.getattr(args[0], args[1])
@@ -121,14 +120,14 @@ def _hasattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, An
 
 @_plain(setattr)
 def _setattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not isinstance(args[1], str):
+    if kwargs or len(args) != 3 or not safe_isinstance(args[1], str):
         return interp.native(setattr, args, kwargs)
     return interp.setattr(*args)
 
 
 @_plain(delattr)
 def _delattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[1], str):
+    if kwargs or len(args) != 2 or not safe_isinstance(args[1], str):
         return interp.native(delattr, args, kwargs)
     return interp.delattr(*args)
 
@@ -143,7 +142,7 @@ def _object_getattribute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: 
 
 @_plain(type.__getattribute__)
 def _type_getattribute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[0], type) or not isinstance(args[1], str):
+    if kwargs or len(args) != 2 or not safe_isinstance(args[0], type) or not safe_isinstance(args[1], str):
         return interp.native(type.__getattribute__, args, kwargs)
     return attributes.class_generic(interp, args[0], args[1])
 
@@ -184,7 +183,7 @@ _register_stores()
 
 @_plain(vars(type)["__call__"])
 def _type_call(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not args or not isinstance(args[0], type):
+    if not args or not safe_isinstance(args[0], type):
         return interp.native(vars(type)["__call__"], args, kwargs)
     return function_calls.type_call(interp, args[0], args[1:], kwargs)
 
@@ -214,7 +213,7 @@ for _cls in (types.FunctionType, types.MethodType, functools.partial):
 @_plain(vars(property)["__get__"])
 def _property_get(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     prop = args[0] if args else None
-    if not kwargs and len(args) in (2, 3) and isinstance(prop, property) and args[1] is not None and prop.fget:
+    if not kwargs and len(args) in (2, 3) and safe_isinstance(prop, property) and args[1] is not None and prop.fget:
         return interp.call(prop.fget, (args[1],), {})
     return interp.native(vars(property)["__get__"], args, kwargs)
 
@@ -222,7 +221,7 @@ def _property_get(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[st
 @_plain(vars(property)["__set__"])
 def _property_set(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     prop = args[0] if args else None
-    if not kwargs and len(args) == 3 and isinstance(prop, property) and prop.fset:
+    if not kwargs and len(args) == 3 and safe_isinstance(prop, property) and prop.fset:
         interp.call(prop.fset, (args[1], args[2]), {})
         return None
     return interp.native(vars(property)["__set__"], args, kwargs)
@@ -245,7 +244,7 @@ def zero_arg_super(interp: InterpreterAPI) -> tuple[Any, Any]:
     if not code.co_argcount and not code.co_flags & 4:
         raise RuntimeError("super(): no arguments")
     first = frame.locals[0]
-    if isinstance(first, types.CellType) and code.co_varnames[0] in code.co_cellvars:
+    if safe_isinstance(first, types.CellType) and code.co_varnames[0] in code.co_cellvars:
         first = interp.world.load_cell(first)
     if first is NULL or first is ABSENT:
         raise RuntimeError("super(): arg[0] deleted")
@@ -271,7 +270,7 @@ def _type(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _with_module(interp: InterpreterAPI, args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
     """Names the program's module in a new class's namespace: ``type`` would take it from the native frame."""
     frame = interp.current_frame
-    if frame is None or len(args) <= position or not isinstance(args[position], dict):
+    if frame is None or len(args) <= position or not safe_isinstance(args[position], dict):
         return args
     module = frame.globals.get("__name__")
     if module is None or "__module__" in args[position]:
@@ -326,7 +325,7 @@ def _default_instance(interp: InterpreterAPI, obj: Any, seen: type, cls: type) -
     if type(claim) is types.GetSetDescriptorType and special(interp, obj, "__getattribute__") is ABSENT:
         return False
     claimed = interp.getattr(obj, "__class__")
-    return isinstance(claimed, type) and claimed is not seen and attributes.is_subtype(claimed, cls)
+    return safe_isinstance(claimed, type) and claimed is not seen and attributes.is_subtype(claimed, cls)
 
 
 def _is_abc_hook(hook: Any) -> bool:
@@ -335,7 +334,7 @@ def _is_abc_hook(hook: Any) -> bool:
 
 @_plain(vars(type)["__instancecheck__"])
 def _type_instancecheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not isinstance(args[0], type):
+    if kwargs or len(args) != 2 or not safe_isinstance(args[0], type):
         return interp.native(vars(type)["__instancecheck__"], args, kwargs)
     return _default_instance(interp, args[1], _shown_type(interp, args[1]), args[0])
 
@@ -430,9 +429,9 @@ def _dir(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 @_plain(eval)
 def _eval(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0] if args else None
-    if isinstance(source, str):
+    if safe_isinstance(source, str):
         source = compile(source.strip(" \t"), "<string>", "eval", dont_inherit=True)
-    if not isinstance(source, types.CodeType) or source.co_freevars:
+    if not safe_isinstance(source, types.CodeType) or source.co_freevars:
         return interp.native(eval, args, kwargs)
     return operator_functions.run_code(interp, source, args[1:], kwargs, local_names)
 
@@ -440,9 +439,9 @@ def _eval(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
 @_plain(exec)
 def _exec(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0] if args else None
-    if isinstance(source, str):
+    if safe_isinstance(source, str):
         source = compile(source, "<string>", "exec", dont_inherit=True)
-    if not isinstance(source, types.CodeType) or source.co_freevars or "closure" in kwargs:
+    if not safe_isinstance(source, types.CodeType) or source.co_freevars or "closure" in kwargs:
         return interp.native(exec, args, kwargs)
     operator_functions.run_code(interp, source, args[1:], kwargs, local_names)
     return None
@@ -481,7 +480,7 @@ _TABLE.update(
     {id(fn): substitute for table in (operator_functions, iterables) for fn, substitute in table.TABLE.items()}
 )
 _CLASS_METHODS = {
-    fn: substitute for fn, substitute in iterables.TABLE.items() if isinstance(fn, types.BuiltinFunctionType)
+    fn: substitute for fn, substitute in iterables.TABLE.items() if safe_isinstance(fn, types.BuiltinFunctionType)
 }
 """Substitutes of class methods made in C: every access gives a new object, equal to the others."""
 _CLASS_METHOD_NAMES = frozenset(fn.__name__ for fn in _CLASS_METHODS)

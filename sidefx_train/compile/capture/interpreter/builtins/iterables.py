@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
 TABLE: dict[Any, Substitute] = {}
@@ -244,7 +243,7 @@ def _list_find(fn: Any) -> Substitute:
                 if fn.__name__ == "index":
                     return index
                 return operators.delitem(interp, owner, index)
-        return interp.native(fn, ([], *rest) if isinstance(owner, list) else ((), *rest), kwargs)
+        return interp.native(fn, ([], *rest) if safe_isinstance(owner, list) else ((), *rest), kwargs)
 
     return substitute
 
@@ -323,7 +322,7 @@ def _dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def for_mapping(interp: InterpreterAPI, source: Any) -> Any:
     """``source`` for C code that fills a dict: mappings written in Python become dicts."""
-    if is_static(type(source)) or isinstance(source, dict):
+    if is_static(type(source)) or safe_isinstance(source, dict):
         return source
     if interp.world.class_attr(interp.type_of(source), "keys") is not ABSENT:
         if special(interp, source, "__getitem__") is ABSENT and special(interp, source, "keys") is ABSENT:

@@ -26,13 +26,12 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     special,
 )
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
 TABLE: dict[Any, Substitute] = {}
@@ -165,7 +164,7 @@ def _register_dunders() -> None:
                         return answer
                     if interp.type_of(answer) is want and type(answer) is not want:  # a number that changes
                         return interp.world.as_key(answer) if fn is hash else answer
-                    if not isinstance(answer, want):
+                    if not safe_isinstance(answer, want):
                         raise TypeError(_wrong_answer(interp, name, want, args[0], answer))
                     if fn is hash:
                         return -2 if answer == -1 else int(answer) if -(2**63) <= answer < 2**63 else hash(int(answer))
@@ -221,7 +220,7 @@ def _register_type_parameters() -> None:
 
 def _made_in_c(cls: type) -> bool:
     """True if instances are made by C code."""
-    return not isinstance(cls.__new__, types.FunctionType) and not isinstance(
+    return not safe_isinstance(cls.__new__, types.FunctionType) and not safe_isinstance(
         inspect.getattr_static(cls, "__init__"), types.FunctionType
     )
 
@@ -259,10 +258,10 @@ def run_code(
             local = local_names(interp)
     elif local is None:
         local = space
-    if not isinstance(space, dict):
+    if not safe_isinstance(space, dict):
         raise TypeError("globals must be a dict")
     interp.world.run_in(space)
-    if isinstance(local, dict):
+    if safe_isinstance(local, dict):
         interp.world.run_in(local)
     if "__builtins__" not in space:
         space["__builtins__"] = vars(builtins)

@@ -6,14 +6,12 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.common.user_code import PACKAGE_DIR
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.frame import Frame
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class Notice:
@@ -56,12 +54,12 @@ def arguments(
     Raises:
         TypeError: the category is none.
     """
-    if isinstance(message, Warning):
+    if safe_isinstance(message, Warning):
         category = type(message)
     elif category is None:
         category = UserWarning
-    if not (isinstance(category, type) and issubclass(category, Warning)):
-        kind = category.__name__ if isinstance(category, type) else type(category).__name__
+    if not (safe_isinstance(category, type) and issubclass(category, Warning)):
+        kind = category.__name__ if safe_isinstance(category, type) else type(category).__name__
         raise TypeError(f"category must be a Warning subclass, not '{kind}'")
     return message, category, int(stacklevel), source, tuple(skip_file_prefixes)
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.frame_objects import of_frame
 from sidefx_train.compile.capture.interpreter.world import LOCAL
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _C_DATA = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
@@ -67,7 +66,7 @@ def _stores_plainly(wrapper: Any) -> bool:
 
 def is_c_level(attr: Any) -> bool:
     """True for what C types keep in their namespaces: running it runs no Python code of its own."""
-    return isinstance(attr, (_SLOT, types.MethodDescriptorType, _BUILTIN, types.ClassMethodDescriptorType))
+    return safe_isinstance(attr, (_SLOT, types.MethodDescriptorType, _BUILTIN, types.ClassMethodDescriptorType))
 
 
 def special(interp: InterpreterAPI, obj: Any, name: str) -> Any:
@@ -114,11 +113,11 @@ def bind(interp: InterpreterAPI, attr: Any, obj: Any, cls: type) -> Any:
             return attr.__get__(obj, cls)
         if kind is types.MethodType:
             return attr
-        if isinstance(attr, property) and obj is not None:
+        if safe_isinstance(attr, property) and obj is not None:
             return _property_get(interp, attr, obj)
-        if isinstance(attr, staticmethod):
+        if safe_isinstance(attr, staticmethod):
             return attr.__func__
-        if isinstance(attr, classmethod):
+        if safe_isinstance(attr, classmethod):
             return bind_classmethod(interp, attr, cls)
         return interp.native(getter, (attr, obj, cls), {})
     return call_special(interp, getter, attr, (obj, cls))
@@ -129,7 +128,7 @@ def bind_classmethod(interp: InterpreterAPI, attr: Any, cls: type) -> Any:
     inner = attr.__func__
     if type(inner) is _FUNCTION or not hasattr(type(inner), "__get__"):
         return types.MethodType(inner, cls)
-    return attr.__get__(None, cls) if not isinstance(inner, property) else bind(interp, inner, cls, type(cls))
+    return attr.__get__(None, cls) if not safe_isinstance(inner, property) else bind(interp, inner, cls, type(cls))
 
 
 def _property_get(interp: InterpreterAPI, attr: property, obj: Any) -> Any:
@@ -378,7 +377,7 @@ def generic_store(interp: InterpreterAPI, obj: Any, name: str, value: Any) -> No
                 raise AttributeError("__set__")
             if not is_c_level(setter):
                 call_special(interp, setter, attr, (obj, value))
-            elif isinstance(attr, property) and attr.fset is not None:
+            elif safe_isinstance(attr, property) and attr.fset is not None:
                 interp.call(attr.fset, (obj, value), {})
             else:
                 interp.native(setter, (attr, obj, value), {})

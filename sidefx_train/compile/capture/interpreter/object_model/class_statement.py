@@ -6,12 +6,10 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def build_class(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -22,20 +20,20 @@ def build_class(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str,
     meta = kwargs.pop("metaclass", ABSENT)
     if meta is ABSENT:
         meta = interp.type_of(bases[0]) if bases else type
-    if isinstance(meta, type):
+    if safe_isinstance(meta, type):
         meta = _winner(interp, meta, bases)
     namespace: Any = {}
     prepare = interp.getattr_or(meta, "__prepare__", ABSENT)
     if prepare is not ABSENT:
         namespace = interp.call(prepare, (name, bases), kwargs)
         if interp.world.class_attr(interp.type_of(namespace), "__getitem__") is ABSENT:
-            shown = meta.__name__ if isinstance(meta, type) else "<metaclass>"
+            shown = meta.__name__ if safe_isinstance(meta, type) else "<metaclass>"
             raise TypeError(f"{shown}.__prepare__() must return a mapping, not {type(namespace).__name__}")
     cell = interp.run_body(body.__code__, body.__globals__, body.__closure__, namespace)
     if bases != tuple(listed):
         interp.setitem(namespace, "__orig_bases__", tuple(listed))
     cls = interp.call(meta, (name, bases, namespace), kwargs)
-    if isinstance(cell, types.CellType) and isinstance(cls, type):
+    if safe_isinstance(cell, types.CellType) and safe_isinstance(cls, type):
         inside = interp.world.load_cell(cell)
         if inside is ABSENT:
             raise RuntimeError(
@@ -51,7 +49,7 @@ def resolve_bases(interp: InterpreterAPI, bases: tuple[Any, ...]) -> tuple[Any, 
     """Replaces bases that are no classes by what their ``__mro_entries__`` gives."""
     result: list[Any] = []
     for base in bases:
-        if isinstance(base, type):
+        if safe_isinstance(base, type):
             result.append(base)
             continue
         entries = interp.getattr_or(base, "__mro_entries__", ABSENT)
@@ -59,7 +57,7 @@ def resolve_bases(interp: InterpreterAPI, bases: tuple[Any, ...]) -> tuple[Any, 
             result.append(base)
             continue
         found = interp.call(entries, (bases,), {})
-        if not isinstance(found, tuple):
+        if not safe_isinstance(found, tuple):
             raise TypeError("__mro_entries__ must return a tuple")
         result.extend(found)
     return tuple(result)

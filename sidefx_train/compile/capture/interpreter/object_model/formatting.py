@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
 from sidefx_train.compile.capture.interpreter.object_model.operators import SIMPLE
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _ROOT_FORMAT, _ROOT_STR, _ROOT_REPR = object.__format__, object.__str__, object.__repr__
 
@@ -73,7 +72,7 @@ def to_format(interp: InterpreterAPI, value: Any, spec: Any) -> Any:
 
 
 def _text(interp: InterpreterAPI, answer: Any, name: str) -> Any:
-    if not isinstance(answer, str) and not issubclass(interp.type_of(answer), str):
+    if not safe_isinstance(answer, str) and not issubclass(interp.type_of(answer), str):
         kind = interp.type_of(answer).__name__
         verb = "must return a str, not" if name == "__format__" else "returned non-string (type"
         raise TypeError(f"{name} {verb} {kind}" + ("" if name == "__format__" else ")"))

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.object_model import attributes
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.code import CodeInfo
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _SLOT = types.WrapperDescriptorType
 
@@ -55,7 +54,7 @@ def bind_arguments(
         for name, value in kwargs.items():
             position = positions.get(name)
             if position is None:
-                if extra is None or not isinstance(name, str):
+                if extra is None or not safe_isinstance(name, str):
                     _refuse(fn, args, kwargs)
                 extra[name] = value
             elif slots[position] is not NULL:

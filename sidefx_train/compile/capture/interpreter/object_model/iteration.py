@@ -15,12 +15,10 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     special,
 )
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class SequenceIterator:
@@ -119,11 +117,11 @@ class PythonIterable:
     def __length_hint__(self) -> Any:
         size = length_hint(self.interp, self.obj)
         # C code makes room by it: a number that changes need not become a constant for that.
-        return size if is_static(type(size)) or isinstance(size, int) else 0
+        return size if is_static(type(size)) or safe_isinstance(size, int) else 0
 
 
 for _cls in (SequenceIterator, ReversedSequence, PythonIterator, PythonIterable):
-    NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if isinstance(_fn, types.FunctionType))
+    NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if safe_isinstance(_fn, types.FunctionType))
 _OWN_ITERATORS = frozenset({InterpretedGenerator, SequenceIterator, ReversedSequence, PythonIterator})
 _C_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
 """Iterators that only walk over what they were made from: stepped without asking the world."""

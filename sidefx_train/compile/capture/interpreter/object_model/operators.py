@@ -22,12 +22,11 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import (
 )
 from sidefx_train.compile.capture.interpreter.object_model.iteration import get_iter, step, to_list
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 SIMPLE = frozenset({int, float, bool, complex, str, bytes, type(None)})
 """Immutable types whose operators touch nothing outside: applied at once."""
@@ -85,7 +84,7 @@ def _two_sided(interp: InterpreterAPI, name: str, plain: str, left: Any, right: 
     dunder, reflected = _DUNDERS[plain], _REFLECTED[plain]
     forward, backward = special(interp, left, dunder), special(interp, right, reflected)
     if forward is ABSENT and backward is ABSENT:
-        if name == "iadd" and isinstance(left, list) and special(interp, right, "__iter__") is not ABSENT:
+        if name == "iadd" and safe_isinstance(left, list) and special(interp, right, "__iter__") is not ABSENT:
             right = to_list(interp, right)
         return interp.world.native_call(FUNCTIONS[name], (left, right), {})
     kind, other = interp.type_of(left), interp.type_of(right)
@@ -115,11 +114,11 @@ def _two_sided(interp: InterpreterAPI, name: str, plain: str, left: Any, right: 
             answer = NotImplemented if own is ABSENT else _in_c(interp, own, right, left)
         if answer is not NotImplemented:
             return answer
-    if forward is ABSENT and isinstance(left, (list, tuple, str, bytes, bytearray)):
+    if forward is ABSENT and safe_isinstance(left, (list, tuple, str, bytes, bytearray)):
         own = interp.world.class_attr(kind, dunder)
         if own is not ABSENT:
             return interp.world.native_call(own, (left, right), {})
-    if plain == "mul" and isinstance(right, (list, tuple, str, bytes, bytearray)) and backward is ABSENT:
+    if plain == "mul" and safe_isinstance(right, (list, tuple, str, bytes, bytearray)) and backward is ABSENT:
         return interp.world.native_call(operator.mul, (left, right), {})
     raise TypeError(
         f"unsupported operand type(s) for {SYMBOLS[name]}: {kind.__name__!r} and {other.__name__!r}"
@@ -310,7 +309,7 @@ def truth(interp: InterpreterAPI, value: Any) -> bool:
 
 def as_length(interp: InterpreterAPI, answer: Any) -> Any:
     """Checks what ``__len__`` returned."""
-    if type(answer) is int or isinstance(answer, int):
+    if type(answer) is int or safe_isinstance(answer, int):
         if answer < 0:
             raise ValueError("__len__() should return >= 0")
         if answer > sys.maxsize:
@@ -336,7 +335,7 @@ def getitem(interp: InterpreterAPI, obj: Any, key: Any) -> Any:
     answer = interp.world.override_operator("getitem", (obj, key))
     if answer is not ABSENT:
         return answer
-    if isinstance(obj, type):
+    if safe_isinstance(obj, type):
         return _class_getitem(interp, obj, key)
     method = special(interp, obj, "__getitem__")
     if method is not ABSENT and method is not None:
@@ -376,7 +375,8 @@ def setitem(interp: InterpreterAPI, obj: Any, key: Any, value: Any) -> None:
     if method is not ABSENT and method is not None:
         call_special(interp, method, obj, (key, value))
     else:
-        if isinstance(obj, list) and isinstance(key, slice) and special(interp, value, "__iter__") is not ABSENT:
+        is_list_slice = safe_isinstance(obj, list) and safe_isinstance(key, slice)
+        if is_list_slice and special(interp, value, "__iter__") is not ABSENT:
             value = to_list(interp, value)
         interp.world.native_call(operator.setitem, (obj, key, value), {})
 

@@ -11,14 +11,11 @@ from sidefx_train.compile.capture.interpreter.builtins.iterables import for_mapp
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import iteration
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def _callee(frame: Frame, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
@@ -79,7 +76,7 @@ def call_function_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -
         kwargs = dict(for_mapping(interp, kwargs))
     elif interp.world.override_operator("iter", (kwargs,)) is not ABSENT:  # behind a break it is one from outside
         kwargs = interp.native(dict, (kwargs,), {})
-    if not all(isinstance(name, str) for name in kwargs):
+    if not all(safe_isinstance(name, str) for name in kwargs):
         raise TypeError("keywords must be strings")
     frame.push(interp.call(callee, args, dict(kwargs)))
 
@@ -96,7 +93,7 @@ def _unpacked(interp: InterpreterAPI, callee: Any, args: Any) -> tuple[Any, ...]
 def function_name(callee: Any) -> str:
     """How CPython names a callable in the errors of ``*`` and ``**``."""
     qualname = attribute_of(callee, "__qualname__")
-    if not isinstance(qualname, str):
+    if not safe_isinstance(qualname, str):
         return str(callee)
     module = attribute_of(callee, "__module__")
     shown = f"{module}.{qualname}" if module is not None and module != "builtins" else qualname
@@ -121,7 +118,7 @@ def make_function(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> N
 
 
 def _annotations(pairs: Any) -> dict[str, Any]:
-    return pairs if isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2], strict=True))
+    return pairs if safe_isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def make_plain_function(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
@@ -147,7 +144,7 @@ class Pending:
 
 def set_function_attribute(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     function, value = frame.pop(), frame.pop()
-    if isinstance(function, Pending):
+    if safe_isinstance(function, Pending):
         function.attributes.append((instr.arg, value))
         if instr.arg == 8:
             attributes = function.attributes
@@ -172,7 +169,7 @@ def _set_attribute(function: types.FunctionType, flag: int, value: Any) -> None:
 
 def load_build_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     space = frame.globals.get("__builtins__", builtins)
-    space = vars(space) if isinstance(space, types.ModuleType) else space
+    space = vars(space) if safe_isinstance(space, types.ModuleType) else space
     if "__build_class__" not in space:
         raise NameError("__build_class__ not found")
     frame.push(space["__build_class__"])
@@ -209,7 +206,7 @@ def set_function_type_params(interp: InterpreterAPI, frame: Frame, instr: Instru
 
 def subscript_generic(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     parameters = frame.pop()
-    unpacked = tuple(typing.Unpack[p] if isinstance(p, typing.TypeVarTuple) else p for p in parameters)
+    unpacked = tuple(typing.Unpack[p] if safe_isinstance(p, typing.TypeVarTuple) else p for p in parameters)
     frame.push(typing.Generic[unpacked])  # type: ignore[misc, index]
 
 

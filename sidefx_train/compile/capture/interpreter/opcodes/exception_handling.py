@@ -10,13 +10,11 @@ from sidefx_train.compile.capture.interpreter.bytecode_versions import INTRINSIC
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.interpreter.object_model import attributes, iteration
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def raise_varargs(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
@@ -29,12 +27,12 @@ def raise_varargs(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> N
     cause: Any = frame.pop() if instr.arg == 2 else ABSENT
     error = exceptions.as_exception(interp, frame.pop())
     if cause is not ABSENT:
-        if isinstance(cause, type) and issubclass(cause, BaseException):
+        if safe_isinstance(cause, type) and issubclass(cause, BaseException):
             kind, cause = cause, interp.call(cause, (), {})
-            if not isinstance(cause, BaseException):
+            if not safe_isinstance(cause, BaseException):
                 shown = interp.type_of(cause)
                 raise TypeError(f"calling {kind!r} should have returned an instance of BaseException, not {shown!r}")
-        elif cause is not None and not isinstance(cause, BaseException):
+        elif cause is not None and not safe_isinstance(cause, BaseException):
             raise TypeError("exception causes must derive from BaseException")
         error.__cause__ = cause
     exceptions.set_context(error, interp.handled.topmost())
@@ -66,13 +64,13 @@ def check_exc_match(interp: InterpreterAPI, frame: Frame, instr: Instruction) ->
 
 
 def _check_kinds(kinds: Any) -> None:
-    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+    for kind in kinds if safe_isinstance(kinds, tuple) else (kinds,):
+        if not (safe_isinstance(kind, type) and issubclass(kind, BaseException)):
             raise TypeError("catching classes that do not inherit from BaseException is not allowed")
 
 
 def _matches(error: Any, kinds: Any) -> bool:
-    if isinstance(kinds, tuple):
+    if safe_isinstance(kinds, tuple):
         return any(issubclass_without_hooks(type(error), kind) for kind in kinds)
     return issubclass_without_hooks(type(error), kinds)
 
@@ -85,8 +83,8 @@ def issubclass_without_hooks(kind: type, other: type) -> bool:
 def check_eg_match(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     kinds = frame.pop()
     error = frame.pop()
-    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+    for kind in kinds if safe_isinstance(kinds, tuple) else (kinds,):
+        if not (safe_isinstance(kind, type) and issubclass(kind, BaseException)):
             raise TypeError("catching classes that do not inherit from BaseException is not allowed")
         if issubclass(kind, BaseExceptionGroup):
             raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")
@@ -95,10 +93,14 @@ def check_eg_match(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> 
     if error is not None:
         if _matches(error, kinds):
             match, rest = error, None
-            if not isinstance(error, BaseExceptionGroup):
-                match = ExceptionGroup("", [error]) if isinstance(error, Exception) else BaseExceptionGroup("", [error])
+            if not safe_isinstance(error, BaseExceptionGroup):
+                match = (
+                    ExceptionGroup("", [error])
+                    if safe_isinstance(error, Exception)
+                    else BaseExceptionGroup("", [error])
+                )
                 match.__traceback__ = error.__traceback__
-        elif isinstance(error, BaseExceptionGroup):
+        elif safe_isinstance(error, BaseExceptionGroup):
             match, rest = interp.call(interp.getattr(error, "split"), (kinds,), {})
     frame.push(rest)
     frame.push(match)
@@ -116,7 +118,7 @@ def _reraise_star(original: BaseException, raised: list[Any]) -> Any:
     kept = [item for item in raised if item is not None]
     if not kept:
         return None
-    if not isinstance(original, BaseExceptionGroup):
+    if not safe_isinstance(original, BaseExceptionGroup):
         return kept[0]  # a naked exception was wrapped: there is at most one
     new = [item for item in kept if not _part_of(item, original)]
     left = [item for item in kept if _part_of(item, original)]
@@ -129,7 +131,7 @@ def _reraise_star(original: BaseException, raised: list[Any]) -> Any:
 def _part_of(item: Any, original: BaseException) -> bool:
     """True if a clause re-raised a part of ``original``: such parts keep its metadata."""
     return (
-        isinstance(item, BaseExceptionGroup)
+        safe_isinstance(item, BaseExceptionGroup)
         and getattr(item, "__notes__", None) is getattr(original, "__notes__", None)
         and item.__traceback__ is original.__traceback__
         and item.__cause__ is original.__cause__
@@ -138,14 +140,14 @@ def _part_of(item: Any, original: BaseException) -> bool:
 
 
 def _leaves(item: BaseException) -> list[BaseException]:
-    if isinstance(item, BaseExceptionGroup):
+    if safe_isinstance(item, BaseExceptionGroup):
         return [leaf for part in item.exceptions for leaf in _leaves(part)]
     return [item]
 
 
 def stopiteration_error(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     error = frame.stack[-1]
-    if isinstance(error, StopIteration):
+    if safe_isinstance(error, StopIteration):
         wrapped = RuntimeError("generator raised StopIteration")
         wrapped.__cause__ = error
         wrapped.__context__ = error
@@ -178,7 +180,7 @@ def with_except_start(interp: InterpreterAPI, frame: Frame, instr: Instruction) 
 
 def cleanup_throw(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     error = frame.stack[-1]
-    if not isinstance(error, StopIteration):
+    if not safe_isinstance(error, StopIteration):
         interp.in_flight = error
         raise error
     del frame.stack[-3:]

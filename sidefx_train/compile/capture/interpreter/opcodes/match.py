@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.builtins import introspection
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 _IS_MAPPING, _IS_SEQUENCE = 1 << 6, 1 << 5
@@ -50,7 +49,7 @@ def match_keys(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None
 
 def match_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     subject, cls, names = frame.take(3)
-    if not isinstance(cls, type):
+    if not safe_isinstance(cls, type):
         raise TypeError("called match pattern must be a class")
     if not introspection.is_instance(interp, subject, cls):
         frame.push(None)
@@ -72,13 +71,13 @@ def _class_attributes(interp: InterpreterAPI, subject: Any, cls: type, count: in
                     raise TypeError(f"{cls.__name__}() accepts 1 positional sub-pattern ({count} given)")
                 values.append(subject)
                 count = 0
-        if not isinstance(listed, tuple):
+        if not safe_isinstance(listed, tuple):
             raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {type(listed).__name__})")
         if len(listed) < count:
             plural = "" if len(listed) == 1 else "s"
             raise TypeError(f"{cls.__name__}() accepts {len(listed)} positional sub-pattern{plural} ({count} given)")
         for name in listed[:count]:
-            if not isinstance(name, str):
+            if not safe_isinstance(name, str):
                 raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")
             positional.append(name)
     for name in (*positional, *names):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _ALIKE = frozenset(
     {"add_", "sub_", "mul_", "div_", "copy_", "zero_", "neg_", "abs_", "exp_", "log_", "sqrt_", "rsqrt_", "reciprocal_"}
@@ -38,8 +36,8 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if not writes_lists(func):
         return None
     name = func._schema.name.removeprefix("aten::_foreach_")
-    lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
-    tensors = [t for each in lists for t in each if isinstance(t, torch.Tensor)]
+    lists = [arg for arg in (*args, *kwargs.values()) if safe_isinstance(arg, (list, tuple))]
+    tensors = [t for each in lists for t in each if safe_isinstance(t, torch.Tensor)]
     memory = [t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided and t.device.type == "cpu"]
     if name not in _ALIKE or len(memory) < len(tensors) or len(set(memory)) == len(memory):
         return None
@@ -52,8 +50,8 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
     calls = []
     for i in range(len(args[0])):
-        item = [arg[i] if isinstance(arg, (list, tuple)) else arg for arg in args]
-        named = {key: arg[i] if isinstance(arg, (list, tuple)) else arg for key, arg in kwargs.items()}
+        item = [arg[i] if safe_isinstance(arg, (list, tuple)) else arg for arg in args]
+        named = {key: arg[i] if safe_isinstance(arg, (list, tuple)) else arg for key, arg in kwargs.items()}
         calls.append((getattr(torch.ops.aten, name), item, named))
     return calls
 

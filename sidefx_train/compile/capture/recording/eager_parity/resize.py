@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sidefx_train import torch_compat as compat
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 aten = torch.ops.aten
 
@@ -37,7 +35,7 @@ def _new_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     given, wanted = args[:2]
     size = tuple(wanted.shape) if func is aten.resize_as_.default else tuple(wanted)
     numbers = (*size, *given.shape, given.storage_offset(), given.untyped_storage().nbytes())
-    if any(not isinstance(n, int) and compat.is_unbacked(n) for n in numbers):
+    if any(not safe_isinstance(n, int) and compat.is_unbacked(n) for n in numbers):
         return None
     return size
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import NO_GRAD
 from sidefx_train.compile.graph.view_chains import (
     STRIDED,
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
-
 
 def check_strided(tracer: GraphRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Looks at what an operation reads and writes, before it is recorded.
@@ -47,8 +45,10 @@ def check_strided(tracer: GraphRecorder, func: Any, args: tuple[Any, ...], kwarg
     """
     if func.namespace == "prim":  # asked by code of C that no error may pass, and nothing is computed
         return
-    given = [item for arg in (*args, *kwargs.values()) for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]
-    tensors = [item for item in given if isinstance(item, torch.Tensor)]
+    given = [
+        item for arg in (*args, *kwargs.values()) for item in (arg if safe_isinstance(arg, (list, tuple)) else (arg,))
+    ]
+    tensors = [item for item in given if safe_isinstance(item, torch.Tensor)]
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return
     writes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
@@ -102,7 +102,7 @@ def _reads_otherwise(node: fx.Node) -> bool:
     """True for a view that strides do not describe: a conjugate, a negative, or of another type."""
     made, given = node.meta.get("val"), parent_of(node)
     source = given.meta.get("val") if given is not None else None
-    if not isinstance(made, torch.Tensor) or not isinstance(source, torch.Tensor):
+    if not safe_isinstance(made, torch.Tensor) or not safe_isinstance(source, torch.Tensor):
         return False
     return (made.dtype, made.is_conj(), made.is_neg()) != (source.dtype, source.is_conj(), source.is_neg())
 

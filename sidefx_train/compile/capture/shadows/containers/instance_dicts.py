@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.world import space_of_thread
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class SpaceRecord(Record):
@@ -34,14 +32,14 @@ class SpaceRecord(Record):
 def note_space(heap: ShadowTableAPI, owner: InstanceRecord) -> None:
     """Makes the ``__dict__`` of a new shadow known, or takes the shadow that its dict already has."""
     known = heap.by_real.get(id(owner.space))
-    if not isinstance(known, (DictRecord, SpaceRecord)):
+    if not safe_isinstance(known, (DictRecord, SpaceRecord)):
         record = SpaceRecord(owner)
         heap.by_real[id(record.real)] = heap.by_shadow[id(record.shadow)] = record
         return
     known.fill()
     heap.guard("same", heap.sources.slot(owner.base, "__dict__"), known.source)
     object.__setattr__(owner.shadow, "__dict__", known.shadow)
-    noted = known.snapshot if isinstance(known, DictRecord) else known.owner.snapshot
+    noted = known.snapshot if safe_isinstance(known, DictRecord) else known.owner.snapshot
     owner.snapshot = {name: noted[name] for name in owner.space if name in noted}
     owner.filled = owner.shared = True
 
@@ -51,7 +49,7 @@ def check_hidden_space(heap: ShadowTableAPI, instance: Any) -> None:
 
     A container that keeps nothing but its items has none.
     """
-    if isinstance(instance, dict):
+    if safe_isinstance(instance, dict):
         known = {id(type(instance)), *map(id, dict.keys(instance)), *map(id, dict.values(instance))}
         if all(id(item) in known for item in gc.get_referents(instance)):
             return
@@ -65,7 +63,7 @@ def thread_space(heap: ShadowTableAPI, local: Any) -> DictRecord:
         heap.refuse("SFX111", "uses a threading.local made in the step")
     shadow = heap.shadow(space_of_thread(local), heap.sources.slot(record.base, "__dict__"))
     found = heap.record_of(shadow)
-    assert isinstance(found, DictRecord), "it is a plain dict"
+    assert safe_isinstance(found, DictRecord), "it is a plain dict"
     return found
 
 
@@ -76,7 +74,7 @@ def space_of(heap: ShadowTableAPI, instance: Any) -> dict[str, Any]:
         AttributeError: the instance has none.
     """
     record = heap.record_of(instance)
-    owner = record if record is None or isinstance(record, InstanceRecord) else record.instance
+    owner = record if record is None or safe_isinstance(record, InstanceRecord) else record.instance
     space: dict[str, Any] = object.__getattribute__(instance if owner is None else owner.shadow, "__dict__")
     if owner is not None:
         owner.fill()

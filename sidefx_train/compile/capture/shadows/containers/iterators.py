@@ -23,12 +23,11 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, cleans_up
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _WALKED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
 _SEQUENCES = tuple(type(iter(sequence)) for sequence in _WALKED)
@@ -93,7 +92,7 @@ VIEWS: dict[type, Callable[[Any], Any]] = {
 
 def walked_over(iterator: Any) -> Any:
     """The dict or set that an iterator over one walks over; ``None`` at its end."""
-    return next((item for item in gc.get_referents(iterator) if isinstance(item, (dict, set, frozenset))), None)
+    return next((item for item in gc.get_referents(iterator) if safe_isinstance(item, (dict, set, frozenset))), None)
 
 
 def left_over(iterator: Any) -> int | None:
@@ -169,7 +168,7 @@ class ClosingIterator(OutsideIterator, ClosingStandIn):
 
 NATIVE_CODE.add(id(_call_outside.__code__))
 for _cls in (OutsideIterator, ClosingIterator):
-    NATIVE_CODE.update(id(fn.__code__) for fn in vars(_cls).values() if isinstance(fn, types.FunctionType))
+    NATIVE_CODE.update(id(fn.__code__) for fn in vars(_cls).values() if safe_isinstance(fn, types.FunctionType))
 
 
 class IteratorRecord(Record):
@@ -213,7 +212,7 @@ def position(iterator: Any) -> int | None:
     if made is zip:
         inner = [position(part) for part in arguments]
         return None if None in inner or not inner else inner[0]
-    if isinstance(arguments[0], list) or made is reversed:
+    if safe_isinstance(arguments[0], list) or made is reversed:
         if not state:
             return None
         return -state[0] if made is reversed else int(state[0])

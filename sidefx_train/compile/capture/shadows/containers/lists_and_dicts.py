@@ -10,12 +10,10 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.plain_values import base_of, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class ListRecord(Record):
@@ -34,7 +32,7 @@ class ListRecord(Record):
         if self.base.label in self.heap.specialization.unbounded_lists:
             self.heap.refuse("SFX114", f"reads the whole of {self.base.label}, which grows from call to call")
         self.filled = True
-        base = list if isinstance(self.shadow, list) else deque
+        base = list if safe_isinstance(self.shadow, list) else deque
         self.heap.guard("length", self.base, base.__len__(self.real))
         tail = list(base.__iter__(self.shadow))
         base.clear(self.shadow)
@@ -44,7 +42,7 @@ class ListRecord(Record):
         base.extend(self.shadow, tail)
 
     def reset(self) -> None:
-        base = list if isinstance(self.shadow, list) else deque
+        base = list if safe_isinstance(self.shadow, list) else deque
         base.clear(self.shadow)
         base.extend(self.shadow, self.snapshot)
 
@@ -112,7 +110,7 @@ class DictRecord(Record):
 
     def _take(self, key: Any, real_key: Any) -> None:
         value = dict.__getitem__(self.real, real_key)
-        hint = key if isinstance(key, str) else ""
+        hint = key if safe_isinstance(key, str) else ""
         value = self.heap.shadow(value, self.heap.sources.item(self.base, real_key), hint)
         base_of(self.shadow).__setitem__(self.shadow, key, value)
         self.snapshot[key] = value
@@ -161,7 +159,7 @@ class DictRecord(Record):
         if len(self.snapshot) != dict.__len__(self.shadow):
             return None
         held = (item for entry in dict.items(self.real) for item in entry)
-        if any(isinstance(item, weakref.ref) for item in held):  # entries go with what they refer to
+        if any(safe_isinstance(item, weakref.ref) for item in held):  # entries go with what they refer to
             return None
         self.heap.guard("length", self.base, dict.__len__(self.real))
         return dict.__len__(self.real)

@@ -13,12 +13,11 @@ import torch
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.plain_values import is_plain
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _ENTRY = 16
 """Bytes that one place in the table of a set takes."""
@@ -202,4 +201,4 @@ def _hashes_address(heap: ShadowTableAPI, member: Any) -> bool:
     if record is None or record.real is member:
         return False
     made_by: Any = cls.__hash__
-    return isinstance(member, torch.Tensor) or made_by is object.__hash__
+    return safe_isinstance(member, torch.Tensor) or made_by is object.__hash__

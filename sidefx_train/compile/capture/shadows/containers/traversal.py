@@ -7,13 +7,11 @@ import functools
 import gc
 import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sidefx_train.compile.capture.interpreter.generator_finalizers import COMPOSED
 from sidefx_train.compile.common.plain_values import is_set, slot_names
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 _BASES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
 _DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
@@ -33,10 +31,10 @@ READ_BY_C = frozenset({types.SimpleNamespace})
 
 def held_by(value: Any) -> Iterable[Any]:
     """What C code that reads ``value`` may look into, one level down."""
-    if isinstance(value, dict):
+    if safe_isinstance(value, dict):
         return list(dict.values(value))
     for base in _BASES:
-        if isinstance(value, base):
+        if safe_isinstance(value, base):
             return list(base.__iter__(value))  # past what a subclass makes of it
     cls = type(value)
     if cls in _WALKERS:
@@ -45,7 +43,7 @@ def held_by(value: Any) -> Iterable[Any]:
         return list(vars(value).values())
     if cls is slice:
         return (value.start, value.stop, value.step)
-    return value.args if isinstance(value, BaseException) else ()
+    return value.args if safe_isinstance(value, BaseException) else ()
 
 
 def attributes_of(value: Any) -> list[Any]:

@@ -13,13 +13,12 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.storage_guards import storage_of
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import InputKind
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -49,7 +48,7 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         if other.real is real._base or (storage_of(other.real) == storage_of(real) and other.grown):
             reason = f"{source.label} is read in the memory of {other.source.label}, which was given other memory"
             heap.refuse("SFX109", reason)
-    resized = not isinstance(real, torch.nn.Parameter) and any(
+    resized = not safe_isinstance(real, torch.nn.Parameter) and any(
         label == source.label for label, _ in heap.specialization.dynamic_sizes
     )
     static = (
@@ -57,7 +56,7 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         and source.label not in heap.specialization.refetched
         and not resized
         and not source.from_arguments
-        and (heap.below(source, heap.static_roots) or isinstance(real, torch.nn.Parameter))
+        and (heap.below(source, heap.static_roots) or safe_isinstance(real, torch.nn.Parameter))
     )
     place = heap.sources.const(real, source.label) if static else source
     if static:
@@ -99,7 +98,7 @@ def _twin(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, torch
         if other.real._base is real:  # which has a stand-in, made with that of its view
             return None
         plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))
-        fixed = all(isinstance(size, int) for size in other.shadow.shape)
+        fixed = all(safe_isinstance(size, int) for size in other.shadow.shape)
         if plain and fixed and compat.one_counter(other.real, real):
             return real, other.memory
     return None
@@ -119,7 +118,7 @@ def _facts(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source:
     shape, stride = list(facts.shape), list(facts.stride)
     for kind, values, symbols in (("shape", shape, fake.shape), ("stride", stride, fake.stride())):
         for dim, symbol in enumerate(symbols):
-            if isinstance(symbol, torch.SymInt):
+            if safe_isinstance(symbol, torch.SymInt):
                 whole = heap.sources.slot(source, kind)
                 if kind == "stride":
                     whole = heap.sources.call(whole)

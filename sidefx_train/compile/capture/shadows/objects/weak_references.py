@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class ShadowRef(weakref.ref):  # type: ignore[type-arg]
@@ -40,7 +38,7 @@ class ShadowRef(weakref.ref):  # type: ignore[type-arg]
 
 def check_keys(heap: ShadowTableAPI, base: Source, keys: Iterable[Any]) -> None:
     """Refuses to leave an entry in a dict whose key died in the step: its callback would have taken it out."""
-    if any(isinstance(key, ShadowRef) and key() is None for key in keys):
+    if any(safe_isinstance(key, ShadowRef) and key() is None for key in keys):
         heap.refuse("SFX104", f"puts an object into {base.label} that dies in the step and calls back there")
 
 

@@ -22,13 +22,12 @@ from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import fu
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import number_in
 from sidefx_train.compile.common.plain_values import is_plain, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _OPERATOR_NAMES = (
     "getitem setitem delitem contains add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor "
@@ -78,7 +77,7 @@ def module_setattr(world: CaptureContext, obj: Any, name: str, value: Any) -> bo
     """The default ``nn.Module.__setattr__`` for everything but new parameters and submodules."""
     if not _plain_lookup(world, type(obj), "__setattr__") or world.class_attr(type(obj), name) is not ABSENT:
         return False
-    if isinstance(value, (torch.nn.Parameter, torch.nn.Module)):
+    if safe_isinstance(value, (torch.nn.Parameter, torch.nn.Module)):
         return False
     for member in _MEMBERS:
         entries = world.instance_attr(obj, member)
@@ -86,7 +85,7 @@ def module_setattr(world: CaptureContext, obj: Any, name: str, value: Any) -> bo
             return False
         record = world.heap.dict_record(entries)
         if record.bring(name) if record is not None else name in entries:
-            if member == "_buffers" and (value is None or isinstance(value, torch.Tensor)):
+            if member == "_buffers" and (value is None or safe_isinstance(value, torch.Tensor)):
                 dict.__setitem__(entries, name, value)
                 return True
             return False
@@ -126,7 +125,7 @@ def dict_operator(world: CaptureContext, record: DictRecord, name: str, args: tu
             return None
         if record.bring(key):
             return dict.__getitem__(shadow, key)
-        if isinstance(shadow, defaultdict) and shadow.default_factory is not None:
+        if safe_isinstance(shadow, defaultdict) and shadow.default_factory is not None:
             value = world.interp.call(shadow.default_factory, (), {})
             shadow[key] = value
             return value
@@ -189,11 +188,11 @@ def class_view_operator(world: Any, name: str, args: tuple[Any, ...]) -> Any:
 
 def concrete(value: Any) -> Any:
     """A symbolic number's value, guarded: it is about to be hashed or used by C code."""
-    if isinstance(value, torch.SymInt):
+    if safe_isinstance(value, torch.SymInt):
         return int(value)
-    if isinstance(value, torch.SymFloat):
+    if safe_isinstance(value, torch.SymFloat):
         return float(value)
-    if isinstance(value, torch.SymBool):
+    if safe_isinstance(value, torch.SymBool):
         return bool(value)
     if type(value) is tuple and not is_plain(value):
         return tuple(concrete(item) for item in value)
@@ -262,13 +261,13 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
     name = fn.__name__
     if name == "len" and fn is len and len(args) == 1:
         record = world.heap.record_of(args[0])
-        if isinstance(record, DictRecord) and record.plain:
+        if safe_isinstance(record, DictRecord) and record.plain:
             length = record.length()
             return ABSENT if length is None else length
-        if isinstance(record, ListRecord):
+        if safe_isinstance(record, ListRecord):
             length = record.length()
             return ABSENT if length is None else length
-        return len(args[0]) if isinstance(record, ArrayRecord) else ABSENT
+        return len(args[0]) if safe_isinstance(record, ArrayRecord) else ABSENT
     owner = fn.__self__
     if id(owner) in world.class_views and name == "get" and args and not kwargs:
         return class_view_operator(world, name, (owner, *args))
@@ -281,7 +280,7 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
     record = world.heap.record_of(owner) if owner is not None else None
     if record is None or kwargs or not record.plain:
         return ABSENT
-    if isinstance(record, ListRecord):
+    if safe_isinstance(record, ListRecord):
         if name == "append" and len(args) == 1:
             fn(args[0])
             return None
@@ -289,15 +288,15 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
             fn(world.interp.iterate(args[0]))
             return None
         return ABSENT
-    if isinstance(record, SetRecord):
+    if safe_isinstance(record, SetRecord):
         record.look()
         if name == "add" and not record.filled:
             fn(world.own_key(args[0], pin=False))
             return None
         return ABSENT
-    if isinstance(record, DictRecord) and args:
+    if safe_isinstance(record, DictRecord) and args:
         args = (world.own_key(args[0], pin=name != "__setitem__"), *args[1:])
-    if isinstance(record, DictRecord) and args and _hashable(args[0]):
+    if safe_isinstance(record, DictRecord) and args and _hashable(args[0]):
         if name == "get":
             return dict.__getitem__(owner, args[0]) if record.bring(args[0]) else (args[1] if len(args) > 1 else None)
         if name == "setdefault":
@@ -324,7 +323,7 @@ _TO_INTEGER = (math.floor, math.ceil, math.trunc)
 
 def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
-    if kwargs or not any(isinstance(value, NUMBERS) for value in args):
+    if kwargs or not any(safe_isinstance(value, NUMBERS) for value in args):
         return ABSENT
     found = number_subclasses.slot_operator(world, fn, args)
     if found is not ABSENT:
@@ -334,7 +333,7 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
         return world.guarded(fn, tuple(map(concrete, args)), {})
     if fn in (bisect.bisect_left, bisect.bisect_right):
         return _bisect(world, fn is bisect.bisect_right, *args)
-    if not all(isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):
+    if not all(safe_isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):
         return ABSENT
     if function_raises(world, fn, args):
         return world.guarded(fn, tuple(map(concrete, args)), {})
@@ -365,7 +364,7 @@ def among(world: CaptureContext, container: Any, value: Any) -> Any:
     Returns:
         :data:`ABSENT` for anything else, which takes the number for a constant.
     """
-    base = next((kind for kind in (dict, set, frozenset) if isinstance(container, kind)), None)
+    base = next((kind for kind in (dict, set, frozenset) if safe_isinstance(container, kind)), None)
     if base is None or type(container).__contains__ is not base.__contains__ or compat.is_unbacked(value):
         return ABSENT
     world.touch(container, deep=False, asked="contains")
@@ -380,7 +379,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
     if len(args) != 1:
         return ABSENT
     value = args[0]
-    if isinstance(value, torch.Tensor):
+    if safe_isinstance(value, torch.Tensor):
         if kind is bool:
             return world.truth(value)
         number = number_in(world, value)
@@ -389,7 +388,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
                 value = value.to(torch.int64)  # a symbolic bool has no symbolic int
             number = world.guarded(value.item, (), {})
         value = number
-    if not isinstance(value, NUMBERS):
+    if not safe_isinstance(value, NUMBERS):
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:
         return world.truth(value)

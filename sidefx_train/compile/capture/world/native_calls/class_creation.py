@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 def makes_class(fn: Any, args: tuple[Any, ...]) -> bool:
     """True if calling ``fn``, C code, makes a class."""
     if fn is type.__new__:
         return len(args) == 4
-    return isinstance(fn, type) and issubclass(fn, type) and len(args) == 3
+    return safe_isinstance(fn, type) and issubclass(fn, type) and len(args) == 3
 
 
 def make_class(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type:
@@ -37,12 +35,12 @@ def make_class(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: di
     space = {name: _announced(world, value) for name, value in dict.items(namespace)}
     hooks = [base for base in _bases_and_theirs(bases) if "__init_subclass__" in vars(base)]
     for base in bases:
-        if isinstance(base, type):
+        if safe_isinstance(base, type):
             world.interp.world.class_attr(base, "__init_subclass__")
     swapped: list[tuple[type, Any]] = []
     for base in hooks:
         hook = vars(base)["__init_subclass__"]
-        if not isinstance(hook, classmethod) or not isinstance(hook.__func__, types.FunctionType):
+        if not safe_isinstance(hook, classmethod) or not safe_isinstance(hook.__func__, types.FunctionType):
             continue
         if is_library(base.__module__):
             continue
@@ -61,7 +59,7 @@ def make_class(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: di
 def _bases_and_theirs(bases: tuple[Any, ...]) -> list[type]:
     found: dict[type, None] = {}
     for base in bases:
-        if isinstance(base, type):
+        if safe_isinstance(base, type):
             found.update(dict.fromkeys(type.__getattribute__(base, "__mro__")))
     return list(found)
 
@@ -88,7 +86,7 @@ def _announced(world: CaptureContext, value: Any) -> Any:
     if cls is types.FunctionType or is_library(cls.__module__):
         return value
     hook = world.interp.world.class_attr(cls, "__set_name__")
-    if not isinstance(hook, types.FunctionType):
+    if not safe_isinstance(hook, types.FunctionType):
         return value
     return _Announced(world, value, hook)
 
@@ -110,7 +108,7 @@ def set_class_attribute(world: Any, cls: type, name: str, value: Any) -> None:
     if id(cls) in world.new_classes:
         type.__setattr__(cls, name, value)
         return
-    if isinstance(vars(type).get(name), (types.GetSetDescriptorType, types.MemberDescriptorType)):
+    if safe_isinstance(vars(type).get(name), (types.GetSetDescriptorType, types.MemberDescriptorType)):
         world.heap.refuse("SFX111", f"sets {name} of the class {cls.__qualname__}")
     world.class_entry(cls, name)
     world.class_writes[cls, name] = value

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import collections
 import types
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_c_level
 from sidefx_train.compile.capture.shadows.containers.traversal import held_by
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 Found = Literal["", "shown", "hidden"]
 _LATE = (Later, torch.Tensor, *NUMBERS)
@@ -35,21 +33,21 @@ def later_in(value: Any, name: str = "") -> Found:
     todo: list[tuple[Any, bool]] = [(value, False)]
     seen: set[int] = set()
     found: Found = ""
-    if isinstance(value, _LATE):
+    if safe_isinstance(value, _LATE):
         return "shown"
     if name and has_python_text(type(value), name):
         return found
     while todo:
         item, hidden = todo.pop()
-        if isinstance(item, _LATE):
+        if safe_isinstance(item, _LATE):
             if hidden:
                 return "hidden"
             found = "shown"
         elif id(item) not in seen:
             seen.add(id(item))
-            hidden = hidden or not isinstance(item, _CONTAINERS)
+            hidden = hidden or not safe_isinstance(item, _CONTAINERS)
             todo += [(part, hidden) for part in held_by(item)]
-            if isinstance(item, dict):
+            if safe_isinstance(item, dict):
                 todo += [(key, hidden) for key in dict.keys(item)]
     return found
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.warn import Notice, arguments, place
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _SPACE = vars(warnings)
 
@@ -45,12 +44,12 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     world.touch(filters)
     action = _action(filters, str(message), category, notice)
     if action == "error":
-        raise message if isinstance(message, Warning) else category(message)
+        raise message if safe_isinstance(message, Warning) else category(message)
     if action == "ignore":
         return
     if action != "always":
         world.heap.refuse("SFX111", f"warns under a filter of its own with the action {action!r}")
-    error = message if isinstance(message, Warning) else category(message)
+    error = message if safe_isinstance(message, Warning) else category(message)
     note = world.interp.call(warnings.WarningMessage, (error, category, notice.file, notice.line), {"source": source})
     world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})
 
@@ -86,7 +85,7 @@ _HERE = call_watched.__code__
 
 def _raise_if_error(world: CaptureContext, notice: Notice, message: Any, category: type) -> None:
     """Raises a warning that the filters outside make an error; guards whether they do."""
-    text = str(message) if isinstance(message, Warning) else message
+    text = str(message) if safe_isinstance(message, Warning) else message
     known = text if type(text) is str else None
     verdict = Verdict(known, category, notice.module, notice.line)
     sources = world.heap.sources
@@ -96,7 +95,7 @@ def _raise_if_error(world: CaptureContext, notice: Notice, message: Any, categor
     if answer is None:
         world.heap.refuse("SFX106", "warns in words that are known only after the step, which a filter looks at")
     if answer:
-        error = message if isinstance(message, Warning) else category(message)
+        error = message if safe_isinstance(message, Warning) else category(message)
         world.last_error = (error, warnings.warn, world.locate())
         raise error
 

@@ -25,13 +25,11 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import is_
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
-from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _KEPT = frozenset(
     {
@@ -57,7 +55,7 @@ _COPYING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__
 
 def _reduces_itself(cls: type) -> bool:
     """True if a class says in Python how it is copied."""
-    return any(isinstance(getattr(cls, name, None), types.FunctionType) for name in _COPYING)
+    return any(safe_isinstance(getattr(cls, name, None), types.FunctionType) for name in _COPYING)
 
 
 _set_class: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
@@ -77,7 +75,7 @@ class Reentry:
 
     def objects(self, fn: Any, values: Iterable[Any]) -> list[Any]:
         """The objects among ``values``, and in plain containers among them, whose methods a call of ``fn`` may run."""
-        if type(fn) is types.FunctionType or not (isinstance(fn, _NATIVE_KINDS) or is_static(type(fn))):
+        if type(fn) is types.FunctionType or not (safe_isinstance(fn, _NATIVE_KINDS) or is_static(type(fn))):
             return []
         values = list(values)
         if attribute_of(fn, "__name__", "") in _TELLS_CLASS and not any(
@@ -211,7 +209,7 @@ def only_looks(cls: type) -> bool:
     return all(
         _quiet(method, cls)
         for method in (getattr(cls, "__hash__", None), getattr(cls, "__eq__", None))
-        if isinstance(method, types.FunctionType)
+        if safe_isinstance(method, types.FunctionType)
     )
 
 
@@ -230,20 +228,20 @@ def _examine(fn: types.FunctionType, cls: type) -> bool:
             return False
         if instr.opname == "LOAD_GLOBAL":
             value = fn.__globals__.get(instr.argval, getattr(builtins, instr.argval, None))
-            if instr.argval not in _LOOKING and not isinstance(value, type):
+            if instr.argval not in _LOOKING and not safe_isinstance(value, type):
                 return False
         elif instr.opname == "LOAD_DEREF" and instr.argval != "__class__":
             return False
         elif instr.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             value = getattr(cls, instr.argval, None)
-            if isinstance(value, property):
+            if safe_isinstance(value, property):
                 value = value.fget
-            if isinstance(value, types.FunctionType):
+            if safe_isinstance(value, types.FunctionType):
                 if not _quiet(value, cls):
                     return False
             elif instr.argval in _CHANGING:
                 return False
-    return not any(isinstance(const, types.CodeType) for const in code.co_consts)
+    return not any(safe_isinstance(const, types.CodeType) for const in code.co_consts)
 
 
 _CHANGING = frozenset(

@@ -20,14 +20,12 @@ from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.query_guards import Asked, NotImportable, same_answer
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.plain_values import is_plain
-from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.errors import Location
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 CONSTANT = re.compile(
     r"_?(is_)?(has_|have_).*|is_built|is_available|is_acl_available|_is_.*_available|version|current_accelerator"
@@ -117,8 +115,8 @@ def _is_question(fn: Any, args: tuple[Any, ...]) -> bool:
     name = attribute_of(fn, "__name__", "")
     if type(fn) is types.BuiltinFunctionType:
         owner = fn.__self__
-        of_class = isinstance(owner, type) and not args
-        if owner is not None and not of_class and not isinstance(owner, (types.ModuleType, compat.BINDING)):
+        of_class = safe_isinstance(owner, type) and not args
+        if owner is not None and not of_class and not safe_isinstance(owner, (types.ModuleType, compat.BINDING)):
             return False
         torch_call = trace_rules.is_torch_callable(fn)
     elif type(fn) is types.FunctionType and not args:  # of torch, called natively

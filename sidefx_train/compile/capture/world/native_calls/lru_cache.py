@@ -22,14 +22,11 @@ from sidefx_train.compile.capture.side_effects import collect
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_definition, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.guard import Guard
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
-
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 
 class Caches:
@@ -73,7 +70,7 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
         read = [guard for key, guard in world.heap.guards.items() if key not in known]
         if _traces(world) != before or not all(map(_finds_definition, read)):
             world.heap.refuse("SFX111", f"calls {fn.__qualname__}, a cached function that does more than give a value")
-        if not is_plain(value) and not isinstance(value, torch.Tensor):
+        if not is_plain(value) and not safe_isinstance(value, torch.Tensor):
             reason = f"calls {fn.__qualname__}, a cached function that gives the same {type(value).__qualname__} again"
             world.heap.refuse("SFX111", reason)
     if key is not None:
@@ -131,6 +128,6 @@ def _traces(world: Any) -> list[Any]:
 
 
 def _identity(value: Any) -> Any:
-    if isinstance(value, collect.TraceKey):
+    if safe_isinstance(value, collect.TraceKey):
         value = value.value
     return [id(item) for item in value] if type(value) is list else id(value)

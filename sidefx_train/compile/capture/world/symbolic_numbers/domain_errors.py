@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _DIVISIONS = frozenset({"truediv", "floordiv", "mod", "itruediv", "ifloordiv", "imod"})
 _SHIFTS = frozenset({"lshift", "rshift", "ilshift", "irshift"})
@@ -60,7 +59,11 @@ def operator_raises(world: CaptureContext, name: str, args: tuple[Any, ...]) -> 
 
 def needs_values(world: CaptureContext, name: str, args: tuple[Any, ...]) -> bool:
     """True for an operation of floats whose symbolic form is another: torch divides before it takes the floor."""
-    if len(args) != 2 or not _changes(args) or not any(isinstance(value, (float, torch.SymFloat)) for value in args):
+    if (
+        len(args) != 2
+        or not _changes(args)
+        or not any(safe_isinstance(value, (float, torch.SymFloat)) for value in args)
+    ):
         return False
     if name in _POWERS:  # of a negative float it has none
         return not _asked(world, args[0] >= 0)
@@ -87,7 +90,7 @@ def no_integer(world: CaptureContext, value: Any) -> bool:
 
 def _changes(args: tuple[Any, ...]) -> bool:
     """True for numbers of which one is symbolic."""
-    return all(type(value) in _NUMBERS for value in args) and any(isinstance(value, _SYMBOLIC) for value in args)
+    return all(type(value) in _NUMBERS for value in args) and any(safe_isinstance(value, _SYMBOLIC) for value in args)
 
 
 def _asked(world: CaptureContext, condition: Any, unknown: bool = False) -> bool:
@@ -98,7 +101,7 @@ def _asked(world: CaptureContext, condition: Any, unknown: bool = False) -> bool
         condition: of numbers, some symbolic.
         unknown: the answer for a library's arithmetic with what exists only when the graph runs: it does not raise.
     """
-    if not isinstance(condition, torch.SymBool):
+    if not safe_isinstance(condition, torch.SymBool):
         return bool(condition)
     if not compat.is_unbacked(condition):
         return bool(world.truth(condition))

@@ -20,12 +20,11 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import spe
 from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import operator_raises
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 _BASES = (int, float)
 
@@ -44,7 +43,7 @@ def needs_value(operands: tuple[Any, ...]) -> bool:
     if not any(type(value) in NUMBERS for value in operands):
         return False
     others = [value for value in operands if type(value) not in NUMBERS]
-    return any(compat.is_numpy_scalar(value) or isinstance(value, enum.Flag) for value in others)
+    return any(compat.is_numpy_scalar(value) or safe_isinstance(value, enum.Flag) for value in others)
 
 
 def slot_operator(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
@@ -57,7 +56,7 @@ def slot_operator(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
     if not name or not any(type(value) in NUMBERS for value in args):
         return ABSENT
     takes = (int, torch.SymInt, torch.SymBool) if fn.__objclass__ is int else (int, float, *NUMBERS)
-    if not all(isinstance(value, takes) for value in args):
+    if not all(safe_isinstance(value, takes) for value in args):
         return NotImplemented
     numbers = tuple(bool(value) if type(value) is torch.SymBool else compat.plain_number(value) for value in args)
     if swapped:

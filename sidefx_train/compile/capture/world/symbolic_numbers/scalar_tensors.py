@@ -17,13 +17,12 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.constant_folding import constant_of
 from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import written_args
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
-if not TYPE_CHECKING:
-    from sidefx_train.compile.common.type_checks import isinstance
 
 aten = torch.ops.aten
 _NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32)
@@ -74,7 +73,7 @@ def number_in(world: CaptureContext, tensor: Any) -> Any:
     A symbolic number, or a plain bool, whose value is guarded.
     """
     record = world.heap.record_of(tensor)
-    if isinstance(record, TensorRecord):
+    if safe_isinstance(record, TensorRecord):
         return _of_input(world, record, None)
     if type(tensor) is not compat.FakeTensor or not world.tracer.has_node(tensor):
         return None
@@ -105,7 +104,7 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
 def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> Any:
     """The number in what the graph makes of such inputs (``count == 0``, ``count % 10``) when ``before`` reads it."""
     held = node.meta.get("val")
-    if not isinstance(held, torch.Tensor) or held.device.type != "cpu" or any(size != 1 for size in _sizes(held)):
+    if not safe_isinstance(held, torch.Tensor) or held.device.type != "cpu" or any(size != 1 for size in _sizes(held)):
         return None
     if node.op == "placeholder":
         return _of_placeholder(world, node, before)
@@ -113,8 +112,8 @@ def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> A
         return _computed(world, node.args[0], before)  # type: ignore[arg-type]
     if node.op != "call_function" or not node.args or world.writes.to(held):
         return None
-    given = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
-    if not isinstance(given, torch.Tensor):
+    given = node.args[0].meta.get("val") if safe_isinstance(node.args[0], fx.Node) else None
+    if not safe_isinstance(given, torch.Tensor):
         return None
     if node.target in _SAME_VALUE:
         return _computed(world, node.args[0], node) if given.dtype is held.dtype else None  # type: ignore[arg-type]
@@ -138,10 +137,10 @@ def _result(world: CaptureContext, node: fx.Node, dtype: torch.dtype, result: to
 def _truth_of(world: CaptureContext, node: fx.Node) -> bool | None:
     """A negation of a flag, or two combined; else ``None``."""
     function = operator.not_ if node.target in _NEGATIONS else _LOGICAL.get(node.target)
-    if function is None or not all(isinstance(arg, fx.Node) for arg in node.args):
+    if function is None or not all(safe_isinstance(arg, fx.Node) for arg in node.args):
         return None
     flags = [_computed(world, arg, node) for arg in node.args]  # type: ignore[arg-type]
-    known = all(isinstance(flag, (bool, torch.SymBool)) for flag in flags)
+    known = all(safe_isinstance(flag, (bool, torch.SymBool)) for flag in flags)
     return bool(function(*map(world.truth, flags))) if known else None
 
 
@@ -149,18 +148,18 @@ def _of_placeholder(world: CaptureContext, node: fx.Node, before: fx.Node | None
     tracer = world.tracer
     given = dict(zip(tracer.placeholders, tracer.real_inputs, strict=True)).get(node)
     record = world.heap.by_real.get(id(given))
-    return _of_input(world, record, before) if isinstance(record, TensorRecord) else None
+    return _of_input(world, record, before) if safe_isinstance(record, TensorRecord) else None
 
 
 def _operand(world: CaptureContext, node: fx.Node, dtype: torch.dtype) -> Any:
     """What a number in a tensor of type ``dtype`` is compared with or added to, as the kernel sees it, or ``None``."""
     other = node.args[1]
-    held = other.meta.get("val") if isinstance(other, fx.Node) else None
-    amount = _amount(world, other) if not isinstance(held, torch.Tensor) or held.dtype is dtype else None
-    if amount is None and isinstance(held, torch.Tensor) and held.dtype is dtype:
+    held = other.meta.get("val") if safe_isinstance(other, fx.Node) else None
+    amount = _amount(world, other) if not safe_isinstance(held, torch.Tensor) or held.dtype is dtype else None
+    if amount is None and safe_isinstance(held, torch.Tensor) and held.dtype is dtype:
         return _computed(world, other, node)  # type: ignore[arg-type]
     if dtype is torch.int64:
-        return amount if type(amount) is int or isinstance(amount, torch.SymInt) else None
+        return amount if type(amount) is int or safe_isinstance(amount, torch.SymInt) else None
     if dtype in (torch.float32, torch.float64) and type(amount) in (int, float):
         with compat.real_world():
             return torch.tensor(amount, dtype=dtype, device="cpu").item()  # a ``with torch.device`` may be open
@@ -169,7 +168,7 @@ def _operand(world: CaptureContext, node: fx.Node, dtype: torch.dtype) -> Any:
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
     """The sizes of a tensor; 0 stands for one that is symbolic."""
-    return tuple(size if isinstance(size, int) else 0 for size in tensor.shape)
+    return tuple(size if safe_isinstance(size, int) else 0 for size in tensor.shape)
 
 
 def _added(world: CaptureContext, node: fx.Node) -> Any:
@@ -182,10 +181,10 @@ def _added(world: CaptureContext, node: fx.Node) -> Any:
 
 
 def _amount(world: CaptureContext, value: Any) -> Any:
-    if not isinstance(value, fx.Node):
-        return value if isinstance(value, (int, float)) else None
+    if not safe_isinstance(value, fx.Node):
+        return value if safe_isinstance(value, (int, float)) else None
     held = value.meta.get("val")
-    if isinstance(held, (torch.SymInt, torch.SymFloat)):
+    if safe_isinstance(held, (torch.SymInt, torch.SymFloat)):
         return None if compat.is_unbacked(held) else held
     known = constant_of(world.tracer, value)
     return known.item() if known is not None and known.dim() == 0 else None

@@ -104,7 +104,7 @@ class UnfinishedError(SideFXError):
     """A captured step raised after it had written to tensors; it cannot be run again."""
 
 
-class NotGranted(Exception):
+class AssumptionFailed(Exception):
     """A condition that a captured step takes for granted does not hold: nothing has been changed. Internal."""
 
     def __init__(self) -> None:

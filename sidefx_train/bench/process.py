@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 Run = dict[str, Any]
 
-TURN_SECONDS = 0.15
+SLICE_SECONDS = 0.15
 """Of steps in one turn, about."""
 
 READY, GO, END = "ready", "go", "end"

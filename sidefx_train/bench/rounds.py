@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidefx_train.bench.process import TURN_SECONDS, Process, Run
+from sidefx_train.bench.process import SLICE_SECONDS, Process, Run
 
 REFERENCE = "eager"
 
-LEAST_TURNS = 5
+LEAST_SLICES = 5
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Plan:
     verbose: bool = False
 
     @property
-    def turns(self) -> int:
+    def slices(self) -> int:
         """Of each process in a round."""
-        return max(LEAST_TURNS, round(self.seconds / TURN_SECONDS))
+        return max(LEAST_SLICES, round(self.seconds / SLICE_SECONDS))
 
     @property
     def processes(self) -> int:
@@ -100,7 +100,7 @@ def _round(plan: Plan, workload: str, index: int, folder: Path, given_up: set[tu
                 ready[contender] = process
             else:
                 yield ended(contender, process)
-        for _ in range(plan.turns):
+        for _ in range(plan.slices):
             for contender, process in list(ready.items()):
                 if not process.turn():
                     yield ended(contender, ready.pop(contender))

@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from sidefx_train.bench.process import GO, READY, TURN_SECONDS, answers
+from sidefx_train.bench.process import GO, READY, SLICE_SECONDS, answers
 
 FIRST_STEPS = 8
 
@@ -48,7 +48,7 @@ def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO
     gc.collect()
     if contender == contenders.REFERENCE and not reference.exists():
         torch.save({"before": before, "after": after, "losses": losses}, reference)
-    _take_turns(step, batches, talk)
+    _run_slices(step, batches, talk)
     result: dict[str, Any] = {
         "status": "ok",
         "losses": losses,
@@ -63,7 +63,7 @@ def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO
     return result
 
 
-def _take_turns(step: Any, batches: list[Any], talk: TextIO) -> None:
+def _run_slices(step: Any, batches: list[Any], talk: TextIO) -> None:
     """Steps for a moment whenever it is told to, and answers with the seconds of one; returns when all have been."""
     done = 0
 
@@ -78,7 +78,7 @@ def _take_turns(step: Any, batches: list[Any], talk: TextIO) -> None:
         return (time.perf_counter() - started) / count
 
     steps(3)
-    count = max(1, round(TURN_SECONDS / steps(3)))
+    count = max(1, round(SLICE_SECONDS / steps(3)))
     print(READY, file=talk)
     for line in sys.stdin:
         if line.strip() != GO:
@@ -89,11 +89,11 @@ def _take_turns(step: Any, batches: list[Any], talk: TextIO) -> None:
 
 def _compare(reference: dict[str, Any], losses: list[float], after: Any) -> dict[str, Any]:
     """Largest loss difference, and how far the parameters are from eager's, relative to how far eager moved them."""
-    moved = (reference["after"] - reference["before"]).norm().item()
+    changed = (reference["after"] - reference["before"]).norm().item()
     off = (after - reference["after"]).norm().item()
     differences = [abs(a - b) for a, b in zip(losses, reference["losses"], strict=True)]
     worst = max(math.inf if math.isnan(d) else d for d in differences)
-    return {"loss_error": worst, "parameter_error": off / moved if moved else off}
+    return {"loss_error": worst, "parameter_error": off / changed if changed else off}
 
 
 def _own_figures(step: Any, batch: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def follow_calls_of(package: str, call: ModuleType, precision: ModuleType, profi
 
     _interpret_instead(precision.Precision.optimizer_step, optimizer_step)
     for name in ("start", "stop"):
-        registry.intercept_method(profilers.Profiler, name)(_told_afterwards(silent, name))
+        registry.intercept_method(profilers.Profiler, name)(_called_after_step(silent, name))
 
 
 def _is_torchs(step: Any) -> bool:
@@ -144,11 +144,11 @@ def count(progress: Any, method: str) -> None:
 
 
 @registry.intercept(count)
-def _count_later(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _count_after_step(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     world.defer_change(count, args, "Lightning's count of zero_grad")
 
 
-def _told_afterwards(silent: type, name: str) -> registry.Interceptor:
+def _called_after_step(silent: type, name: str) -> registry.Interceptor:
     """A profiler is told what ran, in order, once the graph has run: its times are those of the replay."""
 
     def handler(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

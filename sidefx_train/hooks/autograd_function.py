@@ -33,14 +33,14 @@ def _number_class(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, An
 @registry.intercept(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
 def _apply(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cls = args[0]
-    if cls in world.twins.values():
+    if cls in world.reentering_classes.values():
         return ABSENT
-    if cls not in world.twins:
-        world.twins[cls] = _twin(world, cls)
-    return world.interp.call(torch.autograd.Function.apply.__func__, (world.twins[cls], *args[1:]), kwargs)  # type: ignore[attr-defined]
+    if cls not in world.reentering_classes:
+        world.reentering_classes[cls] = _reentering_class(world, cls)
+    return world.interp.call(torch.autograd.Function.apply.__func__, (world.reentering_classes[cls], *args[1:]), kwargs)  # type: ignore[attr-defined]
 
 
-def _twin(world: TraceWorld, cls: type) -> type:
+def _reentering_class(world: TraceWorld, cls: type) -> type:
     """A subclass of ``cls`` of the same name; the methods that ``cls`` defines itself are interpreted."""
     methods: dict[str, Any] = {}
     for name in _METHODS:

@@ -34,15 +34,15 @@ def _call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if overload is None or registration is None:
         world.heap.refuse("SFX111", f"calls {operator}, an operator over lists of tensors with a derivative in Python")
     positional, named = compat.operator_arguments(overload, tuple(given), kwargs)
-    twin = _twin(world, overload, registration, named)
-    return world.interp.call(torch.autograd.Function.apply.__func__, (twin, *positional), {})  # type: ignore[attr-defined]
+    reentering_class = _reentering_class(world, overload, registration, named)
+    return world.interp.call(torch.autograd.Function.apply.__func__, (reentering_class, *positional), {})  # type: ignore[attr-defined]
 
 
 def _leaves(values: tuple[Any, ...]) -> list[Any]:
     return [leaf for value in values for leaf in (value if type(value) in (list, tuple) else (value,))]
 
 
-def _twin(world: TraceWorld, overload: Any, registration: Any, named: dict[str, Any]) -> type:
+def _reentering_class(world: TraceWorld, overload: Any, registration: Any, named: dict[str, Any]) -> type:
     heap = world.heap
     held = heap.shadow(registration, heap.sources.const(registration, f"the derivative of {overload}"))
 
@@ -68,6 +68,6 @@ def _twin(world: TraceWorld, overload: Any, registration: Any, named: dict[str, 
         return differentiate(ctx, *grads)
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    twin = type(compat.name_of_derivative(overload), (torch.autograd.Function,), methods)
-    world.twins[twin] = twin
-    return twin
+    reentering_class = type(compat.name_of_derivative(overload), (torch.autograd.Function,), methods)
+    world.reentering_classes[reentering_class] = reentering_class
+    return reentering_class

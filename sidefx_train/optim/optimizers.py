@@ -104,19 +104,19 @@ def _first_step(
     init = type(optimizer)._init_group
     lists: list[list[Any]] = [[] for _ in range(len(inspect.signature(init).parameters) - 2)]
     with compat.real_world(), torch.no_grad():
-        twins = {}
+        copies = {}
         for record in params:
-            twin = torch.nn.Parameter(record.real.detach(), requires_grad=record.real.requires_grad)
-            twin.grad = record.real.detach()
-            twins[twin] = record.real
+            copied = torch.nn.Parameter(record.real.detach(), requires_grad=record.real.requires_grad)
+            copied.grad = record.real.detach()
+            copies[copied] = record.real
         standin = object.__new__(type(optimizer))
         standin.__dict__.update(optimizer.__dict__)
         standin.state = defaultdict(dict)
-        init(standin, {**group, "params": list(twins)}, *lists)
-        made = {twins[twin]: dict(entries) for twin, entries in standin.state.items() if entries}
+        init(standin, {**group, "params": list(copies)}, *lists)
+        made = {copies[copied]: dict(entries) for copied, entries in standin.state.items() if entries}
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"] != 0 and group["dampening"] == 0:
             # The first step sets the buffer to the gradient: the same as one update of a buffer of zeros.
-            for real in twins.values():
+            for real in copies.values():
                 buffer = torch.zeros_like(real, memory_format=torch.preserve_format)
                 if not group["fused"]:  # eager's is new after the first step, this one has been written twice
                     compat.set_version(buffer, compat.VERSIONS - 2)

@@ -7,7 +7,7 @@ underscore or from an experimental module, so a torch release is supported by re
 from sidefx_train.torch_compat.autograd import NODES_BY_OPERATION as NODES_BY_OPERATION
 from sidefx_train.torch_compat.autograd import PLAIN_VIEW as PLAIN_VIEW
 from sidefx_train.torch_compat.autograd import VERSIONS as VERSIONS
-from sidefx_train.torch_compat.autograd import alias_unseen as alias_unseen
+from sidefx_train.torch_compat.autograd import alias_hidden_from_autograd as alias_hidden_from_autograd
 from sidefx_train.torch_compat.autograd import asks_for_execution as asks_for_execution
 from sidefx_train.torch_compat.autograd import below_autograd as below_autograd
 from sidefx_train.torch_compat.autograd import below_autograd_only as below_autograd_only
@@ -15,16 +15,16 @@ from sidefx_train.torch_compat.autograd import creation_of as creation_of
 from sidefx_train.torch_compat.autograd import has_no_derivative as has_no_derivative
 from sidefx_train.torch_compat.autograd import increment_version as increment_version
 from sidefx_train.torch_compat.autograd import is_asked_for as is_asked_for
-from sidefx_train.torch_compat.autograd import last_place as last_place
+from sidefx_train.torch_compat.autograd import last_index as last_index
 from sidefx_train.torch_compat.autograd import neg_view as neg_view
 from sidefx_train.torch_compat.autograd import number_of_backward as number_of_backward
-from sidefx_train.torch_compat.autograd import one_counter as one_counter
 from sidefx_train.torch_compat.autograd import output_of as output_of
 from sidefx_train.torch_compat.autograd import running_backward as running_backward
 from sidefx_train.torch_compat.autograd import running_derivative as running_derivative
 from sidefx_train.torch_compat.autograd import running_node as running_node
 from sidefx_train.torch_compat.autograd import set_creation as set_creation
 from sidefx_train.torch_compat.autograd import set_version as set_version
+from sidefx_train.torch_compat.autograd import share_version_counter as share_version_counter
 from sidefx_train.torch_compat.autograd import training_kernels as training_kernels
 from sidefx_train.torch_compat.autograd import unchecked_saved as unchecked_saved
 from sidefx_train.torch_compat.autograd import without_view_relation as without_view_relation
@@ -46,13 +46,13 @@ from sidefx_train.torch_compat.fake_kernels import know_ctc_loss as know_ctc_los
 from sidefx_train.torch_compat.fake_kernels import know_grouped_products as know_grouped_products
 from sidefx_train.torch_compat.fake_tensors import FakeTensor as FakeTensor
 from sidefx_train.torch_compat.fake_tensors import FakeTensorMode as FakeTensorMode
+from sidefx_train.torch_compat.fake_tensors import alias_fake as alias_fake
 from sidefx_train.torch_compat.fake_tensors import data_dependent_errors as data_dependent_errors
 from sidefx_train.torch_compat.fake_tensors import fake_constant as fake_constant
 from sidefx_train.torch_compat.fake_tensors import fake_counted as fake_counted
 from sidefx_train.torch_compat.fake_tensors import fake_of as fake_of
 from sidefx_train.torch_compat.fake_tensors import fake_snapshot as fake_snapshot
 from sidefx_train.torch_compat.fake_tensors import fake_transposed as fake_transposed
-from sidefx_train.torch_compat.fake_tensors import fake_twin as fake_twin
 from sidefx_train.torch_compat.fake_tensors import forget_constant as forget_constant
 from sidefx_train.torch_compat.fake_tensors import forget_contents as forget_contents
 from sidefx_train.torch_compat.fake_tensors import forget_reals as forget_reals
@@ -81,7 +81,7 @@ from sidefx_train.torch_compat.global_state import no_autocast_cache as no_autoc
 from sidefx_train.torch_compat.global_state import restoring_state as restoring_state
 from sidefx_train.torch_compat.global_state import set_grad_enabled as set_grad_enabled
 from sidefx_train.torch_compat.global_state import settings_of as settings_of
-from sidefx_train.torch_compat.global_state import surrounding as surrounding
+from sidefx_train.torch_compat.global_state import unsupported_ambient_mode as unsupported_ambient_mode
 from sidefx_train.torch_compat.global_state import without_autocast as without_autocast
 from sidefx_train.torch_compat.inductor.compile import building_cpp as building_cpp
 from sidefx_train.torch_compat.inductor.compile import call_aoti as call_aoti
@@ -104,7 +104,7 @@ from sidefx_train.torch_compat.inductor.cpp_toolchain import quick_vector_probes
 from sidefx_train.torch_compat.inductor.cpp_toolchain import torch_build as torch_build
 from sidefx_train.torch_compat.inductor.lowerings import DISPATCH_FUNCTION as DISPATCH_FUNCTION
 from sidefx_train.torch_compat.inductor.lowerings import KERNEL_FUNCTION as KERNEL_FUNCTION
-from sidefx_train.torch_compat.inductor.lowerings import call_whole as call_whole
+from sidefx_train.torch_compat.inductor.lowerings import call_composite as call_composite
 from sidefx_train.torch_compat.inductor.lowerings import calls_dispatcher as calls_dispatcher
 from sidefx_train.torch_compat.inductor.lowerings import multiplies_narrow as multiplies_narrow
 from sidefx_train.torch_compat.inductor.lowerings import register_kernel_lowerings as register_kernel_lowerings
@@ -153,7 +153,6 @@ from sidefx_train.torch_compat.symbolic_math import plain_number as plain_number
 from sidefx_train.torch_compat.symbolic_math import symbolic_function as symbolic_function
 from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NUMBER
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
-from sidefx_train.torch_compat.symbols import cut_off as cut_off
 from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked_sizes
 from sidefx_train.torch_compat.symbols import hint_of as hint_of
 from sidefx_train.torch_compat.symbols import is_unbacked as is_unbacked
@@ -166,6 +165,7 @@ from sidefx_train.torch_compat.symbols import rounds as rounds
 from sidefx_train.torch_compat.symbols import symbol_of as symbol_of
 from sidefx_train.torch_compat.symbols import symbol_of_input as symbol_of_input
 from sidefx_train.torch_compat.symbols import terms_of as terms_of
+from sidefx_train.torch_compat.symbols import truncates as truncates
 from sidefx_train.torch_compat.tensors import allocations as allocations
 from sidefx_train.torch_compat.tensors import c10_flags as c10_flags
 from sidefx_train.torch_compat.tensors import has_memory as has_memory

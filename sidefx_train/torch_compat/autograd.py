@@ -11,10 +11,10 @@ import torch
 
 def without_view_relation(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor that autograd does not take for a view of another."""
-    return alias_unseen(tensor) if tensor._is_view() else tensor
+    return alias_hidden_from_autograd(tensor) if tensor._is_view() else tensor
 
 
-def alias_unseen(tensor: torch.Tensor) -> torch.Tensor:
+def alias_hidden_from_autograd(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, with no autograd history and a version counter of its own."""
     with below_autograd():
         return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ def running_derivative() -> tuple[str, int] | None:
     return None if node is None else (node.name(), node._sequence_nr())
 
 
-def last_place() -> int:
+def last_index() -> int:
     """The place of the node of the autograd graph that was made last, in the order of the forward."""
     return int(torch.autograd._get_sequence_nr()) - 1
 
@@ -112,7 +112,7 @@ PLAIN_VIEW = torch._C._autograd.CreationMeta.DEFAULT
 """Of a view that was made while autograd was on."""
 
 
-def one_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
+def share_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two tensors share their version counter: it is moved for a moment."""
     if a.is_inference() or b.is_inference() or a._version != b._version:
         return False

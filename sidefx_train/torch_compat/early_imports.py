@@ -9,7 +9,7 @@ from functools import cache
 
 
 @cache
-def _load_apart(name: str) -> None:
+def _load_submodule(name: str) -> None:
     """Imports a module on a thread of its own: it keeps frames of its import, and with them those of all callers."""
     loading = threading.Thread(target=importlib.import_module, args=(name,), daemon=True)
     loading.start()
@@ -26,4 +26,4 @@ def import_what_captures_need() -> None:
     Processes that this one starts, such as the workers of a data loader, import this library for its names alone.
     """
     if multiprocessing.parent_process() is None:
-        _load_apart(NEEDED)
+        _load_submodule(NEEDED)

@@ -65,7 +65,7 @@ def forget_reals(mode: FakeTensorMode) -> None:
         known.clear()
 
 
-def fake_twin(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
+def alias_fake(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
     """A stand-in of a tensor that shares the version counter of another, whose stand-in is ``fake``.
 
     That of a later tensor of which ``real`` is the base is made from it. There is none of a type that makes it a view.

@@ -46,8 +46,8 @@ def _no_replays_under_dynamo() -> None:
 
     It is told once, so that replays need not ask.
     """
-    told = torch.compiler.substitute_in_graph(GlobalState.check, skip_signature_check=True)
-    told(lambda self: False)
+    substitute = torch.compiler.substitute_in_graph(GlobalState.check, skip_signature_check=True)
+    substitute(lambda self: False)
 
 
 @cache
@@ -158,7 +158,7 @@ def _autocast_nesting() -> int:
     return torch.autocast_decrement_nesting()
 
 
-def surrounding() -> str | None:
+def unsupported_ambient_mode() -> str | None:
     """What the caller has around a step that must see its operations as they happen, in words."""
     for mode in _default_devices():
         if not isinstance(mode, torch.device):

@@ -120,18 +120,18 @@ def _metadata_key(value: Any) -> Any:
     raise _OtherValue
 
 
-def _is_made_anew(made: Any, mode: FakeTensorMode) -> bool:
+def _is_transient(made: Any, mode: FakeTensorMode) -> bool:
     """True for a stand-in that is told by sizes, strides, type and device, in memory of its own."""
     if type(made) is not FakeTensor or made.fake_mode is not mode or not _has_numbers(made):
         return False
     if made.constant is not None or made.requires_grad or made.is_conj() or made.is_neg() or made.storage_offset():
         return False
-    again = _stand_in(mode, made.shape, made.stride(), made.dtype, made.fake_device)
+    again = _new_fake(mode, made.shape, made.stride(), made.dtype, made.fake_device)
     same_memory = again.untyped_storage().nbytes() == made.untyped_storage().nbytes()
     return same_memory and torch._C._dispatch_key_set(again) == torch._C._dispatch_key_set(made)
 
 
-def _stand_in(mode: FakeTensorMode, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+def _new_fake(mode: FakeTensorMode, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
     with in_kernel_invocation_manager(mode):
         empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, empty, device)
@@ -157,7 +157,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         plain = self._plain.get(func)
         if plain is None:
             plain = self._plain[func] = _is_plain(func)
-        if plain and func not in self._taken_apart() and not self._notes_more():
+        if plain and func not in self._constant_parts() and not self._notes_more():
             try:
                 nodes = tuple(map(self._node_of, args))
                 named = {name: self._node_of(value) for name, value in (kwargs or {}).items()}
@@ -167,7 +167,7 @@ class RecordingMode(ProxyTorchDispatchMode):
                 return self._record(func, nodes, named, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _taken_apart(self) -> Any:
+    def _constant_parts(self) -> Any:
         """Operators with a decomposition: the mode's own table, before torch 2.12 the module's."""
         own = getattr(self, "decomposition_table", None)
         return getattr(proxy_tensor, "CURRENT_DECOMPOSITION_TABLE", ()) if own is None else own
@@ -207,13 +207,13 @@ class RecordingMode(ProxyTorchDispatchMode):
         key = _call_key(mode, func, args, kwargs)
         known = _known_values_of(mode) if key is not None else {}
         if key in known:
-            return _stand_in(mode, *known[key])
+            return _new_fake(mode, *known[key])
         with _enable_thunkify(self.tracer):
             made = func(*args, **kwargs)
         if (
             key is not None
             and not func.is_view
-            and _is_made_anew(made, mode)
+            and _is_transient(made, mode)
             and not _shares_memory(made, args, kwargs)
         ):
             known[key] = (made.shape, made.stride(), made.dtype, made.fake_device)

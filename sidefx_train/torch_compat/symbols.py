@@ -12,7 +12,7 @@ from torch._guards import Source
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SLoc
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from sidefx_train.torch_compat.early_imports import NEEDED, _load_apart
+from sidefx_train.torch_compat.early_imports import NEEDED, _load_submodule
 
 _CACHED_OF_TABLES = [(name, value) for name, value in vars(ShapeEnv).items() if type(value) is _lru_cache_wrapper]
 
@@ -36,7 +36,7 @@ class _QuietShapeEnv(ShapeEnv):
 
 def new_shape_env() -> ShapeEnv:
     """Symbol table of one capture; a tensor's ``item()`` may become a symbol."""
-    _load_apart(NEEDED)
+    _load_submodule(NEEDED)
     return _QuietShapeEnv(allow_scalar_outputs=True)
 
 
@@ -105,7 +105,7 @@ def rounds(relation: Any) -> bool:
     return any(symbol_is_type(symbol, SymT.FLOAT) for side in sides for symbol in side.free_symbols)
 
 
-def cut_off(expression: Any) -> list[Any]:
+def truncates(expression: Any) -> list[Any]:
     """What is computed from symbolic floats and made an integer within a sympy expression (``int``, ``round``)."""
     made = (part for part in sympy.preorder_traversal(expression) if part.func.__name__ in _INTEGER_OF)
     inner = (part.args[0] for part in made if not part.args[0].is_Atom)

@@ -148,7 +148,7 @@ def test_documents_use_the_words_of_the_field(page):
         assert not found, f"{_name(page)}:{number} says {found[0]!r}; docs/internals/glossary.md has the field's word"
 
 
-INTERNAL = {"NotGranted", "Unsupported"}
+INTERNAL = {"AssumptionFailed", "Unsupported"}
 """Errors that no user sees."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from sidefx_train.compile.autograd.gradient_contributions import Uses, first_use, one_by_one
-from sidefx_train.compile.residual.view_replay import LiveView
+from sidefx_train.compile.residual.view_replay import IntermediateView
 
 Place = tuple[Literal["input", "result", "view", "detour", "hidden"], int]
 """What a gradient goes to; hidden are values that do not leave."""
@@ -20,7 +20,7 @@ Grads = tuple[tuple[Place, torch.Tensor], ...]
 
 
 def times(
-    views: tuple[LiveView, ...],
+    views: tuple[IntermediateView, ...],
     edges: dict[Place, tuple[Any, int]],
     ready: dict[Place, int],
     uses: list[dict[Place, Uses]],
@@ -34,14 +34,14 @@ def times(
         stages = range(ready["view", i], needed.get(("view", i), len(uses)))
         base = _origin(view, edges)
         made = first_use(view.value, edges[base]) if base in edges else -1
-        later = (k for k in stages if base in uses[k] and uses[k][base].last > made)
-        times.append(next(later, stages.stop))
+        using_stages = (k for k in stages if base in uses[k] and uses[k][base].last > made)
+        times.append(next(using_stages, stages.stop))
         for place in {base, view.base}:
             needed[place] = min(needed.get(place, len(uses)), times[-1])
     return tuple(reversed(times))
 
 
-def _origin(view: LiveView, edges: dict[Place, tuple[Any, int]]) -> Place:
+def _origin(view: IntermediateView, edges: dict[Place, tuple[Any, int]]) -> Place:
     """What gets the gradient of a view: what it is made of, or, where its history was made anew, the base of that."""
     place_of = {edge: place for place, edge in edges.items()}
     node = view.value.grad_fn
@@ -66,7 +66,7 @@ class Contribution:
     node: int
 
 
-def out_of_turn(given: list[Contribution]) -> list[tuple[int, int]]:
+def accumulated_too_early(given: list[Contribution]) -> list[tuple[int, int]]:
     """Contributions that the engine would add before their turn: it gets all of a node when that node runs.
 
     Such a contribution takes a way round, through a node of its own that is made right before another one.
@@ -89,10 +89,10 @@ def out_of_turn(given: list[Contribution]) -> list[tuple[int, int]]:
     return late[::-1]
 
 
-def in_turn(
+def order_contributions(
     stages: list[Grads],
     uses: list[dict[Place, Uses]],
-    views: tuple[LiveView, ...],
+    views: tuple[IntermediateView, ...],
     edges: dict[Place, tuple[Any, int]],
     ready: tuple[int, ...],
 ) -> tuple[list[Grads], tuple[tuple[Place, Point], ...]]:
@@ -117,10 +117,10 @@ def in_turn(
     found: list[list[tuple[Place, torch.Tensor]]] = [[] for _ in stages]
     handed: dict[Place, list[tuple[int, int] | None]] = {}  # stage and position in it, of what is no view
     for k, stage in enumerate(stages):
-        for place, whole in stage:
+        for place, accumulated in stage:
             used = uses[k][place]
             parts = list(zip(used.grads, used.places, strict=True))
-            for grad, use in parts if one_by_one(used.grads, whole) else [(whole, used.last)]:
+            for grad, use in parts if one_by_one(used.grads, accumulated) else [(accumulated, used.last)]:
                 given.setdefault(place, []).append(Contribution(use, node_of["stage", k]))
                 handed.setdefault(place, []).append((k, len(found[k])))
                 found[k].append((place, grad))
@@ -130,12 +130,12 @@ def in_turn(
         if base in given and use >= 0:
             given[base].append(Contribution(use, node_of["view", i]))
             handed[base].append(None)
-    detours: list[tuple[Place, Point]] = []
+    ordering_nodes: list[tuple[Place, Point]] = []
     for place, contributed in given.items():
-        for which, before in out_of_turn(contributed):
+        for which, before in accumulated_too_early(contributed):
             origin = handed[place][which]
             if origin is not None:
                 k, position = origin
-                found[k][position] = (("detour", len(detours)), found[k][position][1])
-                detours.append((place, points[before]))
-    return [tuple(grads) for grads in found], tuple(detours)
+                found[k][position] = (("detour", len(ordering_nodes)), found[k][position][1])
+                ordering_nodes.append((place, points[before]))
+    return [tuple(grads) for grads in found], tuple(ordering_nodes)

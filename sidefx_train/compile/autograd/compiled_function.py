@@ -15,9 +15,9 @@ from sidefx_train.compile.autograd.higher_order import TapeRunner, differentiate
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Stage
 from sidefx_train.compile.autograd.saved_tensor_errors import in_eagers_words
 from sidefx_train.compile.graph.artifacts import Executable
-from sidefx_train.compile.residual.autograd_nodes import custom_view, passing
+from sidefx_train.compile.residual.autograd_nodes import custom_view, pass_through
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
-from sidefx_train.compile.residual.view_replay import CustomView, LiveView, replay
+from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, replay
 from sidefx_train.errors import UnfinishedError
 
 
@@ -25,7 +25,7 @@ class _CapturedPart(torch.autograd.Function):
     """A node in the user's autograd graph. Called with ``(backward, args, results, *entrances)``."""
 
     @staticmethod
-    def forward(ctx: Any, part: _Backward, args: list[Any], results: list[Any], *entrances: torch.Tensor) -> Any:
+    def forward(ctx: Any, part: _Backward, args: list[Any], results: list[Any], *grad_inputs: torch.Tensor) -> Any:
         saved = [args[i] if kind == "input" else results[i] for kind, i in part.stage.feeds if kind != "tangent"]
         saved += [results[i] for i in part.saved_results]
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
@@ -36,7 +36,7 @@ class _CapturedPart(torch.autograd.Function):
         ctx.part = part
         ctx.seen = part.seen.now
         if part.unsaved:
-            ctx.links = {i: link_to(entrances[i]) for i in part.unsaved if entrances[i].grad_fn is not None}
+            ctx.links = {i: link_to(grad_inputs[i]) for i in part.unsaved if grad_inputs[i].grad_fn is not None}
         return tuple(results[i] for i in part.stage.results)
 
     @staticmethod
@@ -72,10 +72,12 @@ def _differentiable(
     """The gradients, with a history of their own."""
     part: _Backward = ctx.part
     links = ctx.links if part.unsaved else {}
-    entrances = [_entrance(ctx, i, links, saved) for i in range(len(ctx.next_functions))]
+    grad_inputs = [_grad_input(ctx, i, links, saved) for i in range(len(ctx.next_functions))]
     if part.stage.tape.problem:
         reached = [*saved, *(tangent for tangent in tangents if tangent is not None)]
-        return refuse_derivative(part.stage.tape.problem, reached, entrances, _computed(ctx, saved, tangents, missing))
+        return refuse_derivative(
+            part.stage.tape.problem, reached, grad_inputs, _computed(ctx, saved, tangents, missing)
+        )
     if not part.stage.any_layout and not any(map(compat.is_batched, tangents)):
         laid_out = zip(tangents, ctx.outputs, strict=True)
         tangents = [None if tangent is None else layout.fit(tangent, True) for tangent, layout in laid_out]
@@ -83,10 +85,10 @@ def _differentiable(
     count = len(part.stage.saved)
     numbers = {result: number for number, result in enumerate(part.stage.results)}
     outputs = {numbers[i]: made for i, made in zip(part.saved_results, saved[count:], strict=True)}
-    return differentiated(part.tape_runner, saved[:count], outputs, links, entrances, tangents, asked)
+    return differentiated(part.tape_runner, saved[:count], outputs, links, grad_inputs, tangents, asked)
 
 
-def _entrance(ctx: Any, i: int, links: dict[int, torch.Tensor], saved: list[Any]) -> torch.Tensor | None:
+def _grad_input(ctx: Any, i: int, links: dict[int, torch.Tensor], saved: list[Any]) -> torch.Tensor | None:
     """What leads to the place of a gradient: the tensor itself, where something keeps it, or a link."""
     node, _ = ctx.next_functions[i]
     if node is None:
@@ -160,10 +162,10 @@ def _counted(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     return twin
 
 
-_before = passing("Before", compat.alias_unseen)
+_before = pass_through("Before", compat.alias_hidden_from_autograd)
 """A tensor as autograd knows it before it is updated."""
 
-_detour = passing("Detour", compat.alias_unseen)
+_ordering_node = pass_through("Detour", compat.alias_hidden_from_autograd)
 """A tensor by way of a node of its own: what comes that way is added to its gradient when that node's turn has come."""
 
 
@@ -184,7 +186,7 @@ class _Backward:
     run: Callable[[list[Any]], Sequence[Any]]
     cast: Callable[[list[Any]], Sequence[Any]] | None
     seen: Seen
-    renewed: frozenset[Place]
+    gets_new_grad_fn: frozenset[Place]
     apart: frozenset[int]
 
     @cached_property
@@ -196,13 +198,15 @@ class _Backward:
     def kept(self) -> dict[int, int]:
         """For entrances that are saved, with their history: which of what is saved they are."""
         feeds = {feed: i for i, feed in enumerate(self.stage.feeds) if feed[0] != "tangent"}
-        places: list[Any] = list(self.stage.entrances)
-        return {i: feeds[place] for i, place in enumerate(places) if place in feeds and place not in self.renewed}
+        places: list[Any] = list(self.stage.grad_inputs)
+        return {
+            i: feeds[place] for i, place in enumerate(places) if place in feeds and place not in self.gets_new_grad_fn
+        }
 
     @cached_property
     def unsaved(self) -> tuple[int, ...]:
         """Entrances that are not: where one has a history, something must lead to it when the node runs."""
-        return tuple(i for i in range(len(self.stage.entrances)) if i not in self.kept)
+        return tuple(i for i in range(len(self.stage.grad_inputs)) if i not in self.kept)
 
     @cached_property
     def saved_results(self) -> tuple[int, ...]:
@@ -233,15 +237,15 @@ class Joined:
         self.graph = graph
         self.forward = forward.run
         compiled = [done.run for done in backwards]
-        renewed = frozenset[Place](("input", i) for i in graph.renewed)
+        gets_new_grad_fn = frozenset[Place](("input", i) for i in graph.gets_new_grad_fn)
         shared = {output for _, output in graph.aliases}
         apart = frozenset(i for i in range(graph.outputs) if i not in shared)
         joined = zip(graph.stages, compiled, casting, strict=True)
-        self.parts = [_Backward(*each, graph.seen, renewed, apart) for each in joined]
+        self.parts = [_Backward(*each, graph.seen, gets_new_grad_fn, apart) for each in joined]
         self.leaves_marks = graph.forward.uses_rng or any(each.writes for each in graph.forward.inputs)
-        self.detours: dict[Point, list[int]] = {}
-        for i, (_, before) in enumerate(graph.detours):
-            self.detours.setdefault(before, []).append(i)
+        self.ordering_nodes: dict[Point, list[int]] = {}
+        for i, (_, before) in enumerate(graph.ordering_nodes):
+            self.ordering_nodes.setdefault(before, []).append(i)
 
     def run(self, args: list[Any]) -> list[Any]:
         """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
@@ -274,47 +278,48 @@ class Joined:
         for i, position, itself in graph.counted:
             results[i] = taken[position] if itself else _counted(taken[position], results[i])
         for i in graph.apart:
-            results[i] = compat.alias_unseen(results[i])
+            results[i] = compat.alias_hidden_from_autograd(results[i])
         views: dict[int, torch.Tensor] = {}
-        detours: dict[int, torch.Tensor] = {}
-        made_by: dict[str, Any] = {"input": taken, "result": results, "view": views, "detour": detours}
+        ordering_nodes: dict[int, torch.Tensor] = {}
+        made_by: dict[str, Any] = {"input": taken, "result": results, "view": views, "detour": ordering_nodes}
 
         def at(place: Place) -> Any:
             return made_by[place[0]][place[1]]
 
-        def entrance(place: Place) -> Any:
+        def grad_input(place: Place) -> Any:
             return entering[place[1]] if place[0] == "input" and place[1] in entering else at(place)
 
-        def make_detours(before: Point) -> None:
-            for i in self.detours.get(before, ()):
-                detours[i] = _detour(entrance(graph.detours[i][0]))
+        def make_ordering_nodes(before: Point) -> None:
+            for i in self.ordering_nodes.get(before, ()):
+                ordering_nodes[i] = _ordering_node(grad_input(graph.ordering_nodes[i][0]))
 
         customs = dict(graph.customs)
 
-        def viewed(view: LiveView | CustomView) -> torch.Tensor:
+        def viewed(view: IntermediateView | CustomView) -> torch.Tensor:
             numbers, path = tuple(results[j] for j in view.numbers), view.path
             assert path is not None, "it is made again"
             base = at(view.base)
-            return replay(base, path.ops, path.grad, numbers, path.version, path.apart, path.creation, path.anew)
+            chain = (path.ops, path.grad, numbers, path.version, path.unrelated, path.creation)
+            return replay(base, *chain, path.regenerates_grad_fn)
 
         def make_views(stage: int) -> None:
             for i, view in enumerate(graph.views):
                 if graph.ready[i] == stage:
-                    make_detours(("view", i))
+                    make_ordering_nodes(("view", i))
                     if view.position is None:
                         views[i] = graph.seen.note(("view", i), viewed(view))
                     else:
                         views[i] = taken[view.position]
                         views[i].grad_fn  # noqa: B018  made now, in its turn
 
-        final = [(place, at(place)._version + count) for place, count in graph.turned]
+        final = [(place, at(place)._version + count) for place, count in graph.metadata_mutated]
 
         def apply(part: _Backward) -> Any:
-            moved = [(at(place), version, at(place)._version) for place, version in final]
-            for tensor, version, _ in moved:
+            before_write = [(at(place), version, at(place)._version) for place, version in final]
+            for tensor, version, _ in before_write:
                 compat.set_version(tensor, version)
-            made = _CapturedPart.apply(part, held, results, *map(entrance, part.stage.entrances))
-            for tensor, _, version in moved:
+            made = _CapturedPart.apply(part, held, results, *map(grad_input, part.stage.grad_inputs))
+            for tensor, _, version in before_write:
                 compat.set_version(tensor, version)
             return made
 
@@ -323,7 +328,7 @@ class Joined:
         with torch.enable_grad():  # what autograd did not see in the step is not in the backward
             for number, part in enumerate(self.parts):
                 make_views(number)
-                make_detours(("stage", number))
+                make_ordering_nodes(("stage", number))
                 for i, tensor in zip(part.stage.results, apply(part), strict=True):
                     results[i] = _updated(taken[given[i]], tensor) if i in given else tensor
                     if i in customs:
@@ -333,9 +338,9 @@ class Joined:
 
     def _as_given(self, taken: list[Any]) -> tuple[dict[int, torch.Tensor], list[Any]]:
         """Inputs that get another history in the step: with the one they have now, and with none, to be saved."""
-        changed = self.graph.renewed
-        entered = {place for part in self.parts for place in part.stage.entrances}
-        entered |= {place for place, _ in self.graph.detours}
+        changed = self.graph.gets_new_grad_fn
+        entered = {place for part in self.parts for place in part.stage.grad_inputs}
+        entered |= {place for place, _ in self.graph.ordering_nodes}
         entering = {i: _before(taken[i]) for i in changed if ("input", i) in entered and taken[i].requires_grad}
         held = list(taken)
         for i in changed:

@@ -16,12 +16,12 @@ from sidefx_train.compile.autograd.saved_tensor_errors import (
     Saved,
     described,
     in_eager_order,
-    looks,
     saved_as_results,
+    saved_checks,
 )
 from sidefx_train.compile.autograd.trace_backward import Recorded, RecordedStage
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
-from sidefx_train.compile.capture.recording.tracer import GraphTracer, drop_profiler_nodes, turn_out_of_place
+from sidefx_train.compile.capture.recording.tracer import GraphTracer, drop_profiler_nodes, replace_inplace_views
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.artifacts import ORIGIN, OWN, SAME, GraphInput, TracedGraph
 from sidefx_train.compile.graph.view_chains import first_of, own_counter, storage_of
@@ -48,11 +48,11 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     tracer, outputs = world.tracer, list(residual.outputs)
     tracer.check()
     drop_profiler_nodes(tracer.graph)
-    turn_out_of_place(tracer.graph)
+    replace_inplace_views(tracer.graph)
     drop_unused_vectors(tracer.graph)
     tangents = {tracer.node_of(tangent) for stage in recorded.stages for tangent in stage.tangents}
     given = [n for n in tracer.graph.nodes if n.op == "placeholder" and n not in tangents]
-    cutter = _Cutter(tracer, outputs, given, recorded.in_order)
+    extractor = _Extractor(tracer, outputs, given, recorded.in_order)
     position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def between(begin: int, end: int) -> dict[fx.Node, None]:
@@ -63,29 +63,29 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         tracer.node_of(view.value): ("view", i) if view.position is None else ("input", view.position)
         for i, view in enumerate(recorded.views)
     }
-    cutter.shown = {**{node: ("made", i) for node, i in residual.shown.items()}, **made}
-    cutter.detours = [place for place, _ in recorded.detours]
-    renewed = {entry for _, entry in recorded.updates}
-    renewed |= {view.position for view in recorded.views if view.position is not None}
+    extractor.shown = {**{node: ("made", i) for node, i in residual.shown.items()}, **made}
+    extractor.ordering_nodes = [place for place, _ in recorded.ordering_nodes]
+    gets_new_grad_fn = {entry for _, entry in recorded.updates}
+    gets_new_grad_fn |= {view.position for view in recorded.views if view.position is not None}
     changed = (facts for facts in residual.metadata.inputs if facts.mutates_metadata or facts.changes_requires_grad)
-    renewed |= {facts.position for facts in changed if facts.requires_grad or facts.mutates_metadata}
-    cutter.renewed = renewed
+    gets_new_grad_fn |= {facts.position for facts in changed if facts.requires_grad or facts.mutates_metadata}
+    extractor.gets_new_grad_fn = gets_new_grad_fn
     stages = [
-        cutter.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
+        extractor.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
     ]
-    returned = len(cutter.results)
+    returned = len(extractor.results)
     stages = [_placed(stage, each, returned) for stage, each in zip(stages, recorded.stages, strict=True)]
-    forward = _graph(tracer, cutter.inputs, list(before), cutter.results)
+    forward = _graph(tracer, extractor.inputs, list(before), extractor.results)
     storages = [
         storage_of(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
-        for node in cutter.results
+        for node in extractor.results
     ]
     for i in residual.customs:  # of inputs, whose version counters they have
         storages[i] = None
-    saved = range(len(outputs), len(cutter.results))
-    counted = _counted(world, {i: cutter.results[i] for i in saved}, outputs)
-    apart = tuple(i for i in saved if own_counter(cutter.results[i]) is not None and i not in counted)
-    if any(own_counter(cutter.results[i]) in residual.counters for i in apart):
+    saved = range(len(outputs), len(extractor.results))
+    counted = _counted(world, {i: extractor.results[i] for i in saved}, outputs)
+    apart = tuple(i for i in saved if own_counter(extractor.results[i]) is not None and i not in counted)
+    if any(own_counter(extractor.results[i]) in residual.counters for i in apart):
         reason = "a tensor's .data leaves the step, of which the backward needs the contents"
         world.heap.refuse("SFX107", reason)
     aliases: list[tuple[int, int]] = []
@@ -95,7 +95,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         if storages[i] in storages[: len(outputs)]:
             sharing = [j for j in range(len(outputs)) if storages[j] == storages[i]]
             output = next((j for j in sharing if own_counter(outputs[j]) is None), None)
-            if output is not None and _bits(outputs[output]) != _bits(cutter.results[i]):
+            if output is not None and _bits(outputs[output]) != _bits(extractor.results[i]):
                 reason = "a tensor leaves the step whose negative or conjugate, in its memory, the backward needs"
                 world.heap.refuse("SFX107", reason)
             if output is None:
@@ -113,12 +113,12 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         tuple((i, *place) for i, place in counted.items()),
         tuple(each.position for each in begins),
         recorded.updates,
-        tuple(sorted(renewed)),
+        tuple(sorted(gets_new_grad_fn)),
         tuple(residual.customs.items()),
         recorded.views,
         recorded.ready,
-        tuple((_place(place, returned), before) for place, before in recorded.detours),
-        _turned(world, cutter, len(outputs)),
+        tuple((_place(place, returned), before) for place, before in recorded.ordering_nodes),
+        _metadata_mutated(world, extractor, len(outputs)),
         tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
         residual.seen,
     )
@@ -149,7 +149,7 @@ def _counted(world: TraceWorld, saved: dict[int, fx.Node], outputs: list[fx.Node
 def _placed(stage: Stage, recorded: RecordedStage, returned: int) -> Stage:
     """The stage with hidden values in their places, behind the ``returned`` results of the forward."""
     results = tuple(_place(place, returned)[1] for place in recorded.results)
-    return replace(stage, results=results, entrances=tuple(_place(place, returned) for place in stage.entrances))
+    return replace(stage, results=results, grad_inputs=tuple(_place(place, returned) for place in stage.grad_inputs))
 
 
 def _place(place: Place, returned: int) -> Place:
@@ -157,7 +157,7 @@ def _place(place: Place, returned: int) -> Place:
     return ("result", returned + i) if kind == "hidden" else place
 
 
-def _turned(world: TraceWorld, cutter: _Cutter, outputs: int) -> tuple[tuple[Place, int], ...]:
+def _metadata_mutated(world: TraceWorld, extractor: _Extractor, outputs: int) -> tuple[tuple[Place, int], ...]:
     """What holds the memory whose version counter the replay of views moves, and by how much."""
     records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
     position = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
@@ -166,19 +166,19 @@ def _turned(world: TraceWorld, cutter: _Cutter, outputs: int) -> tuple[tuple[Pla
         counter = own_counter(world.tracer.node_of(base))
         holders: list[Place] = [
             ("result", i)
-            for i, node in enumerate(cutter.results[:outputs])
+            for i, node in enumerate(extractor.results[:outputs])
             if isinstance(value := node.meta.get("val"), torch.Tensor)
             and storage_of(value) == storage_of(base)
             and own_counter(node) is counter
         ]
-        shared = [r for r in records if compat.one_counter(r.shadow, base)]
+        shared = [r for r in records if compat.share_version_counter(r.shadow, base)]
         holders = [("input", position[id(r.real)]) for r in shared] or holders
         if holders:
             found[holders[0]] = found.get(holders[0], 0) + count
     return tuple(found.items())
 
 
-class _Cutter:
+class _Extractor:
     """Takes backward graphs out of the joint graph.
 
     Attributes:
@@ -195,8 +195,8 @@ class _Cutter:
         self.inputs = inputs
         self.results = list(outputs)
         self.shown: dict[fx.Node, Shown] = {}
-        self.detours: list[Place] = []
-        self.renewed: set[int] = set()
+        self.ordering_nodes: list[Place] = []
+        self.gets_new_grad_fn: set[int] = set()
         self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def stage(self, recorded: RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
@@ -208,14 +208,16 @@ class _Cutter:
             if not grad._is_view():
                 node.meta[OWN] = grad._version
         wanted = _needed(grads, among)
-        behind_the_cut = {*wanted, *tangents}
+        after_backward_starts = {*wanted, *tangents}
         reads: list[tuple[fx.Node, list[fx.Node]]] = []
         for node in wanted:
-            used = {_undetached(each, among) for each in node.all_input_nodes if not _detaches(node)} - behind_the_cut
+            used = {
+                _undetached(each, among) for each in node.all_input_nodes if not _detaches(node)
+            } - after_backward_starts
             reads.append((node, sorted(used, key=self.position.__getitem__)))
         needed = in_eager_order(reads, before)
         needed += [_undetached(grad, among) for grad in grads]
-        crossing = dict.fromkeys(used for used in needed if used not in behind_the_cut and used.op != "get_attr")
+        crossing = dict.fromkeys(used for used in needed if used not in after_backward_starts and used.op != "get_attr")
         feeds: list[Origin] = [self._origin(node) for node in crossing]
         feeds += [("tangent", i) for i in range(len(tangents))]
         taken = [self._taken(node, recorded.writes) for node in crossing]
@@ -231,10 +233,10 @@ class _Cutter:
             TracedGraph(backward, tuple(taken), tracer.fake_mode, _draws(wanted), gradients=True),
             (),
             tuple(feeds),
-            tuple(entrance for entrance, _ in recorded.grads),
+            tuple(grad_input for grad_input, _ in recorded.grads),
             _dependence(wanted, tangents, grads, [recorded.reach[self.origin(place)] for place, _ in recorded.grads]),
             tuple(self._said(list(crossing), reads)),
-            looks(reads, list(crossing), tangents, grads),
+            saved_checks(reads, list(crossing), tangents, grads),
             self.one_by_one and not any(map(_goes_by_memory, wanted)),
             self._tape(recorded, wanted, tangents, dict(zip(crossing, feeds, strict=False)), among),
         )
@@ -253,14 +255,14 @@ class _Cutter:
         for node in {*feeds, *wanted}:
             saved = _undetached(node, among)
             feed: Any = feeds.get(saved)
-            if feed is not None and not (feed[0] == "input" and feed[1] in self.renewed):
+            if feed is not None and not (feed[0] == "input" and feed[1] in self.gets_new_grad_fn):
                 direct[node] = saved, own.get(feed, feed)
         grads = [(self.origin(place), self.tracer.node_of(grad)) for place, grad in recorded.grads]
         return recorded.recorder.tape(dict.fromkeys(wanted), tangents, grads, direct)
 
     def origin(self, place: Place) -> Place:
         """What gets a gradient in the end."""
-        return self.detours[place[1]] if place[0] == "detour" else place
+        return self.ordering_nodes[place[1]] if place[0] == "detour" else place
 
     def _said(self, crossing: list[fx.Node], reads: list[tuple[fx.Node, list[fx.Node]]]) -> list[Saved]:
         """What eager says of the values that are saved, where they were changed since."""

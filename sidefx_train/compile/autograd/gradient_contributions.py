@@ -85,7 +85,7 @@ def first_use(value: torch.Tensor, edge: tuple[Any, int]) -> int:
     return found
 
 
-def one_by_one(parts: list[torch.Tensor], whole: torch.Tensor) -> bool:
+def one_by_one(parts: list[torch.Tensor], accumulated: torch.Tensor) -> bool:
     """True if a gradient may be handed over in parts: few, and each what the engine would add as it is."""
-    alike = all((part.shape, part.dtype) == (whole.shape, whole.dtype) for part in parts)
-    return 1 < len(parts) <= _MOST and alike
+    same_kind = all((part.shape, part.dtype) == (accumulated.shape, accumulated.dtype) for part in parts)
+    return 1 < len(parts) <= _MOST and same_kind

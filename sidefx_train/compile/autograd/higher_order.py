@@ -64,22 +64,22 @@ class _SavedHistory(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        around: _Surroundings,
+        around: _AmbientModes,
         edges: list[int],
         values: list[torch.Tensor],
-        *entrances: torch.Tensor | None,
+        *grad_inputs: torch.Tensor | None,
     ) -> Any:
         ctx.set_materialize_grads(False)
         ctx.around, ctx.edges = around.without_tensors(), edges
-        ctx.leads_to = [i for i, entrance in enumerate(entrances) if entrance is not None]
+        ctx.leads_to = [i for i, grad_input in enumerate(grad_inputs) if grad_input is not None]
         ctx.save_for_backward(*around.tensors())
         return tuple(value.detach() for value in values)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        around: _Surroundings = ctx.around.with_tensors(ctx.saved_tensors)
+        around: _AmbientModes = ctx.around.with_tensors(ctx.saved_tensors)
         begun = [(edge, grad) for edge, grad in zip(ctx.edges, grads, strict=True) if grad is not None]
-        asked = [False] * len(around.entrances)
+        asked = [False] * len(around.grad_inputs)
         for i, (node, _) in zip(ctx.leads_to, ctx.next_functions, strict=True):
             asked[i] = node is not None and compat.is_asked_for(node)
         found = around.run(begun, asked) if begun else [None] * len(asked)
@@ -96,7 +96,7 @@ class _NotDifferentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, reason: str, behind: int, *tensors: torch.Tensor) -> Any:
         ctx.reason = reason
-        return tuple(map(compat.alias_unseen, tensors[behind:]))
+        return tuple(map(compat.alias_hidden_from_autograd, tensors[behind:]))
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
@@ -109,7 +109,7 @@ class _NotDifferentiable(torch.autograd.Function):
 
 
 def refuse_derivative(
-    reason: str, saved: Sequence[Any], entrances: Sequence[torch.Tensor | None], grads: list[Any]
+    reason: str, saved: Sequence[Any], grad_inputs: Sequence[torch.Tensor | None], grads: list[Any]
 ) -> list[Any]:
     """Gradients that say, where they are differentiated, why that cannot be.
 
@@ -122,7 +122,7 @@ def refuse_derivative(
     held = {i: grad.detach() for i, grad in enumerate(grads) if isinstance(grad, torch.Tensor)}
     if not held:
         return grads
-    behind = [each for each in (*entrances, *saved) if isinstance(each, torch.Tensor) and each.requires_grad]
+    behind = [each for each in (*grad_inputs, *saved) if isinstance(each, torch.Tensor) and each.requires_grad]
     made = iter(_NotDifferentiable.apply(reason, len(behind), *behind, *held.values()))
     return [next(made) if i in held else grad for i, grad in enumerate(grads)]
 
@@ -164,7 +164,7 @@ class TapeRunner:
 
 
 @dataclass(frozen=True)
-class _Surroundings:
+class _AmbientModes:
     """What a run of a tape needs besides the gradients that it begins with.
 
     Attributes:
@@ -179,18 +179,18 @@ class _Surroundings:
     saved: Sequence[Any]
     outputs: dict[int, torch.Tensor]
     links: dict[int, torch.Tensor]
-    entrances: Sequence[torch.Tensor | None]
+    grad_inputs: Sequence[torch.Tensor | None]
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that must not be changed before a derivative is computed."""
         return [value for value in self.saved if isinstance(value, torch.Tensor)] + list(self.outputs.values())
 
-    def without_tensors(self) -> _Surroundings:
+    def without_tensors(self) -> _AmbientModes:
         kept = [None if isinstance(value, torch.Tensor) else value for value in self.saved]
         where = [i for i, value in enumerate(self.saved) if isinstance(value, torch.Tensor)]
         return replace(self, saved=(kept, where), outputs=dict.fromkeys(self.outputs))  # type: ignore[arg-type]
 
-    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> _Surroundings:
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> _AmbientModes:
         kept, where = self.saved
         saved = list(kept)
         for i, tensor in zip(where, tensors, strict=False):
@@ -217,7 +217,7 @@ class _Surroundings:
         for reach, sources in groups.items():  # the engine comes by wherever a node leads, with a gradient or without
             values = [running.constant(node) for node in sources]
             edges = [self.runner.tape.sources[node] for node in sources]
-            behind = [each if i in reach or not reach else None for i, each in enumerate(self.entrances)]
+            behind = [each if i in reach or not reach else None for i, each in enumerate(self.grad_inputs)]
             running.values |= dict(zip(sources, _SavedHistory.apply(self, edges, values, *behind), strict=True))
 
 
@@ -226,7 +226,7 @@ def differentiated(
     saved: Sequence[Any],
     outputs: dict[int, torch.Tensor],
     links: dict[int, torch.Tensor],
-    entrances: Sequence[torch.Tensor | None],
+    grad_inputs: Sequence[torch.Tensor | None],
     tangents: Sequence[torch.Tensor | None],
     asked: Sequence[bool],
 ) -> list[torch.Tensor | None]:
@@ -242,7 +242,7 @@ def differentiated(
         asked: which of the gradients are needed.
     """
     begun = [(edge, grad) for edge, grad in zip(runner.tape.roots, tangents, strict=True) if grad is not None]
-    return _Surroundings(runner, saved, outputs, links, entrances).run(begun, asked)
+    return _AmbientModes(runner, saved, outputs, links, grad_inputs).run(begun, asked)
 
 
 class _Running:
@@ -262,7 +262,7 @@ class _Running:
         self.sums: dict[int, torch.Tensor] = {}
         self.parts: dict[int, list[torch.Tensor | None]] = {}
         exits = runner.tape.exits
-        self.divided = {edge for edge in exits if exits.count(edge) > 1}
+        self.split = {edge for edge in exits if exits.count(edge) > 1}
 
     def without_history(self) -> list[fx.Node]:
         """Graph nodes of saved tensors whose history is between the autograd nodes of the stage."""
@@ -303,7 +303,7 @@ class _Running:
             self._step(step, wanted)
         found: list[torch.Tensor | None] = []
         for edge in tape.exits:
-            if edge not in self.divided:
+            if edge not in self.split:
                 found.append(self.sums.get(edge))
                 continue
             parts = self.parts.get(edge, [])
@@ -321,7 +321,7 @@ class _Running:
         grads = [self.sums.get(edge) for edge in step.inputs]
         if not wanted or all(grad is None for grad in grads):
             for edge, _ in step.results:
-                if edge in self.divided and not step.beside:
+                if edge in self.split and not step.unused:
                     self.parts.setdefault(edge, []).append(None)
             return
         for given, grad in zip(step.given, grads, strict=True):
@@ -331,7 +331,7 @@ class _Running:
             self.values[node] = self._made(node)
         for edge, node in step.results:
             grad = self._value(node)
-            if edge in self.divided and not step.beside:
+            if edge in self.split and not step.unused:
                 self.parts.setdefault(edge, []).append(grad)
             else:
                 self._add(edge, grad)

@@ -9,10 +9,10 @@ import torch
 
 from sidefx_train.compile.autograd.accumulation_order import Place, Point
 from sidefx_train.compile.autograd.node_tape import Tape
-from sidefx_train.compile.autograd.saved_tensor_errors import Look, Saved
+from sidefx_train.compile.autograd.saved_tensor_errors import Saved, SavedCheck
 from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
-from sidefx_train.compile.residual.view_replay import CustomView, LiveView
+from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView
 
 Origin = tuple[Literal["input", "result", "tangent"], int]
 
@@ -37,10 +37,10 @@ class Stage:
     backward: TracedGraph
     results: tuple[int, ...]
     feeds: tuple[Origin, ...]
-    entrances: tuple[Place, ...]
+    grad_inputs: tuple[Place, ...]
     depends: tuple[frozenset[int], ...]
     saved: tuple[Saved, ...]
-    looks: tuple[Look, ...]
+    saved_checks: tuple[SavedCheck, ...]
     any_layout: bool
     tape: Tape
 
@@ -83,12 +83,12 @@ class JointGraph:
     counted: tuple[tuple[int, int, bool], ...]
     begins: tuple[int, ...]
     updates: tuple[tuple[int, int], ...]
-    renewed: tuple[int, ...]
+    gets_new_grad_fn: tuple[int, ...]
     customs: tuple[tuple[int, CustomView], ...]
-    views: tuple[LiveView, ...]
+    views: tuple[IntermediateView, ...]
     ready: tuple[int, ...]
-    detours: tuple[tuple[Place, Point], ...]
-    turned: tuple[tuple[Place, int], ...]
+    ordering_nodes: tuple[tuple[Place, Point], ...]
+    metadata_mutated: tuple[tuple[Place, int], ...]
     hidden: tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]
     seen: Seen
 

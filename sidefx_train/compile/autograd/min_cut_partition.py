@@ -17,7 +17,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Origin
-from sidefx_train.compile.autograd.saved_tensor_errors import Look, Saved
+from sidefx_train.compile.autograd.saved_tensor_errors import Saved, SavedCheck
 from sidefx_train.compile.graph.alias_analysis import Aliases, drop_dead, is_pure
 from sidefx_train.compile.graph.artifacts import GraphInput
 
@@ -98,35 +98,35 @@ class _Plan:
     def cut(self) -> list[fx.Node]:
         """Nodes to save, as torch's partitioner chooses them on a graph of just what matters here."""
         graph = fx.Graph()
-        twin: dict[fx.Node, fx.Node] = {}
+        alias: dict[fx.Node, fx.Node] = {}
         free: set[fx.Node] = set()
         for node in self._relevant():
             if self.again.get(node):
                 viewed = self.aliases.roots[node] != frozenset((node,)) and node.target is not operator.getitem
                 target = aten.view.default if viewed else node.target
-                twin[node] = graph.call_function(target, tuple(twin[used] for used in node.all_input_nodes))
+                alias[node] = graph.call_function(target, tuple(alias[used] for used in node.all_input_nodes))
             else:
-                twin[node] = graph.placeholder(f"primals_{len(twin)}")
+                alias[node] = graph.placeholder(f"primals_{len(alias)}")
                 if node in self.again:
-                    free.add(twin[node])
-            twin[node].meta = {"val": node.meta.get("val")}
-        forward = set(twin.values())
+                    free.add(alias[node])
+            alias[node].meta = {"val": node.meta.get("val")}
+        forward = set(alias.values())
         if all(node.op != "placeholder" for node in forward):
             return []  # all of it follows from constants
-        of_twin = {value: key for key, value in twin.items()}
+        of_alias = {value: key for key, value in alias.items()}
         for node in self.backward.nodes:
             if node.op == "placeholder":
-                twin[node] = twin[self.fed[node]] if node in self.fed else graph.placeholder(f"tangents_{node.name}")
-                twin[node].meta.setdefault("val", node.meta.get("val"))
+                alias[node] = alias[self.fed[node]] if node in self.fed else graph.placeholder(f"tangents_{node.name}")
+                alias[node].meta.setdefault("val", node.meta.get("val"))
             elif node.op == "call_function":
-                made = graph.call_function(node.target, tuple(twin[n] for n in node.all_input_nodes if n in twin))
+                made = graph.call_function(node.target, tuple(alias[n] for n in node.all_input_nodes if n in alias))
                 made.meta = {"val": node.meta.get("val")}
-                twin[node] = made
+                alias[node] = made
         graph.output(())
         return [
-            of_twin[node]
+            of_alias[node]
             for node in compat.min_cut(graph, forward, free)
-            if of_twin[node] not in self.again or self.again[of_twin[node]]
+            if of_alias[node] not in self.again or self.again[of_alias[node]]
         ]
 
     def _relevant(self) -> list[fx.Node]:
@@ -214,7 +214,7 @@ class _Plan:
                     backward=backward,
                     feeds=tuple(feeds),
                     saved=tuple(said.get(node, Saved()) for node in wanted),
-                    looks=self._looks(wanted),
+                    saved_checks=self._saved_checks(wanted),
                 ),
             ),
             aliases=tuple(aliases),
@@ -222,12 +222,12 @@ class _Plan:
             counted=tuple(counted),
         )
 
-    def _looks(self, wanted: list[fx.Node]) -> tuple[Look, ...]:
+    def _saved_checks(self, wanted: list[fx.Node]) -> tuple[SavedCheck, ...]:
         """Who looks at what, by positions in the new backward; at what others are made of, in their place."""
         position = {node: i for i, node in enumerate(wanted)}
         old = [self.fed[node] for node in self.taken if node in self.fed]
-        found: list[Look] = []
-        for look in self.stage.looks:
+        found: list[SavedCheck] = []
+        for look in self.stage.saved_checks:
             todo, seen = [old[i] for i in look.saved], set[fx.Node]()
             while todo:
                 node = todo.pop()

@@ -19,7 +19,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.accumulation_order import Place
 from sidefx_train.compile.graph.artifacts import SAME
-from sidefx_train.compile.graph.view_chains import edge_of
+from sidefx_train.compile.graph.view_chains import gradient_edge
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer
@@ -51,7 +51,7 @@ class NodeBackward:
     given: tuple[fx.Node | None, ...]
     nodes: tuple[fx.Node, ...]
     results: tuple[tuple[int, fx.Node], ...]
-    beside: bool = False
+    unused: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,12 @@ class TapeRecorder:
     """
 
     def __init__(
-        self, tracer: GraphTracer, roots: list[Edge], entrances: dict[Edge, Place], leaves: dict[int, Edge]
+        self, tracer: GraphTracer, roots: list[Edge], grad_inputs: dict[Edge, Place], leaves: dict[int, Edge]
     ) -> None:
         self.leaves = leaves
         self.tracer = tracer
         self.roots = roots
-        self.entrances = entrances
+        self.grad_inputs = grad_inputs
         self.begin = tracer.last_node()
         self.runs: list[_Run] = []
         self.open: list[tuple[Any, fx.Node, tuple[fx.Node | None, ...], tuple[fx.Node, ...]]] = []
@@ -125,18 +125,18 @@ class TapeRecorder:
         self.problem = ""
         self.switched_off = 0  # times that Python which the backward runs has entered no_grad
         self.may_ask = False  # whether autograd is on: the context manager does that it has just entered or left
-        self.beside: tuple[TapeRecorder, list[fx.Node]] | None = None
+        self.unused: tuple[TapeRecorder, list[fx.Node]] | None = None
 
     def unreached(self) -> list[Edge]:
         """Edges to the history of saved tensors at which no gradient arrives: copies, results nothing else uses."""
         met = {(run.node, number) for run in self.runs for number, grad in enumerate(run.incoming) if grad is not None}
         edges = dict.fromkeys(edge for known in self.histories.values() for edge in known if type(edge) is tuple)
-        return [e for e in edges if e not in met and e not in self.entrances and not hasattr(e[0], "variable")]
+        return [e for e in edges if e not in met and e not in self.grad_inputs and not hasattr(e[0], "variable")]
 
     def known(self) -> list[Edge]:
         """Edges at which gradients arrive."""
         met = [(run.node, i) for run in self.runs for i, grad in enumerate(run.incoming) if grad is not None]
-        return list(dict.fromkeys([*met, *self.entrances]))
+        return list(dict.fromkeys([*met, *self.grad_inputs]))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -171,7 +171,7 @@ class TapeRecorder:
                 if isinstance(each, torch.Tensor) and each.requires_grad and self.tracer.has_node(each):
                     if each.grad_fn is None and each._is_view() and id(each) not in self.leaves:
                         continue  # made with autograd off: it says so of its base only
-                    edge = self.leaves.get(id(each), each) if each.grad_fn is None else edge_of(each)
+                    edge = self.leaves.get(id(each), each) if each.grad_fn is None else gradient_edge(each)
                     known = self.histories.setdefault(self.tracer.node_of(each), [])
                     if not any(edge is other or (type(other) is tuple and edge == other) for other in known):
                         known.append(edge)
@@ -250,12 +250,12 @@ class _Builder:
         wanted: dict[fx.Node, None],
         tangents: list[fx.Node],
         numbers: dict[Edge, int],
-        beside: bool = False,
+        unused: bool = False,
     ) -> None:
         self.recorder = recorder
         self.wanted = wanted
         self.numbers = numbers
-        self.beside = beside
+        self.unused = unused
         self.sums: dict[Edge, fx.Node] = {}
         self.contributed: dict[Edge, list[fx.Node]] = {}
         self.pending: list[tuple[Edge, fx.Node]] = []
@@ -272,33 +272,33 @@ class _Builder:
         recorder = self.recorder
         steps = self.steps()
         wanted, histories = dict(self.wanted), dict(recorder.histories)
-        edges_of = {node: recorder.edges(node) for node in histories if node in self._read()}
+        gradient_edges = {node: recorder.edges(node) for node in histories if node in self._read()}
         inner = {node for node in wanted if node.prev in recorder.inner}
         exits = self._exits(grads)
-        if recorder.beside is not None:
-            other, tangents = recorder.beside
+        if recorder.unused is not None:
+            other, tangents = recorder.unused
             nodes = dict.fromkeys(node for run in other.runs for node in _nodes_between(run.before, run.after))
-            more = _Builder(other, nodes, tangents, self.numbers, beside=True)
+            more = _Builder(other, nodes, tangents, self.numbers, unused=True)
             steps = [*more.steps(), *steps]
             for node in other.histories:
-                edges_of[node] = edges_of.get(node, set()) | other.edges(node)
-        if any(len(edges) > 1 for edges in edges_of.values()):
+                gradient_edges[node] = gradient_edges.get(node, set()) | other.edges(node)
+        if any(len(edges) > 1 for edges in gradient_edges.values()):
             raise _Unclear("a tensor is saved with two histories")
         for node in wanted:
-            self._check_parts(node, edges_of)
-        edge_of = {node: next(iter(edges)) for node, edges in edges_of.items()}
-        place_of = recorder.entrances
+            self._check_parts(node, gradient_edges)
+        gradient_edge = {node: next(iter(edges)) for node, edges in gradient_edges.items()}
+        place_of = recorder.grad_inputs
         roots = dict(zip(recorder.roots, self.roots, strict=True))
         kept = {
             node: direct[node][0]
-            for node, edge in edge_of.items()
+            for node, edge in gradient_edge.items()
             if node in direct and direct[node][1] in (place_of.get(edge), ("root", roots.get(edge)))
         }
         return Tape(
             tuple(steps),
             self.roots,
             exits,
-            {node: self._number(edge) for node, edge in edge_of.items()},
+            {node: self._number(edge) for node, edge in gradient_edge.items()},
             kept,
             frozenset(inner),
             recorder.tracer.tracer.root,
@@ -346,7 +346,7 @@ class _Builder:
         seen: set[fx.Node] = set()
         for number, grad in enumerate(run.incoming):
             edge = (run.node, number)
-            inputs.append(NOWHERE if grad is None or edge in self.recorder.entrances else self._number(edge))
+            inputs.append(NOWHERE if grad is None or edge in self.recorder.grad_inputs else self._number(edge))
             total = None if grad is None else self.sums.get(edge)
             if total is not None and total in seen:
                 if hooks:
@@ -365,10 +365,10 @@ class _Builder:
             self.pending.append(((after, number), grad))
             if grad in known or grad.op in ("get_attr", "placeholder"):
                 results.append((self._number((after, number)), grad))
-        return NodeBackward(tuple(inputs), tuple(given), nodes, tuple(results), self.beside)
+        return NodeBackward(tuple(inputs), tuple(given), nodes, tuple(results), self.unused)
 
     def _exits(self, grads: list[tuple[Place, fx.Node]]) -> tuple[int, ...]:
-        edge_at = {place: edge for edge, place in self.recorder.entrances.items()}
+        edge_at = {place: edge for edge, place in self.recorder.grad_inputs.items()}
         found: list[int] = []
         for place, grad in grads:
             edge = edge_at.get(place)

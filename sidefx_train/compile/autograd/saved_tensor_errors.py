@@ -70,7 +70,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Look:
+class SavedCheck:
     """A node of eager's backward, and what it looks at.
 
     Attributes:
@@ -84,9 +84,9 @@ class Look:
     grads: frozenset[int]
 
 
-def looks(
+def saved_checks(
     reads: list[tuple[fx.Node, list[fx.Node]]], saved: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node]
-) -> tuple[Look, ...]:
+) -> tuple[SavedCheck, ...]:
     """Who looks at what: eager passes over nodes that no tangent reaches, or that lead to nothing that is asked for.
 
     Args:
@@ -105,13 +105,13 @@ def looks(
     for node, _ in reversed(reads):
         for used in node.all_input_nodes:
             leads.setdefault(used, set()).update(leads.get(node, ()))
-    found: list[Look] = []
+    found: list[SavedCheck] = []
     for _, members in itertools.groupby(reads, key=lambda read: read[0].meta.get(DERIVED)):
         group = _of_one_node(list(members))
         seen = frozenset(position[value] for _, used in group for value in used if value in position)
         if seen:
             by = frozenset().union(*(reached[node] for node, _ in group))
-            found.append(Look(seen, by, frozenset().union(*(leads.get(node, ()) for node, _ in group))))
+            found.append(SavedCheck(seen, by, frozenset().union(*(leads.get(node, ()) for node, _ in group))))
     return tuple(found)
 
 

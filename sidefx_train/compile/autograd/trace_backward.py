@@ -12,15 +12,15 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.autograd.accumulation_order import Place, Point, in_turn, times
+from sidefx_train.compile.autograd.accumulation_order import Place, Point, order_contributions, times
 from sidefx_train.compile.autograd.gradient_contributions import Uses, contributions
 from sidefx_train.compile.autograd.node_tape import TapeRecorder
 from sidefx_train.compile.autograd.shared_intermediates import Hidden, shared_values
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import observe
 from sidefx_train.compile.capture.side_effects.compare import difference
-from sidefx_train.compile.graph.view_chains import edge_of, edges_behind, own_counter, storage_of
-from sidefx_train.compile.residual.view_replay import LiveView
+from sidefx_train.compile.graph.view_chains import gradient_edge, gradient_edges_behind, own_counter, storage_of
+from sidefx_train.compile.residual.view_replay import IntermediateView
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -62,9 +62,9 @@ class Recorded:
 
     stages: tuple[RecordedStage, ...]
     updates: tuple[tuple[int, int], ...]
-    views: tuple[LiveView, ...]
+    views: tuple[IntermediateView, ...]
     ready: tuple[int, ...]
-    detours: tuple[tuple[Place, Point], ...]
+    ordering_nodes: tuple[tuple[Place, Point], ...]
     hidden: tuple[torch.Tensor, ...]
     in_order: bool
 
@@ -98,10 +98,10 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     levels, ready = _levels(fakes, ends)
     hidden: list[torch.Tensor] = []
     heard = {(edge.node, edge.output_nr) for position, edge in inputs if not _is_quiet(world, position)}
-    heard |= {edge_of(fake) for fake in fakes.values()}
-    apart = [part for level in levels for part in _heard_alike(level, fakes, heard, ends)]
-    if in_order or len(apart) > len(levels):
-        met = shared_values(apart, fakes.__getitem__, ends | {edge_of(fake) for fake in fakes.values()})
+    heard |= {gradient_edge(fake) for fake in fakes.values()}
+    unordered = [part for level in levels for part in _in_one_order(level, fakes, heard, ends)]
+    if in_order or len(unordered) > len(levels):
+        met = shared_values(unordered, fakes.__getitem__, ends | {gradient_edge(fake) for fake in fakes.values()})
         with compat.no_recording(), torch.no_grad():
             empty = [each.empty() for each in met]
         hidden = [like for like in empty if like is not None] if all(like is not None for like in empty) else []
@@ -111,25 +111,25 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
             levels, ready = _levels(fakes, ends)
     leaves = {id(shadow): (edge.node, edge.output_nr) for shadow, edge in _leaves(world, inputs)}
     for results, earlier in levels:
-        entrances: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
-        entrances += [(place, _edge(fakes[place])) for place in earlier]
+        grad_inputs: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
+        grad_inputs += [(place, _edge(fakes[place])) for place in earlier]
         begin = tracer.last_node()
         roots, given = [fakes[place] for place in results], tuple(tangents[place] for place in results)
         versions = _versions(world)
-        ended = {(edge.node, edge.output_nr): place for place, edge in entrances}
-        recorder = TapeRecorder(tracer, [edge_of(root) for root in roots], ended, leaves)
+        ended = {(edge.node, edge.output_nr): place for place, edge in grad_inputs}
+        recorder = TapeRecorder(tracer, [gradient_edge(root) for root in roots], ended, leaves)
         try:
             with (
                 torch.enable_grad(),
                 compat.autocast_off(),
                 _without_hooks(world),
                 _without_gradients(values),
-                _stopping_at([edge for _, edge in entrances]),
-                contributions(roots, [edge for _, edge in entrances]) as parts,
+                _stopping_at([edge for _, edge in grad_inputs]),
+                contributions(roots, [edge for _, edge in grad_inputs]) as parts,
                 recorder.recording(),
                 world.reads.heard(),
             ):
-                edges = [edge for _, edge in entrances]
+                edges = [edge for _, edge in grad_inputs]
                 asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
                 found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
         except RuntimeError as error:
@@ -137,15 +137,17 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
             world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
         end = tracer.last_node()
         writes = {i: version - versions.get(i, version) for i, version in _versions(world).items()}
-        _record_beside(world, recorder, values)
-        grads = [(entrance, grad) for (entrance, _), grad in zip(entrances, found, strict=True) if grad is not None]
+        _record_unused(world, recorder, values)
+        grads = [
+            (grad_input, grad) for (grad_input, _), grad in zip(grad_inputs, found, strict=True) if grad is not None
+        ]
         if not grads:
             world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
         reach = _reach(
-            [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in entrances}
+            [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in grad_inputs}
         )
         recorded.append(RecordedStage(results, given, begin, end, tuple(grads), reach, recorder, writes))
-        uses.append({entrance: part for (entrance, _), part in zip(entrances, parts, strict=True)})
+        uses.append({grad_input: part for (grad_input, _), part in zip(grad_inputs, parts, strict=True)})
     changed = difference(before, observe(world))
     if changed:
         reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
@@ -153,19 +155,21 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     read = world.reads.changeable(residual.made)
     if read:
         world.heap.refuse("SFX107", f"a tensor leaves the step, and Python that its backward runs reads {read}")
-    edges_of: dict[Place, tuple[Any, int]] = {
+    gradient_edges: dict[Place, tuple[Any, int]] = {
         ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
     }
-    edges_of |= {place: edge_of(fake) for place, fake in fakes.items()}
-    made = times(views, edges_of, ready, uses)
-    detours: tuple[tuple[Place, Point], ...] = ()
+    gradient_edges |= {place: gradient_edge(fake) for place, fake in fakes.items()}
+    made = times(views, gradient_edges, ready, uses)
+    ordering_nodes: tuple[tuple[Place, Point], ...] = ()
     if in_order:
-        handed, detours = in_turn([stage.grads for stage in recorded], uses, views, edges_of, made)
+        handed, ordering_nodes = order_contributions(
+            [stage.grads for stage in recorded], uses, views, gradient_edges, made
+        )
         recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
-    leaves_of = {place for place in edges_of if place[0] == "input" and _is_leaf(world, place[1])}
+    leaves_of = {place for place in gradient_edges if place[0] == "input" and _is_leaf(world, place[1])}
     if not all(_is_quiet(world, i) for _, i in leaves_of):
-        recorded, detours = _in_eager_order(recorded, leaves_of, detours)
-    return Recorded(tuple(recorded), tuple(updates.items()), views, made, detours, tuple(hidden), in_order)
+        recorded, ordering_nodes = _in_eager_order(recorded, leaves_of, ordering_nodes)
+    return Recorded(tuple(recorded), tuple(updates.items()), views, made, ordering_nodes, tuple(hidden), in_order)
 
 
 def _versions(world: TraceWorld) -> dict[int, int]:
@@ -181,19 +185,19 @@ def _is_leaf(world: TraceWorld, position: int) -> bool:
 
 
 def _in_eager_order(
-    stages: list[RecordedStage], leaves: set[Place], detours: tuple[tuple[Place, Point], ...]
+    stages: list[RecordedStage], leaves: set[Place], ordering_nodes: tuple[tuple[Place, Point], ...]
 ) -> tuple[list[RecordedStage], tuple[tuple[Place, Point], ...]]:
     """Lets gradients of leaves take detours, so that the engine comes to the leaves, and their hooks, as in eager.
 
     The engine comes to all leaves of one node in an order of its own; of detours it takes the one first that was made
     last.
     """
-    found, more = list(stages), list(detours)
+    found, more = list(stages), list(ordering_nodes)
     for k, stage in enumerate(stages):
         last: dict[Place, tuple[int, int]] = {}
         for time, run in enumerate(stage.recorder.runs):
             for number, edge in enumerate(run.node.next_functions):
-                place = stage.recorder.entrances.get(edge)
+                place = stage.recorder.grad_inputs.get(edge)
                 if place is not None and run.outgoing[number] is not None:
                     last[place] = time, number
         given = [i for i, (place, _) in enumerate(stage.grads) if place in leaves]
@@ -206,7 +210,7 @@ def _in_eager_order(
     return found, tuple(more)
 
 
-def _record_beside(world: TraceWorld, recorder: TapeRecorder, values: list[Any]) -> None:
+def _record_unused(world: TraceWorld, recorder: TapeRecorder, values: list[Any]) -> None:
     """Records the backward of saved tensors that is on no way from the results, up to where it joins one."""
     begun = recorder.unreached()
     if not begun:
@@ -234,7 +238,7 @@ def _record_beside(world: TraceWorld, recorder: TapeRecorder, values: list[Any])
             torch.autograd.grad(asked, ends, given, retain_graph=True, allow_unused=True)
     except RuntimeError:  # a second derivative will say that it cannot be had
         return
-    recorder.beside = other, [tracer.node_of(each) for each in given]
+    recorder.unused = other, [tracer.node_of(each) for each in given]
 
 
 def _is_quiet(world: TraceWorld, position: int) -> bool:
@@ -245,7 +249,7 @@ def _is_quiet(world: TraceWorld, position: int) -> bool:
     return not any(compat.hooks_of(record.real)) and not record.accumulator_hooked
 
 
-def _heard_alike(
+def _in_one_order(
     level: tuple[tuple[Place, ...], tuple[Place, ...]],
     fakes: dict[Place, Any],
     heard: set[tuple[Any, int]],
@@ -257,16 +261,18 @@ def _heard_alike(
     """
     results, earlier = level
     stops: dict[tuple[Any, int], Place] = {
-        edge: ("input", i) for i, edge in enumerate(ends | {edge_of(fakes[place]) for place in earlier})
+        edge: ("input", i) for i, edge in enumerate(ends | {gradient_edge(fakes[place]) for place in earlier})
     }
     reach = _reach([fakes[place] for place in results], stops)
     uneven = any(len(reach[place]) not in (0, len(results)) for edge, place in stops.items() if edge in heard)
     return [((result,), earlier) for result in results] if uneven else [level]
 
 
-def _reach(roots: list[torch.Tensor | Hidden], entrances: dict[tuple[Any, int], Place]) -> dict[Place, frozenset[int]]:
+def _reach(
+    roots: list[torch.Tensor | Hidden], grad_inputs: dict[tuple[Any, int], Place]
+) -> dict[Place, frozenset[int]]:
     """Which of the roots lead to each of the entrances, past no other."""
-    found: dict[Place, set[int]] = {place: set() for place in entrances.values()}
+    found: dict[Place, set[int]] = {place: set() for place in grad_inputs.values()}
     for i, root in enumerate(roots):
         seen, waiting = set[Any](), [root.grad_fn]
         while waiting:
@@ -275,8 +281,8 @@ def _reach(roots: list[torch.Tensor | Hidden], entrances: dict[tuple[Any, int], 
                 continue
             seen.add(node)
             for edge in node.next_functions:
-                if edge in entrances:
-                    found[entrances[edge]].add(i)
+                if edge in grad_inputs:
+                    found[grad_inputs[edge]].add(i)
                 else:
                     waiting.append(edge[0])
     return {place: frozenset(numbers) for place, numbers in found.items()}
@@ -312,9 +318,9 @@ def _levels(
     fakes: dict[Place, Any], inputs: set[tuple[Any, int]]
 ) -> tuple[list[tuple[tuple[Place, ...], tuple[Place, ...]]], dict[Place, int]]:
     """Results, level by level, each with what leaves too and they were computed from; and the level of each view."""
-    place_of = {edge_of(fake): place for place, fake in fakes.items()}
+    place_of = {gradient_edge(fake): place for place, fake in fakes.items()}
     behind = {
-        place: {place_of[edge] for edge in edges_behind(fake) if edge in place_of} - {place}
+        place: {place_of[edge] for edge in gradient_edges_behind(fake) if edge in place_of} - {place}
         for place, fake in fakes.items()
     }
     levels: list[tuple[tuple[Place, ...], tuple[Place, ...]]] = []
@@ -326,8 +332,8 @@ def _levels(
         if views:  # they take no stage of their own
             ready |= dict.fromkeys(views, len(levels))
         else:
-            for apart in _unconnected([(place, fakes[place]) for place in now], inputs | set(place_of)):
-                levels.append((apart, tuple(sorted(set().union(*(behind[place] for place in apart))))))
+            for unordered in _unconnected([(place, fakes[place]) for place in now], inputs | set(place_of)):
+                levels.append((unordered, tuple(sorted(set().union(*(behind[place] for place in unordered))))))
         waiting = [place for place in waiting if place not in (views or now)]
     return levels, ready
 

@@ -13,7 +13,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import graph_cache
-from sidefx_train.compile.backend.autotune.timing import measure_apart
+from sidefx_train.compile.backend.autotune.timing import measure_in_process
 from sidefx_train.compile.backend.inductor import (
     build_inductor,
     inductor_reference,
@@ -63,7 +63,7 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
     Raises:
         BackendError: the backend failed.
     """
-    measure_apart()
+    measure_in_process()
     try:
         with compat.autocast_off(), without(*config.disabled_passes):
             return lower_for_another(traced, config)

@@ -17,7 +17,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.allocator import keep_freed_memory
 from sidefx_train.compile.backend.autotune.attention import expand_attention, has_attention, is_written_out
-from sidefx_train.compile.backend.autotune.conv_layout import all_may_turn, choose_layout
+from sidefx_train.compile.backend.autotune.conv_layout import choose_layout, supports_channels_last
 from sidefx_train.compile.backend.autotune.lstm import has_layers
 from sidefx_train.compile.backend.autotune.timing import begin as begin_measuring
 from sidefx_train.compile.backend.cpp_codegen.build_library import (
@@ -28,16 +28,16 @@ from sidefx_train.compile.backend.cpp_codegen.build_library import (
 )
 from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed
 from sidefx_train.compile.backend.cpp_codegen.forked_lowering import Shared, may_fork
-from sidefx_train.compile.backend.cpp_codegen.loop_dedup import AlikeLoops
+from sidefx_train.compile.backend.cpp_codegen.loop_dedup import LoopDedup
 from sidefx_train.compile.backend.cpp_codegen.region_wrapper import (
-    divided_note,
     example_values,
-    join_callers,
+    join_wrappers,
     part_module,
+    regions_note,
 )
 from sidefx_train.compile.backend.graph_cache import Lowered, cache_tag, find, is_kept, keep, key_of
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
-from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_whole
+from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
 from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
 from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
 from sidefx_train.compile.backend.passes.work_size import is_tiny
@@ -62,17 +62,17 @@ _SERIAL_BELOW = 8192
 _SHOWN_SECONDS = 0.005
 """Passes that took as long have a stage of their own in the report."""
 
-_turn = threading.RLock()
+_lock = threading.RLock()
 """Inductor keeps settings and counters in globals: graphs are lowered one after the other."""
 
 
-def _new_turn() -> None:
-    global _turn
-    _turn = threading.RLock()
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_turn)  # whose turn it was did not come along
+    os.register_at_fork(after_in_child=_new_lock)  # whose turn it was did not come along
 
 
 def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: Functi
         config: options.
         graph: the functional graph, where it is known from lowering; it is changed.
     """
-    with _turn, compat.inductor_options(options(config)), compat.quick_vector_probes(accepts_flags):
+    with _lock, compat.inductor_options(options(config)), compat.quick_vector_probes(accepts_flags):
         if graph is None:
             decompositions = compat.inductor_decompositions()
             graph = functionalize(
@@ -143,7 +143,7 @@ def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: Functi
                 decompositions=decompositions,
                 tensor_scalars=True,
                 channels_last=torch.backends.mkldnn.is_available(),
-                instead=kept_whole(traced.module.graph, decompositions) if enabled("composite_ops") else {},
+                instead=kept_composite_ops(traced.module.graph, decompositions) if enabled("composite_ops") else {},
             )
             join_complex(graph.module, traced.fake_mode)
         chosen = options(config, graph)
@@ -213,7 +213,7 @@ class Clock:
 
 def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
     """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
-    with _turn, fewer_collections():
+    with _lock, fewer_collections():
         clock.lap("wait")
         return _lower_alone(traced, config, clock, kept)
 
@@ -230,7 +230,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
             last, choices = choose_layout(traced.module.graph, torch.get_num_threads())
             laid_out = "" if last else "convolutions are contiguous"
             clock.lap("layout")
-        composites = kept_whole(traced.module.graph, decompositions) if enabled("composite_ops") else {}
+        composites = kept_composite_ops(traced.module.graph, decompositions) if enabled("composite_ops") else {}
         graph = functionalize(
             traced,
             decompositions=decompositions,
@@ -346,7 +346,9 @@ def _compile(
     """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
     compat.register_kernel_lowerings()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
-    chosen = options(config, graph) | {"layout_optimization": channels_last and all_may_turn(graph.module.graph)}
+    chosen = options(config, graph) | {
+        "layout_optimization": channels_last and supports_channels_last(graph.module.graph)
+    }
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
     # In our cache, or in none: Inductor's takes one generator for another, and a graph that was lowered under other
     # conditions on its sizes for this one, since the symbols are no inputs of ours.
@@ -357,7 +359,7 @@ def _compile(
 
     def compile_with(settings: dict[str, Any], may_divide: bool) -> tuple[_Build, Any, str]:
         said: list[str] = []
-        generating = AlikeLoops().generating if enabled("loop_dedup") else lambda before: before
+        generating = LoopDedup().generating if enabled("loop_dedup") else lambda before: before
         with compat.inductor_options(settings), Building() if settings["cpp_wrapper"] else nullcontext() as building:
             build = _Build(meanwhile, building)
             if building is not None:
@@ -378,7 +380,7 @@ def _compile(
                 if division is None:
                     call, code = compat.inductor_compile(module, example_inputs(graph), static)
                 else:
-                    said.append(divided_note(division, module.graph))
+                    said.append(regions_note(division, module.graph))
                     call, code, more = _compile_parts(module.graph, division, build)
                     said.extend(more)
         said.extend(warned)
@@ -434,7 +436,7 @@ def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[
         ((caller, kernels, libraries),) = build.parts
         return _Sources(caller, kernels, libraries, build.written, code, notes)
 
-    def lower_there(i: int) -> _Sources:
+    def lower_in_worker(i: int) -> _Sources:
         build.building = None  # it is the other process's, as are its compilers
         return lower(i)
 
@@ -445,17 +447,17 @@ def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[
 
     notes: list[str] = []
     if len(kinds) > 1 and may_fork():
-        shared = Shared(len(kinds), lower, lower_there, compile_kernels)
+        shared = Shared(len(kinds), lower, lower_in_worker, compile_kernels)
         build.look = shared.look
         sources = shared.run()
         notes.append(f"{shared.received} of {len(kinds)} kinds of parts lowered by a fork of the process")
     else:
         sources = list(map(lower, range(len(kinds))))
-    callers = {kind: made.caller for kind, made in zip(kinds, sources, strict=True)}
+    wrappers = {kind: made.caller for kind, made in zip(kinds, sources, strict=True)}
     kernels = "".join(made.kernels for made in sources)
     libraries = sorted({each for made in sources for each in made.libraries})
     results = len(next(iter(reversed(graph.nodes))).args[0])
-    entry = build.whole(join_callers(division, graph, callers), kernels, results, libraries)
+    entry = build.whole(join_wrappers(division, graph, wrappers), kernels, results, libraries)
     notes += dict.fromkeys(note for made in sources for note in made.notes)
     return compat.call_aoti(entry), "\n".join(made.code for made in sources), notes
 

@@ -23,8 +23,8 @@ from torch import fx
 from sidefx_train.compile.backend.autotune.lstm import choose_layers
 from sidefx_train.compile.backend.autotune.matmul import choose_products
 from sidefx_train.compile.backend.passes.blocked_row_sums import sum_by_blocks
-from sidefx_train.compile.backend.passes.decompose_variance import write_out_moments
-from sidefx_train.compile.backend.passes.inductor_workarounds import write_out_overlooked
+from sidefx_train.compile.backend.passes.decompose_variance import decompose_variances
+from sidefx_train.compile.backend.passes.inductor_workarounds import apply_inductor_workarounds
 from sidefx_train.compile.backend.passes.rematerialize import recompute
 from sidefx_train.compile.backend.passes.scatter_add_rows import sum_rows_natively
 from sidefx_train.compile.graph.validation import check_graph
@@ -66,7 +66,7 @@ class Pass:
 
 
 def _workarounds(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> Outcome:
-    write_out_overlooked(module, fake_mode)
+    apply_inductor_workarounds(module, fake_mode)
     return "", []
 
 
@@ -83,7 +83,7 @@ def _rows(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> Outco
 
 
 def _variance(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> Outcome:
-    write_out_moments(module, fake_mode)
+    decompose_variances(module, fake_mode)
     return "", []
 
 

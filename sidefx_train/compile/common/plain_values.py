@@ -87,7 +87,7 @@ def _is_hidden(cls: type, slot: str) -> bool:
     return found is not None and type(found) is not types.MemberDescriptorType
 
 
-def instance_space(value: Any) -> dict[str, Any]:
+def instance_dict_of_plain(value: Any) -> dict[str, Any]:
     """The instance ``__dict__``, empty for objects without one."""
     try:
         return instance_dict(value)

@@ -96,7 +96,7 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
 )
 """C functions of other modules that depend on and change nothing that a step could see."""
 
-UNDIVIDED_MODULES = (
+ATOMIC_MODULES = (
     "subprocess",
     "shutil",
     "tempfile",
@@ -136,7 +136,7 @@ _OF_FILES = frozenset(
         "symlink_to", "touch", "unlink", "walk", "write_bytes", "write_text",
     }
 )  # fmt: skip
-UNDIVIDED_FUNCTIONS: dict[str, frozenset[str]] = {
+ATOMIC_FUNCTIONS: dict[str, frozenset[str]] = {
     "os": _OF_FILES,
     "genericpath": _OF_FILES,
     "posixpath": _OF_FILES,
@@ -152,7 +152,7 @@ UNDIVIDED_FUNCTIONS: dict[str, frozenset[str]] = {
 }
 """Functions of that kind in modules with others."""
 
-SETTLED_FUNCTIONS = {("importlib.metadata", "version"), ("importlib.util", "find_spec")}
+CONSTANT_FUNCTIONS = {("importlib.metadata", "version"), ("importlib.util", "find_spec")}
 """Functions in those modules whose answer stays the same in a process (see ``interceptors/process_constants.py``)."""
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
@@ -173,20 +173,20 @@ VALUE_METHODS = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "_
 """Tensor methods that ask for contents or addresses, which exist only when the graph runs."""
 
 
-def is_undivided(fn: Any) -> bool:
+def is_atomic(fn: Any) -> bool:
     """True for Python functions that a part of a step does not begin or end in."""
     if type(fn) is not types.FunctionType:
         return False
-    return _is_undivided(str(fn.__globals__.get("__name__", "")), fn.__name__, fn.__qualname__)
+    return _is_atomic(str(fn.__globals__.get("__name__", "")), fn.__name__, fn.__qualname__)
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_undivided(module: str, name: str, path: str) -> bool:
-    if (module, path) in SETTLED_FUNCTIONS:
+def _is_atomic(module: str, name: str, path: str) -> bool:
+    if (module, path) in CONSTANT_FUNCTIONS:
         return False
-    if not UNDIVIDED_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
+    if not ATOMIC_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
         return True
-    return any(module == known or module.startswith(known + ".") for known in UNDIVIDED_MODULES)
+    return any(module == known or module.startswith(known + ".") for known in ATOMIC_MODULES)
 
 
 def is_torch_callable(fn: Any) -> bool:

@@ -66,7 +66,7 @@ class IndexUse:
 
 
 @dataclass(frozen=True)
-class Hazards:
+class RaisingOps:
     """What can raise.
 
     Attributes:
@@ -138,7 +138,7 @@ _RAISES = (
 )
 
 
-def find_hazards(graph: fx.Graph, aliases: Aliases) -> Hazards:
+def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
     """Looks at every node of a captured graph for operations that raise on bad values."""
     placeholders = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
@@ -170,7 +170,7 @@ def find_hazards(graph: fx.Graph, aliases: Aliases) -> Hazards:
             elif source.meta["val"].device.type == "cpu":
                 checks[IndexCheck(placeholders[source], low, size, ignore)] = None
     known = {node: tuple(found) for node, found in uses.items() if node not in unknown}
-    return Hazards(tuple(checks), tuple(unchecked), known)
+    return RaisingOps(tuple(checks), tuple(unchecked), known)
 
 
 def factorizes(graph: fx.Graph) -> bool:
@@ -234,7 +234,7 @@ def _root_call(index: fx.Node) -> fx.Node | None:
     return node if isinstance(node.target, compat.OpOverload) else None
 
 
-def held_back(graph: fx.Graph, aliases: Aliases, unchecked: tuple[fx.Node, ...]) -> set[fx.Node]:
+def deferred_mutations(graph: fx.Graph, aliases: Aliases, unchecked: tuple[fx.Node, ...]) -> set[fx.Node]:
     """Placeholders whose update could be done before one of the ``unchecked`` operations has succeeded."""
     if not unchecked:
         return set()

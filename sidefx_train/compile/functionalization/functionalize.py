@@ -22,7 +22,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization.check import check_functional
-from sidefx_train.compile.functionalization.error_hazards import factorizes, find_hazards, held_back
+from sidefx_train.compile.functionalization.error_hazards import deferred_mutations, factorizes, find_raising_ops
 from sidefx_train.compile.functionalization.input_views import refuse_unsupported, view_bits, view_layout
 from sidefx_train.compile.functionalization.optimizer_tail import Tail, find_tail
 from sidefx_train.compile.functionalization.retrace import Retraced, RetraceOptions, Retracer
@@ -72,12 +72,12 @@ def functionalize(
     bases = find_bases(traced, aliases, written)
     plan = plan_scalars(graph, traced.inputs, aliases)
     tail = find_tail(graph, aliases) if keep_fused else Tail()
-    hazards = find_hazards(graph, aliases)
+    hazards = find_raising_ops(graph, aliases)
     guarded = hazards.uses if tensor_scalars else {}
     left = tuple(node for node in hazards.unchecked if node not in guarded)
-    waiting = held_back(graph, aliases, left)
-    granted, factorized = bool(conditions(graph)), factorizes(graph)
-    if guarded or granted or factorized:
+    waiting = deferred_mutations(graph, aliases, left)
+    assumes, factorized = bool(conditions(graph)), factorizes(graph)
+    if guarded or assumes or factorized:
         waiting = {n for n in graph.nodes if n.op == "placeholder"}
     skip, defer = frozenset(tail.nodes), frozenset(waiting)
     options = RetraceOptions(
@@ -95,7 +95,7 @@ def functionalize(
     )
     layout = _Assembler(traced, aliases, plan, tail)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
-    result = replace(layout.assemble(retraced, hazards.checks, not left), granted=granted, factorized=factorized)
+    result = replace(layout.assemble(retraced, hazards.checks, not left), assumes=assumes, factorized=factorized)
     check_functional(result)
     check_graph("functionalization", result.module, traced.fake_mode, result.feeds, functional=True)
     return result

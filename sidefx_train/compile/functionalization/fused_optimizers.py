@@ -160,7 +160,7 @@ def fused_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         raise BackendError("SFX201", f"{op} inside a step that reads the parameters afterwards")
 
 
-def whole_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def fused_update_op(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Does what a fused optimizer operation does, with the same kernel: on copies, which are then written back."""
     name = op._schema.name.split("::")[1]
     functional = getattr(getattr(torch.ops.aten, name.rstrip("_")), op._overloadname)

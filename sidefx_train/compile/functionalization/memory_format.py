@@ -21,7 +21,7 @@ DRAWS = frozenset(
 )
 """Draws whose numbers go along the memory (``normal_`` takes another way where a tensor is not contiguous)."""
 
-_LAID_OUT_ANEW = frozenset(
+_CHOOSES_LAYOUT = frozenset(
     {
         *(aten.addbmm_, aten.addmm_, aten.baddbmm_, aten.cumprod_, aten.cumsum_, aten.index_add_, aten.index_copy_),
         *(aten.index_reduce_, aten.masked_fill_, aten.masked_scatter_, aten.mvlgamma_, aten.renorm_, aten.scatter_),
@@ -32,17 +32,17 @@ _LAID_OUT_ANEW = frozenset(
 
 def keeps_layout(target: Any) -> bool:
     """False for an operation whose result is contiguous where it is not done in place."""
-    return getattr(target, "overloadpacket", None) not in _LAID_OUT_ANEW
+    return getattr(target, "overloadpacket", None) not in _CHOOSES_LAYOUT
 
 
-def may_turn(image: torch.Tensor) -> bool:
+def is_convertible(image: torch.Tensor) -> bool:
     """True for an image, sequence or volume that a convolution of the CPU takes in channels-last layout."""
     if image.device.type != "cpu" or image.dtype not in (torch.float32, torch.bfloat16):
         return False
     return image.dim() == 4 or (image.dim() in (3, 5) and all(isinstance(n, int) for n in image.shape))
 
 
-def turned(image: torch.Tensor) -> torch.Tensor:
+def to_channels_last(image: torch.Tensor) -> torch.Tensor:
     """``image`` in channels-last layout."""
     layout = _CHANNELS_LAST.get(image.dim())
     if layout is None or image.is_contiguous(memory_format=layout):
@@ -55,22 +55,22 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def convolution(image: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     """``aten.convolution`` on a channels-last image."""
-    if not may_turn(image):
+    if not is_convertible(image):
         return aten.convolution.default(image, weight, bias, *rest)
     if image.dim() == 3:
         return convolution(image.unsqueeze(2), weight.unsqueeze(2), bias, *_of_flat_images(*rest)).squeeze(2)
-    return aten.convolution.default(turned(image), weight, bias, *rest)
+    return aten.convolution.default(to_channels_last(image), weight, bias, *rest)
 
 
 def convolution_backward(grad: Any, image: Any, weight: Any, sizes: Any, *rest: Any) -> Any:
     """``aten.convolution_backward`` on channels-last tensors."""
-    if not may_turn(image):
+    if not is_convertible(image):
         return aten.convolution_backward.default(grad, image, weight, sizes, *rest)
     if image.dim() == 3:
         flat = (given.unsqueeze(2) for given in (grad, image, weight))
         *grads, of_bias = convolution_backward(*flat, sizes, *_of_flat_images(*rest[:6]), rest[6])
         return *(made if made is None else made.squeeze(2) for made in grads), of_bias
-    return aten.convolution_backward.default(turned(grad), turned(image), weight, sizes, *rest)
+    return aten.convolution_backward.default(to_channels_last(grad), to_channels_last(image), weight, sizes, *rest)
 
 
 def _of_flat_images(stride: Any, padding: Any, dilation: Any, transposed: bool, more: Any, groups: int) -> Any:
@@ -112,9 +112,9 @@ def _draws_by_memory(target: Any, device: torch.device) -> bool:
         return True
     with compat.outside_tracing():
         numbers = torch.Generator(device).manual_seed(0)
-        turned = torch.empty(8, 8, device=device).t().bernoulli_(0.5, generator=numbers)
+        to_channels_last = torch.empty(8, 8, device=device).t().bernoulli_(0.5, generator=numbers)
         plain = torch.empty(8, 8, device=device).bernoulli_(0.5, generator=numbers.manual_seed(0))
-        return torch.equal(turned.t(), plain)
+        return torch.equal(to_channels_last.t(), plain)
 
 
 def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -> torch.Tensor:

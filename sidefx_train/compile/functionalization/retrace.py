@@ -17,7 +17,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization import memory_format as layouts
 from sidefx_train.compile.functionalization.error_hazards import FACTORIZED, IndexUse
-from sidefx_train.compile.functionalization.fused_optimizers import fused_update, whole_update
+from sidefx_train.compile.functionalization.fused_optimizers import fused_update, fused_update_op
 from sidefx_train.compile.functionalization.op_rewrites import CHANNELS_LAST, REWRITES
 from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
 from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node, is_unknown_size
@@ -32,7 +32,7 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
 from sidefx_train.compile.graph.alias_analysis import Aliases, extent
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
-from sidefx_train.compile.ops.runtime_assert import GRANTED
+from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
@@ -121,7 +121,7 @@ class Retracer:
         self.base_values: list[Any] = []
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
         self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
-        self.turned = {options.same[n]: n for n in traced.module.graph.nodes if changes_layout(n)}
+        self.metadata_mutated = {options.same[n]: n for n in traced.module.graph.nodes if changes_layout(n)}
         """Per tensor the last operation that changes its layout in place."""
 
     def run(self, wanted: Iterable[fx.Node]) -> Retraced:
@@ -245,8 +245,8 @@ class Retracer:
                 # What the tensor holds now: a later in-place operation does not change the number.
                 self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
             return
-        if node.target is GRANTED:
-            self._check_granted(*node.args)  # type: ignore[arg-type]
+        if node.target is RUNTIME_ASSERT:
+            self._check_assumption(*node.args)  # type: ignore[arg-type]
             return
         if node.target is FACTORIZED:
             self.flags.append(self._value(node.args[0]).ne(0).any())  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ class Retracer:
             raise BackendError("SFX201", f"{node.target} on a tensor that gets another layout: {viewed}")
         return value.as_strided(made.shape, made.stride(), made.storage_offset())  # type: ignore[no-any-return]
 
-    def _check_granted(self, condition: fx.Node, holds: bool) -> None:
+    def _check_assumption(self, condition: fx.Node, holds: bool) -> None:
         value = self._value(condition).reshape(()).ne(0)
         self.flags.append(value.logical_not() if holds else value)
 
@@ -363,7 +363,7 @@ class Retracer:
 
     def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fused_update(node):
-            update = fused_update if self.options.tensor_scalars else whole_update
+            update = fused_update if self.options.tensor_scalars else fused_update_op
             return update(node.target, args, kwargs)
         rule = self.options.instead.get(node) or REWRITES.get(target)
         rule = rule or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
@@ -468,7 +468,7 @@ class Retracer:
 
     def _new_layout(self, position: int) -> Layout | None:
         """What the layout of an input was changed to, as captured: functionalization forgets strides and offset."""
-        last = self.turned.get(self.placeholders[position])
+        last = self.metadata_mutated.get(self.placeholders[position])
         if last is None:
             return None
         end, start = last.meta["val"], self.traced.inputs[position].example

@@ -46,7 +46,7 @@ ORIGIN = "sidefx_origin"
 SAME = "sidefx_same"
 """In ``meta`` of an alias that only tells apart the gradients of two outputs of an autograd node; no graph keeps it."""
 
-UNSEEN = "sidefx_unseen"
+HIDDEN_FROM_AUTOGRAD = "sidefx_hidden_from_autograd"
 """In ``meta`` of a node that writes while autograd is off: ``"no_grad"`` or ``"inference"``."""
 
 InputKind = Literal["static", "tensor", "scalar"]
@@ -99,7 +99,7 @@ class TracedGraph:
     fake_mode: Any
     uses_rng: bool = False
     gradients: bool = False
-    anew: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
+    created_generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class RunnerPlan:
     outputs: tuple[Output, ...] = ()
     checks: tuple[IndexCheck, ...] = ()
     report: str | None = None
-    granted: bool = False
+    assumes: bool = False
     factorized: bool = False
     covered: bool = True
     notes: tuple[str, ...] = ()

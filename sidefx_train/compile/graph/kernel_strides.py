@@ -12,7 +12,7 @@ import torch
 from sidefx_train import torch_compat as compat
 
 _MOST_ELEMENTS = 1 << 16
-_LAID_OUT_ALIKE = (torch.ops.aten.view.default, torch.ops.aten.empty_like.default, torch.ops.aten.clone.default)
+_KEEPS_LAYOUT = (torch.ops.aten.view.default, torch.ops.aten.empty_like.default, torch.ops.aten.clone.default)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -21,7 +21,7 @@ def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any)
     if not isinstance(made, torch.Tensor) or type(made) is not compat.FakeTensor:
         return
     computed = torch.Tag.pointwise in func.tags and not func._schema.is_mutable and not func.is_view
-    if not computed and func not in _LAID_OUT_ALIKE:
+    if not computed and func not in _KEEPS_LAYOUT:
         return
     if not any(isinstance(n, int) and n == 1 for n in made.shape) or not any(map(_is_odd, _tensors(args))):
         return
@@ -71,7 +71,7 @@ def _is_plain(t: torch.Tensor) -> bool:
     return not known or tuple(t.stride()) == tuple(torch.empty(t.shape, device="meta").stride())
 
 
-def is_misplaced(func: Any, args: tuple[Any, ...], made: Any) -> bool:
+def has_other_strides(func: Any, args: tuple[Any, ...], made: Any) -> bool:
     """True for the stand-in of an empty view, taken from torch's cache, which forgets what it is a view of."""
     if func is not torch.ops.aten.view.default or type(made) is not compat.FakeTensor:
         return False

@@ -103,8 +103,8 @@ def in_words(metadata: StepMetadata) -> str:
     return "\n".join(lines)
 
 
-def _held(facts: InputFacts, apart: tuple[str, ...]) -> str:
-    names = [each.name for each in fields(facts) if each.name not in apart]
+def _held(facts: InputFacts, excluded: tuple[str, ...]) -> str:
+    names = [each.name for each in fields(facts) if each.name not in excluded]
     return ", ".join(name for name in names if getattr(facts, name)) or "read"
 
 

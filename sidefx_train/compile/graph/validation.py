@@ -173,7 +173,7 @@ class _Check:
             if compat.mode_of(known) is not self.fake_mode:
                 self.fail(node, "has metadata of another capture")
             for name, fact in _FACTS.items():
-                if not _alike(fact(known), fact(made)):
+                if not _agree(fact(known), fact(made)):
                     self.fail(node, f"has {name} {fact(known)} by its metadata, and makes {fact(made)}")
         elif known is not None and type(known) is not type(made):
             self.fail(node, f"is a {type(known).__name__} by its metadata, and makes a {type(made).__name__}")
@@ -195,6 +195,6 @@ _FACTS: dict[str, Any] = {
 }
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _agree(a: Any, b: Any) -> bool:
     """Equal, symbols compared by what they are."""
     return str(a) == str(b)

@@ -23,7 +23,7 @@ def storage_of(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata) if value.layout is torch.strided else id(value)
 
 
-def edge_of(value: torch.Tensor) -> tuple[Any, int]:
+def gradient_edge(value: torch.Tensor) -> tuple[Any, int]:
     """What leads to a tensor in the autograd graph: the node that made it, and which of its outputs it is."""
     return value.grad_fn, value.output_nr
 
@@ -38,7 +38,7 @@ def first_operation(value: torch.Tensor, base: torch.Tensor | fx.Node) -> int:
     return first
 
 
-def edges_behind(value: torch.Tensor) -> set[tuple[Any, int]]:
+def gradient_edges_behind(value: torch.Tensor) -> set[tuple[Any, int]]:
     """Edges of all tensors that a tensor was computed from."""
     found: set[tuple[Any, int]] = set()
     seen: set[Any] = set()
@@ -112,7 +112,7 @@ def changes_layout(node: fx.Node) -> bool:
     return safe_isinstance(node.target, compat.OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
-def written_since(node: fx.Node, turned: bool = False, besides: frozenset[fx.Node] = frozenset()) -> bool:
+def written_since(node: fx.Node, include_metadata: bool = False, besides: frozenset[fx.Node] = frozenset()) -> bool:
     """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it.
 
     Args:
@@ -120,7 +120,7 @@ def written_since(node: fx.Node, turned: bool = False, besides: frozenset[fx.Nod
         turned: count what turns.
         besides: do not count these.
     """
-    return any(turned or not changes_layout(each) for each in _writes_to(node) if each not in besides)
+    return any(include_metadata or not changes_layout(each) for each in _writes_to(node) if each not in besides)
 
 
 def counted_since(node: fx.Node, besides: frozenset[fx.Node] = frozenset()) -> bool:
@@ -144,11 +144,11 @@ def _counter(node: fx.Node) -> fx.Node | None:
 
 def _writes_to(node: fx.Node) -> Iterator[fx.Node]:
     """Nodes after ``node`` that write to the memory that its value is in, or turn what is in it."""
-    memory, later = memory_of(node), node.next
-    while later.op not in ("root", "output"):
-        if any(memory_of(written) == memory for written in written_args(later)):
-            yield later
-        later = later.next
+    memory, following_node = memory_of(node), node.next
+    while following_node.op not in ("root", "output"):
+        if any(memory_of(written) == memory for written in written_args(following_node)):
+            yield following_node
+        following_node = following_node.next
 
 
 def is_replayed(node: fx.Node) -> bool:
@@ -158,19 +158,19 @@ def is_replayed(node: fx.Node) -> bool:
 
 def below_base(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> list[fx.Node]:
     """Nodes of the way up that come after ``base``, whose first node is ``first``; none if they do not fit."""
-    place = _place_of_base(up, first)
+    place = _index_of_base(up, first)
     if place is None or not same_layout(up[place].meta.get("val"), base):
         return []  # the base was turned after the view was made
     return up[:place]
 
 
-def base_turned(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> bool:
+def base_metadata_mutated(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> bool:
     """True if ``base``, whose first node is ``first``, has another layout than when the view was made of it."""
-    place = _place_of_base(up, first)
+    place = _index_of_base(up, first)
     return place is not None and not same_layout(up[place].meta.get("val"), base)
 
 
-def _place_of_base(up: list[fx.Node], first: fx.Node) -> int | None:
+def _index_of_base(up: list[fx.Node], first: fx.Node) -> int | None:
     """The place, on the way up, of what a base was when a view was made of it."""
     if first not in up:
         return None
@@ -180,7 +180,7 @@ def _place_of_base(up: list[fx.Node], first: fx.Node) -> int | None:
     return place
 
 
-def before_turns(up: list[fx.Node], first: fx.Node) -> tuple[Any, list[fx.Node]]:
+def before_metadata_mutations(up: list[fx.Node], first: fx.Node) -> tuple[Any, list[fx.Node]]:
     """A base that nothing but its views refers to, as it was before it was turned, and the nodes that come after."""
     place = up.index(first)
     while place > 0 and is_in_place(up[place - 1]) and not changes_layout(up[place - 1]):

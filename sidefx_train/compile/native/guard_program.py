@@ -14,7 +14,7 @@ LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "
 
 TESTS = (
     "none", "is", "same", "type", "equal", "length", "empty", "keys", "items", "absent", "no_item", "taken", "body",
-    "apart", "memory",
+    "no_overlap", "memory",
 )  # fmt: skip
 """What it tests; for ``taken`` and ``body`` see ``guards/definitions.py``, for ``memory`` ``guards/memory.py``. The
 operand of ``apart`` are registers whose objects must be different ones, or of which the first (their number) must be

@@ -10,29 +10,29 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from sidefx_train.errors import NotGranted
+from sidefx_train.errors import AssumptionFailed
 
 _library = torch.library.Library("sidefx", "FRAGMENT")
 _library.define("granted(Tensor condition, bool holds) -> ()")
 
 
-def _granted(condition: torch.Tensor, holds: bool) -> None:
+def _check(condition: torch.Tensor, holds: bool) -> None:
     if bool(condition) != holds:
-        raise NotGranted()
+        raise AssumptionFailed()
 
 
-_library.impl("granted", _granted, "CompositeExplicitAutograd")
-torch.library.register_fake("sidefx::granted", lambda condition, holds: None, lib=_library)
+_library.impl("runtime_assert", _check, "CompositeExplicitAutograd")
+torch.library.register_fake("sidefx::runtime_assert", lambda condition, holds: None, lib=_library)
 
-GRANTED = torch.ops.sidefx.granted.default
-"""``granted(condition, holds)`` raises :class:`~sidefx_train.errors.NotGranted` where ``bool(condition) != holds``."""
+RUNTIME_ASSERT = torch.ops.sidefx.runtime_assert.default
+"""``runtime_assert(condition, holds)`` raises ``AssumptionFailed`` where ``bool(condition) != holds``."""
 
 
-def take_for_granted(condition: torch.Tensor, holds: bool) -> None:
+def assume_condition(condition: torch.Tensor, holds: bool) -> None:
     """Records that a tensor of one element is true, or false."""
-    GRANTED(condition.detach(), holds)
+    RUNTIME_ASSERT(condition.detach(), holds)
 
 
 def conditions(graph: fx.Graph) -> list[fx.Node]:
     """Nodes that say what is taken for granted."""
-    return [node for node in graph.nodes if node.target is GRANTED]
+    return [node for node in graph.nodes if node.target is RUNTIME_ASSERT]

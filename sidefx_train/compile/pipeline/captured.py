@@ -24,7 +24,7 @@ class Captured:
 
     Attributes:
         ends: the first condition that the step itself ends, so that the next call will be captured again; in words.
-        granted: lines whose conditions on tensors are taken for granted.
+        assumptions: lines whose conditions on tensors are assumed.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Captured:
     iterators: tuple[Source, ...] = ()
     symbols: dict[str, Source] = field(default_factory=dict)
     ends: str = ""
-    granted: tuple[Location, ...] = ()
+    assumptions: tuple[Location, ...] = ()
 
 
 class CaptureFailed(Exception):
@@ -69,7 +69,7 @@ class CaptureFailed(Exception):
     ) -> None:
         super().__init__(reason)
         self.points = points
-        self.uncut = ""
+        self.without_break = ""
         self.raised = raised
         self.code = code
         self.reason = reason
@@ -79,7 +79,11 @@ class CaptureFailed(Exception):
     @property
     def why_eager(self) -> str:
         """Why the step runs as it is, not even in parts."""
-        return f"{self.reason}; behind that it could not go on: {self.uncut}" if self.uncut else self.reason
+        return (
+            f"{self.reason}; behind that it could not go on: {self.without_break}"
+            if self.without_break
+            else self.reason
+        )
 
 
 def nodes_of(traced: TracedGraph) -> int:

@@ -29,7 +29,7 @@ from sidefx_train.compile.autograd.extract_graphs import cut
 from sidefx_train.compile.autograd.min_cut_partition import recompute
 from sidefx_train.compile.autograd.trace_backward import record_backward
 from sidefx_train.compile.backend.compile_graph import build, build_casting, is_functionalized_again, reference
-from sidefx_train.compile.backend.runners.reset_generators import beginning_anew
+from sidefx_train.compile.backend.runners.reset_generators import with_generator_reset
 from sidefx_train.compile.backend.verification.first_runs import Proving, Verdict, verified
 from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.capture.guards.guard import Guard
@@ -113,7 +113,7 @@ def capture(
                 try:
                     return attempt(point)
                 except CaptureFailed as again:
-                    stop.uncut = stop.uncut or again.reason
+                    stop.without_break = stop.without_break or again.reason
                     if again.code == "SFX107":  # autograd cannot be cut there, nor further out
                         break
         raise stop
@@ -175,7 +175,7 @@ def _capture_once(
             for guard in separate_objects(world, effects):
                 world.heap.guards.setdefault((guard.kind, id(guard.source), guard.value), guard)
             residual, joint = planned(), None
-            if residual.metadata.tangents and world.granted:  # a graph cut in two has no place for them
+            if residual.metadata.tangents and world.assumptions:  # a graph cut in two has no place for them
                 return replace(spec, assumes_nothing=True)
             if residual.metadata.tangents:
                 _count_writes(world)  # those of the forward: the backward counts its own when it runs
@@ -221,7 +221,7 @@ def _capture_once(
         compat.forget_reals(tracer.fake_mode)
         compat.forget_old_sources()
         world.last_error = None  # its traceback holds the callers' frames, and the world may live on for a while
-    traced = replace(traced, anew=tuple((generator, generator.get_state()) for generator in made))
+    traced = replace(traced, created_generators=tuple((generator, generator.get_state()) for generator in made))
     joint = None if joint is None else replace(joint, forward=traced)
     _check_traced("capture", *((traced,) if joint is None else joint.graphs))
     seconds = time.perf_counter() - began
@@ -242,7 +242,7 @@ def _capture_once(
         tuple(world.heap.iterators),
         symbols(world)[0],
         ends,
-        tuple(world.granted),
+        tuple(world.assumptions),
     )
 
 
@@ -279,7 +279,7 @@ def _count_writes(world: TraceWorld) -> None:
             first = _same_counter(record, alike)
             if writes and first is None:
                 alike.append(record)
-                writes -= sum(n for base, n in world.replayed if compat.one_counter(record.shadow, base))
+                writes -= sum(n for base, n in world.replayed if compat.share_version_counter(record.shadow, base))
             i = position[id(record.real)]
             counter = None if first is None else position[id(first.real)]
             inputs[i] = replace(inputs[i], writes=writes, counter=counter)
@@ -287,7 +287,7 @@ def _count_writes(world: TraceWorld) -> None:
 
 def _same_counter(record: TensorRecord, alike: list[TensorRecord]) -> TensorRecord | None:
     """Which of those in its memory has the counter of ``record``: one is a view of the other, or both of a third."""
-    return next((other for other in alike if compat.one_counter(record.shadow, other.shadow)), None)
+    return next((other for other in alike if compat.share_version_counter(record.shadow, other.shadow)), None)
 
 
 def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:
@@ -362,7 +362,7 @@ def compile_graphs(
     found: list[str] = []
 
     def compiled(traced: TracedGraph, what: str = "", known: Verdict | None = None) -> Executable:
-        executable = beginning_anew(compiler(traced, config), traced)
+        executable = with_generator_reset(compiler(traced, config), traced)
         tell = _named(what, differs), _named(what, found.append)
         return _verified(executable, traced, config, *tell, known)
 
@@ -415,7 +415,7 @@ def proving(
     executable = compiler(traced, config) if _proves(config) else None
     if executable is None:
         return None
-    run = _verified(beginning_anew(executable, traced), traced, config, _unheard, _unheard).run
+    run = _verified(with_generator_reset(executable, traced), traced, config, _unheard, _unheard).run
     return run if isinstance(run, Proving) else None
 
 

@@ -60,7 +60,7 @@ class Entry:
 
     def changed_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         """Labels of the numbers, also in tuples, and of the lengths that are not what the capture saw."""
-        changed = {f"{label}.__len__()" for label in self.grown_lists(args, kwargs)}
+        changed = {f"{label}.__len__()" for label in self.longer_lists(args, kwargs)}
         for guard in self.guards:
             if guard.kind == "equal" and type(guard.value) in (int, float, tuple, slice):
                 missed, found = failing(guard, args, kwargs)
@@ -68,7 +68,7 @@ class Entry:
                     changed |= _changed(guard.source.label, guard.value, found)
         return frozenset(changed)
 
-    def grown_lists(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+    def longer_lists(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         """Labels of the lists that are longer than in the capture."""
         grown: set[str] = set()
         for guard in self.guards:
@@ -88,17 +88,17 @@ class Entry:
                     changed.add(guard.source.label)
         return frozenset(changed)
 
-    def moved_iterators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+    def advanced_iterators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         """Labels of the iterators that are at another place than in the capture."""
         known = set(self.captured.iterators)
-        moved: set[str] = set()
+        advanced: set[str] = set()
         for guard in self.guards:
             source: Source | None = guard.source
             while source is not None and source not in known:
                 source = source.parent
-            if source is not None and source.label not in moved and failing(guard, args, kwargs)[0]:
-                moved.add(source.label)
-        return frozenset(moved)
+            if source is not None and source.label not in advanced and failing(guard, args, kwargs)[0]:
+                advanced.add(source.label)
+        return frozenset(advanced)
 
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """The generated function with ``run`` in place of the compiled graph, for measuring."""

@@ -14,9 +14,9 @@ from sidefx_train.compile.capture.guards.native_check import follow, object_chec
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
-from sidefx_train.compile.capture.guards.storage_guards import HeldMemory, storage_of
+from sidefx_train.compile.capture.guards.storage_guards import StorageSharing, storage_of
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions, size_conditions
-from sidefx_train.compile.capture.shadows.containers.instance_dicts import SpaceRecord
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record, TensorRecord
@@ -66,10 +66,10 @@ def _located(guards: list[Guard], defined_at: Location | None) -> list[Guard]:
     return [guard if guard.location else replace(guard, location=place(guard.source)) for guard in guards]
 
 
-def _held_memory(world: TraceWorld, tensors: list[torch.Tensor], written: list[torch.Tensor]) -> HeldMemory:
+def _storage_sharing(world: TraceWorld, tensors: list[torch.Tensor], written: list[torch.Tensor]) -> StorageSharing:
     """One object for the same tensors: the residual tests for the addresses that the guards keep up to date."""
     key = (tuple(map(id, tensors)), tuple(map(id, written)))
-    return world.heap.memories.setdefault(key, HeldMemory(tensors, written))
+    return world.heap.memories.setdefault(key, StorageSharing(tensors, written))
 
 
 def _separate_tensors(world: TraceWorld) -> list[Guard]:
@@ -90,19 +90,19 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
                 guards.append(_placed(record, other))
     held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
     changed = [record.real for record in held if id(record.real) in reals]
-    memory = _held_memory(world, [record.real for record in held], changed)
+    memory = _storage_sharing(world, [record.real for record in held], changed)
     if len(held) > 1 and changed:
         guards.append(Guard("memory", Source("const", None, memory, "held tensors"), memory))
     for record in fetched:
         known = memory
         if storage_of(record.real) in memory.every:  # apart from the others
             others = [other.real for other in held if storage_of(other.real) != storage_of(record.real)]
-            known = _held_memory(world, others, changed)
+            known = _storage_sharing(world, others, changed)
             if others:
                 guards.append(Guard("memory", Source("const", None, known, "other held tensors"), known))
         apart = known.every if record in written else known.changed
         if apart:
-            guards.append(Guard("apart", record.source, apart))
+            guards.append(Guard("no_overlap", record.source, apart))
         for other in held:
             if storage_of(other.real) == storage_of(record.real) and (record in written or id(other.real) in reals):
                 guards.append(_placed(record, other))
@@ -119,7 +119,7 @@ def _counters_shared(fetched: list[TensorRecord], held: list[TensorRecord]) -> l
         others = known.setdefault(storage_of(record.real), [])
         if not record.real.is_inference():
             for other in others:
-                shared = compat.one_counter(record.real, other.real)
+                shared = compat.share_version_counter(record.real, other.real)
                 found.append(Guard("counted", record.source, (other.source, shared)))
         others.append(record)
     return found
@@ -150,28 +150,28 @@ def separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
     targets = {id(effect.target) for effect in effects.changes}
     found: list[Guard] = []
     for cls in {type(record.real) for record in reached if id(record.base) in targets}:
-        alike = tuple(record.base for record in reached if type(record.real) is cls)
-        if len(alike) > 1:
-            found.append(Guard("separate", alike[0], alike))
-    found += _separate_spaces(world, targets)
-    return [*found, *_apart_from_spaces(world, [r for r in reached if type(r.real) is dict], targets)]
+        same_type = tuple(record.base for record in reached if type(record.real) is cls)
+        if len(same_type) > 1:
+            found.append(Guard("separate", same_type[0], same_type))
+    found += _distinct_namespaces(world, targets)
+    return [*found, *_distinct_from_namespaces(world, [r for r in reached if type(r.real) is dict], targets)]
 
 
-def _separate_spaces(world: TraceWorld, targets: set[int]) -> list[Guard]:
+def _distinct_namespaces(world: TraceWorld, targets: set[int]) -> list[Guard]:
     """Instances of a class must not come to have one ``__dict__`` where the step changes it."""
-    spaces: dict[type, list[SpaceRecord]] = {}
+    spaces: dict[type, list[InstanceDictRecord]] = {}
     for record in world.heap.by_real.values():
-        if isinstance(record, SpaceRecord):
+        if isinstance(record, InstanceDictRecord):
             spaces.setdefault(type(record.owner.real), []).append(record)
-    alike = [
+    same_type = [
         tuple(record.source for record in records)
         for records in spaces.values()
         if len(records) > 1 and any(id(record.owner.base) in targets for record in records)
     ]
-    return [Guard("separate", sources[0], sources) for sources in alike]
+    return [Guard("separate", sources[0], sources) for sources in same_type]
 
 
-def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]) -> list[Guard]:
+def _distinct_from_namespaces(world: TraceWorld, dicts: list[Record], targets: set[int]) -> list[Guard]:
     """A dict must not come to be the ``__dict__`` of an instance where the step changes one of the two."""
     if not dicts:
         return []
@@ -179,7 +179,7 @@ def _apart_from_spaces(world: TraceWorld, dicts: list[Record], targets: set[int]
     spaces = [
         record.source
         for record in world.heap.by_real.values()
-        if isinstance(record, SpaceRecord) and (written or id(record.owner.base) in targets)
+        if isinstance(record, InstanceDictRecord) and (written or id(record.owner.base) in targets)
     ]
     bases = tuple(record.base for record in dicts)
     return [Guard("disjoint", spaces[0], (tuple(spaces), bases))] if spaces else []

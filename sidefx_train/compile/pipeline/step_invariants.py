@@ -10,7 +10,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
-from sidefx_train.compile.capture.shadows.deferred_values import Later
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 _FLAGS = (bool, str, type(None))
-_UNKNOWN = (torch.SymBool, Later)
+_UNKNOWN = (torch.SymBool, DeferredValue)
 """What may still come out as the flag that it was."""
 
 

@@ -28,7 +28,7 @@ def freed_function(name: str) -> Any:
     class Freed(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-            return compat.alias_unseen(value)
+            return compat.alias_hidden_from_autograd(value)
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -50,7 +50,7 @@ def freed(value: torch.Tensor, name: str) -> torch.Tensor:
 
 
 @functools.cache
-def passing(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+def pass_through(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that gives what ``make`` makes of a tensor, and hands its gradient on as it is.
 
     Args:
@@ -58,7 +58,7 @@ def passing(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable
         make: gives the same values in the same memory; a view is one that may not be changed in place.
     """
 
-    class Passing(torch.autograd.Function):
+    class PassThrough(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
             ctx.set_materialize_grads(False)  # where no gradient comes, none goes on
@@ -68,11 +68,11 @@ def passing(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             return grads
 
-    _name_node(Passing, name)
+    _name_node(PassThrough, name)
 
     def run(value: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
-            return Passing.apply(value)  # type: ignore[no-any-return]
+            return PassThrough.apply(value)  # type: ignore[no-any-return]
 
     return run
 

@@ -19,7 +19,7 @@ from sidefx_train.compile.capture.guards.source_writer import Writer, compile_fu
 from sidefx_train.compile.capture.shadows.containers.iterators import advance
 from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import follows_anew, updated
+from sidefx_train.compile.capture.side_effects.collect import history_regenerated, updated
 from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.source_literals import literal
@@ -27,7 +27,7 @@ from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.step_metadata import StepMetadata
 from sidefx_train.compile.residual.reconstruct import Rebuilder
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
-from sidefx_train.compile.residual.view_replay import CustomView, Leaving, LiveView
+from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -68,7 +68,7 @@ class Residual:
     updates: dict[int, int]
     customs: dict[int, CustomView]
     counters: frozenset[fx.Node]
-    views: tuple[LiveView, ...]
+    views: tuple[IntermediateView, ...]
     seen: Seen
     shown: dict[fx.Node, int]
     made: frozenset[int]
@@ -97,13 +97,13 @@ def plan(
         suspended: ``returned`` is the state of suspended frames, with which ``proceed`` goes on.
     """
     given = (world, name, guards, effects, returned, positional, keywords, suspended)
-    leaving = Leaving()
+    leaving = KnownOutputs()
     while True:  # what leaves together is known when all has been written
         residual, rebuilder = _write(*given, leaving)
-        learned = rebuilder.learned()
-        if learned.known() == leaving.known():
+        known = rebuilder.known_outputs()
+        if known.known() == leaving.known():
             return residual
-        leaving = learned
+        leaving = known
 
 
 def _write(
@@ -115,7 +115,7 @@ def _write(
     positional: int,
     keywords: tuple[str, ...],
     suspended: bool,
-    leaving: Leaving,
+    leaving: KnownOutputs,
 ) -> tuple[Residual, Rebuilder]:
     """The residual, by what is known of all that leaves."""
     writer = Writer()
@@ -137,7 +137,7 @@ def _write(
     for record in records:
         if updated(world, record):
             rebuilder.update(record)
-    following = [record for record in records if follows_anew(world, record)]
+    following = [record for record in records if history_regenerated(world, record)]
     made: list[tuple[tuple[int, int], Callable[[Any], object], Any]]
     made = [(rebuilder.begins(record), rebuilder.follow, record) for record in following]
     made += [(begun, rebuilder.prepared, view) for begun, view in leaving.replayed]

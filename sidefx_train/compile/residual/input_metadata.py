@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from sidefx_train.compile.capture.shadows.records import TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import follows_anew, updated
-from sidefx_train.compile.graph.artifacts import UNSEEN
+from sidefx_train.compile.capture.side_effects.collect import history_regenerated, updated
+from sidefx_train.compile.graph.artifacts import HIDDEN_FROM_AUTOGRAD
 from sidefx_train.compile.graph.step_metadata import InputFacts
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
     writes = [
         node for node in world.writes.to(shadow) if torch.Tag.inplace_view not in getattr(node.target, "tags", ())
     ]
-    history = updated(world, record) or follows_anew(world, record)
-    unseen = [node.meta.get(UNSEEN) for node in writes]
+    history = updated(world, record) or history_regenerated(world, record)
+    hidden_from_autograd = [node.meta.get(HIDDEN_FROM_AUTOGRAD) for node in writes]
     return InputFacts(
         position=position,
         label=record.source.label,
@@ -37,8 +37,8 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
         requires_grad=record.requires_grad,
         mutates_data=bool(writes),
         mutates_metadata=_layout(shadow) != _layout(example) or _layout(record.shadow)[:2] != _layout(example)[:2],
-        mutation_hidden=bool(writes) and all(unseen),
-        mutation_in_inference="inference" in unseen,
+        mutation_hidden=bool(writes) and all(hidden_from_autograd),
+        mutation_in_inference="inference" in hidden_from_autograd,
         updates_history=history,
         changes_requires_grad=record.shadow.requires_grad != record.requires_grad and not history,
         resizes_storage=str(shadow.untyped_storage().nbytes()) != record.entry_memory or record.grown,

@@ -23,18 +23,24 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import is_
 from sidefx_train.compile.capture.interpreter.object_model.iteration import PythonIterable, PythonIterator
 from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
 from sidefx_train.compile.capture.resume.native_generators import hand_out, resume
-from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_dict
 from sidefx_train.compile.capture.shadows.containers.iterators import (
     HANDED_ON,
     REBUILT,
     VIEWS,
+    iterated_container,
+    iteration_is_invalid,
     left_over,
-    spoiled_walk,
     walk,
-    walked_over,
 )
 from sidefx_train.compile.capture.shadows.containers.sets import insertion, wide_set
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
+from sidefx_train.compile.capture.shadows.deferred_values import (
+    NUMBERS,
+    DeferredCall,
+    DeferredValue,
+    TensorSnapshot,
+    TraceKey,
+)
 from sidefx_train.compile.capture.shadows.objects.outside_exceptions import CHAIN, fields_of
 from sidefx_train.compile.capture.shadows.objects.weak_references import ShadowRef
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
@@ -46,7 +52,7 @@ from sidefx_train.compile.common.plain_values import (
     base_container,
     bounds_of,
     exact_value,
-    instance_space,
+    instance_dict_of_plain,
     is_derived,
     is_plain,
     is_set,
@@ -58,7 +64,7 @@ from sidefx_train.compile.common.source_literals import is_name
 from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, safe_isinstance, shows_another
 from sidefx_train.compile.graph.view_chains import storage_of as fake_storage
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
-from sidefx_train.compile.residual.view_replay import Leaving
+from sidefx_train.compile.residual.view_replay import KnownOutputs
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -73,7 +79,7 @@ class Rebuilder(TensorRebuilder):
 
     apply: Callable[[Record], None]
 
-    def __init__(self, world: TraceWorld, writer: Writer, leaving: Leaving) -> None:
+    def __init__(self, world: TraceWorld, writer: Writer, leaving: KnownOutputs) -> None:
         super().__init__(world, writer, leaving)
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
@@ -106,10 +112,10 @@ class Rebuilder(TensorRebuilder):
             return self._with_gradient(value, made)
         if safe_isinstance(value, NUMBERS):
             return self._number(value)
-        if safe_isinstance(value, TensorMoment):
-            return self._moment(value)
-        if safe_isinstance(value, Later):
-            return self._remember(value, self._later(value))
+        if safe_isinstance(value, TensorSnapshot):
+            return self._tensor_snapshot(value)
+        if safe_isinstance(value, DeferredValue):
+            return self._remember(value, self._deferred(value))
         return self._object(value)
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None = None) -> str:
@@ -170,15 +176,15 @@ class Rebuilder(TensorRebuilder):
             return self.writer.constant(constant)
         return self.output(self.world.tracer.node_of(value))
 
-    def _moment(self, moment: TensorMoment) -> str:
-        node = moment.node
-        moved = fake_storage(moment.fake) != fake_storage(node.meta["val"])
-        if moved or len(self.world.writes.to(moment.fake)) != moment.writes:
-            held = self.output(self.world.tracer.clone_after(moment.fake, node, moment.after))
-            if safe_isinstance(moment.fake, (torch.nn.Parameter, torch.nn.Buffer)):
-                return self._marked(moment.fake, held)
-            return self._with_autograd(moment.fake, held)
-        return self.expression(moment.fake)
+    def _tensor_snapshot(self, snapshot: TensorSnapshot) -> str:
+        node = snapshot.node
+        moved = fake_storage(snapshot.fake) != fake_storage(node.meta["val"])
+        if moved or len(self.world.writes.to(snapshot.fake)) != snapshot.writes:
+            held = self.output(self.world.tracer.clone_after(snapshot.fake, node, snapshot.after))
+            if safe_isinstance(snapshot.fake, (torch.nn.Parameter, torch.nn.Buffer)):
+                return self._marked(snapshot.fake, held)
+            return self._with_autograd(snapshot.fake, held)
+        return self.expression(snapshot.fake)
 
     def _marked(self, value: torch.Tensor, expression: str) -> str:
         """A tensor as the parameter or buffer that the step made of it."""
@@ -196,7 +202,7 @@ class Rebuilder(TensorRebuilder):
             if name in vars(value):  # not deleted again
                 self.lines.append(f"{expression}.{name} = {self.expression(vars(value)[name])}")
 
-    def _later(self, value: Later) -> str:
+    def _deferred(self, value: DeferredValue) -> str:
         return self.call(value.fn, value.args, value.kwargs)
 
     def _object(self, value: Any) -> str:
@@ -269,9 +275,9 @@ class Rebuilder(TensorRebuilder):
             self.world.heap.refuse(
                 "SFX111", f"an instance of the class {cls.__qualname__}, made in the step, leaves it"
             )
-        _, owner = self.world.heap.new_spaces.get(id(value), (None, None))
+        _, owner = self.world.heap.new_namespaces.get(id(value), (None, None))
         if owner is not None and id(type(owner)) not in self.world.new_classes:  # such an instance does not leave
-            return self._remember(value, f"{self.writer.constant(instance_space)}({self.expression(owner)})")
+            return self._remember(value, f"{self.writer.constant(instance_dict_of_plain)}({self.expression(owner)})")
         if safe_isinstance(value, (list, deque, dict, set)):
             return self._container(value)
         if cls is datetime.timezone:
@@ -337,7 +343,7 @@ class Rebuilder(TensorRebuilder):
         else:
             self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
         name = self._remember(value, f"{self.writer.constant(cls)}({', '.join(map(self.expression, parts))})")
-        for key, item in instance_space(value).items():  # what it copied of its function comes with it
+        for key, item in instance_dict_of_plain(value).items():  # what it copied of its function comes with it
             if key not in _COPIED or getattr(value.__func__, key, None) is not item:
                 self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
         return name
@@ -432,8 +438,8 @@ class Rebuilder(TensorRebuilder):
     def _attributes(self, name: str, value: Any) -> None:
         """The instance ``__dict__`` and the slots of an object that has just been made."""
         if shows_another(type(value)):
-            check_hidden_space(self.world.heap, value)
-        items = instance_space(value)
+            check_hidden_dict(self.world.heap, value)
+        items = instance_dict_of_plain(value)
         if self.world.heap.record_of(items) is not None:  # of an object outside, or all its kind have one
             self.lines.append(f"object.__setattr__({name}, '__dict__', {self.expression(items)})")
         elif items:
@@ -462,9 +468,9 @@ class Rebuilder(TensorRebuilder):
     def _walk(self, iterator: Any) -> str:
         """An iterator over a dict or set: it notices what is done to that outside."""
         view = self.writer.constant(VIEWS[type(iterator)], "view")
-        container, left = walked_over(iterator), left_over(iterator)
+        container, left = iterated_container(iterator), left_over(iterator)
         if left is None:
-            return f"{self.writer.constant(spoiled_walk)}({view})"
+            return f"{self.writer.constant(iteration_is_invalid)}({view})"
         ended = container is None
         container = {} if ended else container
         if safe_isinstance(container, (set, frozenset)) and len(container) > 1 and not self._in_its_order(container):
@@ -541,7 +547,7 @@ class Rebuilder(TensorRebuilder):
     def _namespace(self, fn: types.FunctionType) -> str:
         """The globals of a function: those outside, where code executed in the step ran in them."""
         space = fn.__globals__
-        if id(space) not in self.world.own_spaces:
+        if id(space) not in self.world.own_namespaces:
             return self.writer.constant(space, "namespace")
         record = self.world.heap.record_of(space)
         if record is None:

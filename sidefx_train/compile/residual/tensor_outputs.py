@@ -16,13 +16,19 @@ from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import OWN
 from sidefx_train.compile.graph.step_metadata import OutputFacts, OutputKind, StepMetadata, dynamic_dims
-from sidefx_train.compile.graph.view_chains import edge_of, edges_behind, first_operation, own_counter, storage_of
-from sidefx_train.compile.residual.autograd_nodes import freed, passing, whole_view
+from sidefx_train.compile.graph.view_chains import (
+    first_operation,
+    gradient_edge,
+    gradient_edges_behind,
+    own_counter,
+    storage_of,
+)
+from sidefx_train.compile.residual.autograd_nodes import freed, pass_through, whole_view
 from sidefx_train.compile.residual.input_metadata import input_facts
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.storage_updates import as_inference, grow
 from sidefx_train.compile.residual.view_outputs import Views, new_leaf
-from sidefx_train.compile.residual.view_replay import CustomView, Leaving, LiveView, Path, replay
+from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs, Path, replay
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -44,12 +50,12 @@ class TensorRebuilder(ABC):
         shown: those views, by their nodes.
     """
 
-    def __init__(self, world: TraceWorld, writer: Writer, leaving: Leaving) -> None:
+    def __init__(self, world: TraceWorld, writer: Writer, leaving: KnownOutputs) -> None:
         self.world = world
         self.writer = writer
         self.leaving = leaving
         self.views = Views(world, leaving)
-        self.live: list[LiveView] = []
+        self.live: list[IntermediateView] = []
         self.returned: dict[int, set[fx.Node]] = {}
         self.outputs: list[fx.Node] = []
         self.lines: list[str] = []
@@ -57,7 +63,7 @@ class TensorRebuilder(ABC):
         self.updates: dict[int, int] = {}
         self.customs: dict[int, CustomView] = {}
         self._replayed: list[tuple[fx.Node, torch.Tensor]] = []
-        self._turned: list[tuple[torch.Tensor, int]] = []
+        self._metadata_mutated: list[tuple[torch.Tensor, int]] = []
         self._begun: dict[int, int] = {}
         self._followed: dict[int, int] = {}
         self._index: dict[fx.Node, int] = {}
@@ -82,8 +88,8 @@ class TensorRebuilder(ABC):
 
     def settle(self) -> None:
         """Takes out of the versions of bases what replaying their views will add to them."""
-        self.world.replayed = self._turned
-        for base, count in self._turned:
+        self.world.replayed = self._metadata_mutated
+        for base, count in self._metadata_mutated:
             counter = own_counter(self.world.tracer.node_of(base))
             for node in self.returned.get(storage_of(base), ()):
                 if OWN in node.meta and own_counter(node) is counter:
@@ -163,13 +169,15 @@ class TensorRebuilder(ABC):
                 self._replayed.append((node, value))
                 self._begun[id(value)] = first_operation(value, path.base)
             if self.leaving.staged and path.grad:
-                return self._live_view(value, path)
+                return self._intermediate_view(value, path)
             return self._view(path, node) + (".requires_grad_()" if new_leaf(value) else "")
         outside = self.views.path(value, node, custom=True) if self._is_custom_view(value) else None
         if outside is not None and self.views.is_outside(value):
             return self._custom_view(value, node, outside)
-        apart = value.grad_fn is not None and not value._is_view() and own_counter(node) is node and not value._version
-        if self.views.is_outside(value) and not apart:
+        unrelated = (
+            value.grad_fn is not None and not value._is_view() and own_counter(node) is node and not value._version
+        )
+        if self.views.is_outside(value) and not unrelated:
             self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
         custom = self._is_custom_view(value)
         if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed and not custom:
@@ -185,7 +193,7 @@ class TensorRebuilder(ABC):
             expression = self.output(node)
             if self.differentiable.setdefault(self._index[node], value) is not value:
                 self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
-            function = passing(type(value.grad_fn).__name__, whole_view) if custom else None
+            function = pass_through(type(value.grad_fn).__name__, whole_view) if custom else None
             return expression if function is None else f"{self.writer.constant(function)}({expression})"
         return self._with_autograd(value, self.output(node))
 
@@ -252,7 +260,7 @@ class TensorRebuilder(ABC):
             self.world.heap.refuse("SFX107", reason)
         base = self._place_of(self.world.heap.by_real[id(record.real._base)])  # type: ignore[arg-type]
         self._followed[id(record)] = len(self.live)
-        self.live.append(LiveView(record.shadow, base, None, position=self._position(record)))
+        self.live.append(IntermediateView(record.shadow, base, None, position=self._position(record)))
 
     def _position(self, record: TensorRecord) -> int:
         return next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
@@ -265,15 +273,15 @@ class TensorRebuilder(ABC):
         new_value = next((i for i, updated in self.updates.items() if updated == position), None)
         return ("input", position) if new_value is None else ("result", new_value)
 
-    def learned(self) -> Leaving:
+    def known_outputs(self) -> KnownOutputs:
         """What is known of all that leaves, once everything has been written."""
         sharing = {storage for storage, nodes in self.returned.items() if len(nodes) > 1}
-        edges = {edge_of(value): (node, value) for node, value in self._replayed}
+        edges = {gradient_edge(value): (node, value) for node, value in self._replayed}
         leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)]
-        behind = [edges_behind(value) for value in leaving]
+        behind = [gradient_edges_behind(value) for value in leaving]
         passed = dict(edges[edge] for found in behind for edge in found if edge in edges)
         for node, view in self.views.between.items():  # made once, where several are made of it
-            if sum(edge_of(view) in found for found in behind) > 1:
+            if sum(gradient_edge(view) in found for found in behind) > 1:
                 passed[node] = view
         self.views.check_counters()
         before = self.leaving
@@ -283,18 +291,18 @@ class TensorRebuilder(ABC):
             id(view): view for view in (*(view for _, view in before.replayed), *(view for _, view in self._replayed))
         }
         replayed = tuple(((self._begun[id(view)], view.grad_fn._sequence_nr()), view) for view in views.values())
-        return Leaving(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
+        return KnownOutputs(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
 
     def _base(self, path: Path) -> str:
         if safe_isinstance(path.base, fx.Node):
             self.returned.setdefault(storage_of(path.base.meta["val"]), set()).add(path.base)
             return self.output(path.base)
-        turns = sum(op.turns for op in path.ops if path.grad and not path.anew)
-        if turns:
-            self._turned.append((path.base, turns))
+        mutates_metadata = sum(op.mutates_metadata for op in path.ops if path.grad and not path.regenerates_grad_fn)
+        if mutates_metadata:
+            self._metadata_mutated.append((path.base, mutates_metadata))
         return self.prepared(path.base)
 
-    def _live_view(self, value: torch.Tensor, path: Path) -> str:
+    def _intermediate_view(self, value: torch.Tensor, path: Path) -> str:
         """A view that is made right after its base, so that what follows in the autograd graph can hang from it."""
         self._base(path)
         base = path.base
@@ -315,7 +323,7 @@ class TensorRebuilder(ABC):
             place = ("result", self._index[made_by])
         for node in path.numbers:
             self.output(node)
-        self.live.append(LiveView(value, place, path, tuple(self._index[node] for node in path.numbers)))
+        self.live.append(IntermediateView(value, place, path, tuple(self._index[node] for node in path.numbers)))
         return f"o[{-len(self.live)}]"
 
     def _view(self, path: Path, node: fx.Node) -> str:
@@ -325,12 +333,12 @@ class TensorRebuilder(ABC):
             parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
         if path.version is not None:
             parts.append(f"version={path.version}")
-        if path.apart:
-            parts.append("apart=True")
+        if path.unrelated:
+            parts.append("unrelated=True")
         if path.creation is not None:
             parts.append(f"creation={self.writer.constant(path.creation)}")
-        if path.anew:
-            parts.append(f"anew={self.writer.constant(path.anew)}")
+        if path.regenerates_grad_fn:
+            parts.append(f"regenerates_grad_fn={self.writer.constant(path.regenerates_grad_fn)}")
         made = f"{self.writer.constant(replay)}({', '.join(parts)})"
         if not self.leaving.staged:
             return made

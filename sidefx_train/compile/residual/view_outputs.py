@@ -20,14 +20,14 @@ from sidefx_train.compile.graph.artifacts import CALLED, DATA, NO_GRAD
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.view_chains import (
     STRIDED,
-    before_turns,
+    before_metadata_mutations,
     below_base,
     changes_layout,
     counted_since,
     counts_alone,
-    edge_of,
-    edges_behind,
     first_of,
+    gradient_edge,
+    gradient_edges_behind,
     is_in_place,
     is_replayed,
     last_counted,
@@ -39,7 +39,7 @@ from sidefx_train.compile.graph.view_chains import (
     way_up,
     written_since,
 )
-from sidefx_train.compile.residual.view_replay import BASE, Leaving, Number, Path, ViewOp, data_of, replay, seen_as
+from sidefx_train.compile.residual.view_replay import BASE, KnownOutputs, Number, Path, ViewOp, data_of, replay, seen_as
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -53,7 +53,7 @@ class Views:
         leaving: what is known of all that leaves.
     """
 
-    def __init__(self, world: TraceWorld, leaving: Leaving) -> None:
+    def __init__(self, world: TraceWorld, leaving: KnownOutputs) -> None:
         self.world = world
         self.shared = leaving.shared
         self.passed = {**leaving.counters, **leaving.passed}
@@ -75,7 +75,7 @@ class Views:
             node: its node.
             custom: a custom autograd function made it a view: its history is not asked for.
         """
-        self._unturned: ViewOp | None = None
+        self._before_mutation: ViewOp | None = None
         storage = storage_of(value)
         if not (value._is_view() or storage in self._outside or storage in self.shared) or value.is_inference():
             return None
@@ -91,16 +91,16 @@ class Views:
             base, below = self.passed[below[step]], below[:step]
         if base is None or not below or not any(is_replayed(each) for each in below):
             return None
-        ops: list[ViewOp] = [] if self._unturned is None else [self._unturned]
+        ops: list[ViewOp] = [] if self._before_mutation is None else [self._before_mutation]
         numbers: list[fx.Node] = []
         for each in reversed(below):
             if each.target is not operator.getitem and is_replayed(each):
                 item = next((n.args[1] for n in below if n.target is operator.getitem and n.args[0] is each), None)
                 ops.append(_view_op(each, item, numbers))
-        own = safe_isinstance(base, fx.Node) or not compat.one_counter(value, base)
-        apart = not value.requires_grad and not value._is_view() and not any(leaves_autograd(n) for n in below)
+        own = safe_isinstance(base, fx.Node) or not compat.share_version_counter(value, base)
+        unrelated = not value.requires_grad and not value._is_view() and not any(leaves_autograd(n) for n in below)
         if not safe_isinstance(base, fx.Node):  # one that shares its counter was made by an operation that is replayed
-            apart = own and not any(DATA in n.meta for n in below)
+            unrelated = own and not any(DATA in n.meta for n in below)
         if any(n.meta.get(NO_GRAD) == "inference" for n in below):
             self.world.heap.refuse("SFX111", "a view made in inference mode leaves the step")
         if any(NO_GRAD in n.meta for n in below) and any(map(changes_layout, below)):
@@ -115,26 +115,37 @@ class Views:
             self.between |= {n: kept for n in below[1:] if (kept := self._kept(n)) is not None}
         unsafe = any(CALLED in n.meta for n in below)
         version = value._version if own else None
-        anew = self._anew(value, node, base, below) if grad and safe_isinstance(base, torch.Tensor) else ""
-        path = Path(base, tuple(ops), tuple(numbers), grad, version, apart, unsafe=unsafe, anew=anew)
+        regenerates_grad_fn = (
+            self._regenerated(value, node, base, below) if grad and safe_isinstance(base, torch.Tensor) else ""
+        )
+        path = Path(
+            base,
+            tuple(ops),
+            tuple(numbers),
+            grad,
+            version,
+            unrelated,
+            unsafe=unsafe,
+            regenerates_grad_fn=regenerates_grad_fn,
+        )
         return self._held(path, value, custom)
 
-    def _anew(
+    def _regenerated(
         self, value: torch.Tensor, node: fx.Node, base: torch.Tensor, below: list[fx.Node]
     ) -> Literal["", "unasked", "asked"]:
         """Whether autograd has made the history of a view anew, or is to; or that of what it is a view of."""
         if not counted_since(below[-1]):
             return ""
-        late = base._is_view() and edge_of(base) not in edges_behind(value)
+        late = base._is_view() and gradient_edge(base) not in gradient_edges_behind(value)
         if any(each.target in STRIDED for each in below):  # its derivative goes by what it is made of
-            turns = frozenset(filter(changes_layout, below))
+            mutates_metadata = frozenset(filter(changes_layout, below))
             made = next(each for each in below if is_replayed(each))
             if not counted_since(made):
-                if late or counted_since(below[-1], besides=turns):
+                if late or counted_since(below[-1], besides=mutates_metadata):
                     reason = "a view by as_strided leaves the step, which autograd has made anew in between"
                     self.world.heap.refuse("SFX107", reason)
                 return ""
-        elif self._unturned is None and not late:
+        elif self._before_mutation is None and not late:
             return ""
         return "asked" if self._is_asked(node) else "unasked"
 
@@ -205,13 +216,13 @@ class Views:
             if _of_another_time(record, value):
                 return None, []
             memory = record.shadow if record.returned else record.memory
-            return memory, below_base(up, up[-1], memory) or self._before_turns(record, up, value)
+            return memory, below_base(up, up[-1], memory) or self._before_metadata_mutations(record, up, value)
         if base is not None:
             below = below_base(up, first_of(tracer.node_of(base)), base)
             if below:
                 return base, below
-            self._refuse_turned_base(value)
-            return before_turns(up, first_of(tracer.node_of(base)))
+            self._refuse_metadata_mutated_base(value)
+            return before_metadata_mutations(up, first_of(tracer.node_of(base)))
         if value.requires_grad or up[-1].op != "call_function":
             return None, []
         if not any(leaves_autograd(n) for n in up):
@@ -221,12 +232,12 @@ class Views:
             later := next((n for n in last.users if is_in_place(n) and written_args(n)[0] is last), None)
         ) is not None:
             if changes_layout(later):
-                self._refuse_turned_base(value)
+                self._refuse_metadata_mutated_base(value)
                 return None, []
             last = later
         return last, below_base(up, up[-1], last.meta["val"])
 
-    def _before_turns(self, record: TensorRecord, up: list[fx.Node], value: torch.Tensor) -> list[fx.Node]:
+    def _before_metadata_mutations(self, record: TensorRecord, up: list[fx.Node], value: torch.Tensor) -> list[fx.Node]:
         """The nodes of a view that was made of a tensor from outside before that was turned (``t_``)."""
         place = len(up) - 1
         while place > 0 and is_in_place(up[place - 1]):
@@ -240,13 +251,13 @@ class Views:
         distance = offset - now.storage_offset()
         if not all(safe_isinstance(n, int) for n in (*size, *stride, distance)):
             return []
-        self._unturned = ViewOp(seen_as, (BASE, size, stride, distance), {})
+        self._before_mutation = ViewOp(seen_as, (BASE, size, stride, distance), {})
         return up[:place]
 
     def _counted_with(self, value: torch.Tensor, up: list[fx.Node]) -> TensorRecord | None:
         """The tensor from outside, given other memory in the step, whose version counter ``value`` has."""
         for record in self.world.heap.memory.replaced():
-            if compat.one_counter(value, record.shadow):
+            if compat.share_version_counter(value, record.shadow):
                 home = up[-1] is self.world.tracer.node_of(record.home) or self._records.get(up[-1]) is record
                 return None if home and first_of(self.world.tracer.node_of(record.shadow)) not in up else record
         return None
@@ -267,7 +278,7 @@ class Views:
             self.world.heap.refuse("SFX111", reason)
         return below
 
-    def _refuse_turned_base(self, value: torch.Tensor) -> None:
+    def _refuse_metadata_mutated_base(self, value: torch.Tensor) -> None:
         """A view of what a tensor was before it was turned has nothing to be made from, where that leaves too."""
         if value.requires_grad or storage_of(value) in self.shared | self._outside:
             reason = "a view leaves the step whose base is turned in place after it was made"
@@ -278,7 +289,7 @@ class Views:
         if safe_isinstance(base, fx.Node) or not base.requires_grad:
             return False
         records = [r for r in self._records.values() if storage_of(r.memory) == storage_of(base)]
-        return any(r.version != r.entry_version and not compat.one_counter(r.shadow, base) for r in records)
+        return any(r.version != r.entry_version and not compat.share_version_counter(r.shadow, base) for r in records)
 
     def _made(self, base: torch.Tensor, up: list[fx.Node]) -> bool:
         """True for a base that the step made itself."""
@@ -294,7 +305,15 @@ class Views:
         version = base._version
         try:
             with compat.no_recording():
-                made = replay(base, path.ops, path.grad, numbers, path.version, path.apart, anew=path.anew)
+                made = replay(
+                    base,
+                    path.ops,
+                    path.grad,
+                    numbers,
+                    path.version,
+                    path.unrelated,
+                    regenerates_grad_fn=path.regenerates_grad_fn,
+                )
         except (RuntimeError, IndexError, ValueError):  # what was viewed has been resized since
             return None
         finally:
@@ -303,7 +322,7 @@ class Views:
             not path.grad and not custom and made.grad_fn is not None
         ):  # the base began to require gradients after it was viewed
             return None
-        if path.grad and not path.anew and base is not value._base and _name(made) != _name(value):
+        if path.grad and not path.regenerates_grad_fn and base is not value._base and _name(made) != _name(value):
             return None  # memory changed behind autograd's back: it does not take the value for a view of this one
         with compat.no_recording():  # sizes may be computed from numbers that change
             same = _facts(made, new_leaf(value)) == _facts(value)
@@ -312,7 +331,7 @@ class Views:
         if custom:
             return path
         creation = compat.creation_of(value)  # a custom function with autograd off leaves no other trace
-        if path.anew == "asked" and creation not in (None, compat.PLAIN_VIEW):
+        if path.regenerates_grad_fn == "asked" and creation not in (None, compat.PLAIN_VIEW):
             reason = "one of several views leaves the step, of a view that autograd has made anew before"
             self.world.heap.refuse("SFX107", reason)
         return path if creation == compat.creation_of(made) else replace(path, creation=creation)

@@ -30,7 +30,7 @@ class ViewOp:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     item: int | None = None
-    turns: bool = False
+    mutates_metadata: bool = False
     grad: bool = True
 
     def __repr__(self) -> str:
@@ -69,14 +69,14 @@ class Path:
     numbers: tuple[fx.Node, ...]
     grad: bool
     version: int | None = None
-    apart: bool = False
+    unrelated: bool = False
     creation: Any = None
     unsafe: bool = False
-    anew: Literal["", "unasked", "asked"] = ""
+    regenerates_grad_fn: Literal["", "unasked", "asked"] = ""
 
 
 @dataclass(frozen=True)
-class LiveView:
+class IntermediateView:
     """A view from which another value that leaves was computed: the backward passes through it.
 
     Attributes:
@@ -112,7 +112,7 @@ class CustomView:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class KnownOutputs:
     """What one pass over all that leaves a step teaches the next.
 
     Attributes:
@@ -145,20 +145,20 @@ def replay(
     grad: bool,
     numbers: tuple[int, ...] = (),
     version: int | None = None,
-    apart: bool = False,
+    unrelated: bool = False,
     creation: Any = None,
-    anew: Literal["", "unasked", "asked"] = "",
+    regenerates_grad_fn: Literal["", "unasked", "asked"] = "",
 ) -> torch.Tensor:
     """The view of ``base`` that a sequence of operations makes; called by generated code."""
     before = torch.is_grad_enabled()
-    turned = bool(anew) or (not grad and any(each.turns for each in ops))
-    counted = base._version if turned else 0
+    mutated = bool(regenerates_grad_fn) or (not grad and any(each.mutates_metadata for each in ops))
+    counted = base._version if mutated else 0
     try:
         value: Any = base
-        if anew:  # the view is of another version, and autograd is not asked for the history of ``base``
+        if regenerates_grad_fn:  # the view is of another version, and autograd is not asked for the history of ``base``
             compat.set_version(base, counted + _NEVER + 1)
         for each in ops:
-            compat.set_grad_enabled(each.grad and not anew)
+            compat.set_grad_enabled(each.grad and not regenerates_grad_fn)
             args = [value if a is BASE else _given(a, numbers) for a in each.args]
             kwargs = {name: _given(a, numbers) for name, a in each.kwargs.items()}
             value = each.op(*args, **kwargs)
@@ -166,19 +166,19 @@ def replay(
                 value = value[each.item]
     finally:
         compat.set_grad_enabled(before)
-    if anew:
+    if regenerates_grad_fn:
         _give_history(value, base, counted, creation)
-    elif creation is not None and not apart:
+    elif creation is not None and not unrelated:
         compat.set_creation(value, creation)
-    if turned:  # that has been counted; autograd would notice where it is taken back
+    if mutated:  # that has been counted; autograd would notice where it is taken back
         compat.set_version(base, counted)
-    if apart:
-        value = compat.alias_unseen(value)
+    if unrelated:
+        value = compat.alias_hidden_from_autograd(value)
         if creation is not None:
             compat.set_creation(value, creation)
     if version is not None:
         compat.set_version(value, version)
-    if anew == "asked":
+    if regenerates_grad_fn == "asked":
         value.grad_fn  # noqa: B018
     return value  # type: ignore[no-any-return]
 

@@ -134,7 +134,7 @@ def _can_fork() -> bool:
     return hasattr(os, "fork") and sys.platform == "linux"
 
 
-def start_here(job: Job) -> Job:
+def start_in_process(job: Job) -> Job:
     """Begins once more, in this process, what another one could not hand over."""
     return _Thread(job.captured, job.checks, job._config, job._differs)
 
@@ -252,11 +252,13 @@ class _Forked(Job):
     def _verdict(self, said: dict[str, Any]) -> Verdict | None:
         """What the comparison came to; ``None`` if the first run has to be compared."""
         if "verdict" in said:
-            return replace(Verdict(**said["verdict"]), beside=True)
+            return replace(Verdict(**said["verdict"]), in_background=True)
         killed = os.WTERMSIG(self._status or 0)
         if said.get("comparing") and killed in _CRASHES:
             name = signal.Signals(killed).name
-            return Verdict(differs=f"the compiled graph ended the process that compared it ({name})", beside=True)
+            return Verdict(
+                differs=f"the compiled graph ended the process that compared it ({name})", in_background=True
+            )
         return None
 
 

@@ -30,8 +30,8 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
     if "graph" not in executable.sources:
         sources["graph"] = captured.traced.module.print_readable(print_output=False)
     caveats = [_ONCE.format(captured.ends)] if entry.once else []
-    if captured.granted:
-        caveats.append(_ASSUMED.format(", ".join(map(str, captured.granted))))
+    if captured.assumptions:
+        caveats.append(_ASSUMED.format(", ".join(map(str, captured.assumptions))))
     report.record_capture(
         trigger="first call" if missed is None else changed(missed.label, missed.old, missed.new),
         nodes={"capture": nodes},

@@ -22,7 +22,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
-from sidefx_train.compile.capture.interpreter.generator_finalizers import cleans_up
+from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
 from sidefx_train.compile.capture.resume.driver import Parts
 from sidefx_train.compile.capture.shadows.deferred_values import message_of
 from sidefx_train.compile.common import interceptor_registry as registry
@@ -36,15 +36,15 @@ from sidefx_train.compile.runtime import background_compile
 from sidefx_train.compile.runtime.background_compile import Job
 from sidefx_train.compile.runtime.capture_report import record_capture
 from sidefx_train.compile.runtime.describe import callers_level, describable, name_of, short, summary, user_location
-from sidefx_train.compile.runtime.finalizer_check import noticed_death
+from sidefx_train.compile.runtime.finalizer_check import observable_finalization
 from sidefx_train.compile.runtime.guard_failures import Missed, specialized_after
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import (
     FOLLOWING,
+    AssumptionFailed,
     BackendError,
     GraphBreakError,
     Location,
-    NotGranted,
     RecaptureLimitError,
     SideFXWarning,
     UnfinishedError,
@@ -189,7 +189,7 @@ class CompiledStep:
         self._has_run = False
         self._early_captures = 0
         self._failed_jobs = 0
-        self._doubts = 0
+        self._disagreements = 0
 
     def dispatch_seconds(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Times what a replay costs besides the graph, in seconds per call, with this call's arguments.
@@ -215,19 +215,19 @@ class CompiledStep:
         if compat.traced_by_dynamo() or self._busy:  # a step that calls itself, or a callback that does
             return self._fn(*args, **kwargs)
         self._report.calls += 1
-        around = compat.surrounding()
+        around = compat.unsupported_ambient_mode()
         if around is not None:
             return self._eager(CaptureFailed("SFX111", around, None, None), args, kwargs)
         for stop in self._stopped:
             if stop.holds is not None and stop.holds(args, kwargs):
                 return self._eager(stop, args, kwargs)
         if self.config.warmup == "background" and not self._deterministic:
-            return self._beside_training(args, kwargs)
+            return self._compile_in_background(args, kwargs)
         return self._captured_now(args, kwargs)
 
     def _captured_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Captures, compiles and runs."""
-        missed = self._learn(args, kwargs)
+        missed = self._update_specialization(args, kwargs)
         if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
             return self._over_limit(missed, args, kwargs)
         if self._failed_jobs >= _MAX_FAILED_JOBS:  # each attempt takes as long as one that succeeds
@@ -271,7 +271,7 @@ class CompiledStep:
             for error in (refused, refused.__cause__):
                 if error is not None:
                     error.__traceback__ = None
-        if self._is_part and any(cleans_up(value) for part in args[0] for value in part):
+        if self._is_part and any(has_pending_finally(value) for part in args[0] for value in part):
             gc.collect()
 
     @property
@@ -404,7 +404,7 @@ class CompiledStep:
         steps = [self, *(self._parts.steps() if not self._is_part else [])]
         return all(step._job is None or step._job.wait(timeout) for step in steps)
 
-    def _beside_training(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compile_in_background(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs eagerly and has the step captured on the way: traced here, between two steps, compiled by a worker."""
         if self._job is not None:
             if not self._job.done():
@@ -418,7 +418,7 @@ class CompiledStep:
         first, self._has_run = not self._has_run, True
         if not native_ready() or first or self._failed_jobs >= _MAX_FAILED_JOBS:
             return self._meanwhile(args, kwargs)  # the first step makes state: gradients, optimizer state, buffers
-        missed = self._learn(args, kwargs)
+        missed = self._update_specialization(args, kwargs)
         if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
             return self._over_limit(missed, args, kwargs)
         began = time.perf_counter()
@@ -490,7 +490,7 @@ class CompiledStep:
                 return None
             entry = self._bound(job.captured, executable, job.checks)
         except background_compile.NotKept:
-            self._job = background_compile.start_here(job)
+            self._job = background_compile.start_in_process(job)
             return None
         except BackendError as error:
             self._report.record_break(error.code, error.reason, error.location)
@@ -540,7 +540,7 @@ class CompiledStep:
                 self._warn(stop, (point.code, str(point.location)), "is captured in parts")
         record_capture(self._report, entry, missed, self._is_part)
 
-    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Missed | None:
+    def _update_specialization(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Missed | None:
         """Why the newest entry missed; numbers and objects that change are treated as such from now on."""
         newest = self._newest or next(iter(self._entries), None)
         if newest is None:
@@ -620,15 +620,15 @@ class CompiledStep:
             raise error
         if not self._strict:
             error.__traceback__ = None  # its frames hold what the step, run now, may drop
-        granting = [entry for entry in self._entries if entry.captured.granted]
+        granting = [entry for entry in self._entries if entry.captured.assumptions]
         for entry in [entry for entry in self._entries if entry.fresh]:
             entry.fresh = False
             for _, undo in entry.captured.commits:
                 undo()
             if entry.captured.commits:  # it holds optimizer state that is no longer there
                 self._drop(entry)
-        if isinstance(error, NotGranted):
-            stop = self._doubt(error, granting)
+        if isinstance(error, AssumptionFailed):
+            stop = self._disagreement(error, granting)
         else:
             stop = CaptureFailed("SFX202", summary(error), None, None)
         stop.__cause__ = error
@@ -637,11 +637,11 @@ class CompiledStep:
             self._hits -= 1  # the caller is about to count a replay
         return self._eager(stop, args, kwargs)
 
-    def _doubt(self, error: NotGranted, granting: list[Entry]) -> CaptureFailed:
+    def _disagreement(self, error: AssumptionFailed, granting: list[Entry]) -> CaptureFailed:
         """A condition is not what an entry took for granted: where that is not rare, none does any more."""
-        lines = dict.fromkeys(line for entry in granting for line in entry.captured.granted)
-        self._doubts += 1
-        if self._doubts >= _FEW and self._doubts * _SELDOM >= self._report.calls + self._hits:
+        lines = dict.fromkeys(line for entry in granting for line in entry.captured.assumptions)
+        self._disagreements += 1
+        if self._disagreements >= _FEW and self._disagreements * _SELDOM >= self._report.calls + self._hits:
             self._specialization = replace(self._specialization, assumes_nothing=True)
             for entry in granting:
                 self._drop(entry)
@@ -677,7 +677,7 @@ class RestOfStep(CompiledStep):
     """A step behind a break, from there on: a function of ``[cells, values]``, which are its own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        noticed = noticed_death(args[0])
+        noticed = observable_finalization(args[0])
         if noticed is None:
             return super().__call__(*args, **kwargs)
         self._report.calls += 1

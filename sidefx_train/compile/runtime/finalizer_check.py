@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, cleans_up
+from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, has_pending_finally
 from sidefx_train.compile.capture.resume.suspension import State
 from sidefx_train.compile.capture.shadows.finalizers import deletes, takes_along
 from sidefx_train.compile.common.library_modules import is_library
@@ -33,7 +33,7 @@ _MOST = 2000
 """Objects looked at: a large state made of many is left alone."""
 
 
-def noticed_death(state: State) -> str | None:
+def observable_finalization(state: State) -> str | None:
     """What of a frame's state runs code, or is missed by a weak reference, when it is dropped; ``None`` if nothing.
 
     Iterators that are variables themselves do not count: the capture follows those.
@@ -51,7 +51,7 @@ def noticed_death(state: State) -> str | None:
         for key in dict.fromkeys(touched):
             if sys.getrefcount(held[key]) != counts[key] + 2:  # the table's, and the argument's
                 continue
-            found = _noticed(held[key], top)
+            found = _observable(held[key], top)
             if found is not None:
                 return found
             if type(held[key]) in HOLDERS or takes_along(type(held[key])):
@@ -72,10 +72,10 @@ def _count_referents(containers: list[Any], held: dict[int, Any], counts: dict[i
     return touched
 
 
-def _noticed(item: Any, top: bool) -> str | None:
+def _observable(item: Any, top: bool) -> str | None:
     cls = type(item)
     if cls in HOLDERS:
-        return f"a suspended {cls.__name__}, which cleans up" if not top and cleans_up(item) else None
+        return f"a suspended {cls.__name__}, which cleans up" if not top and has_pending_finally(item) else None
     if safe_isinstance(item, torch.Tensor):  # torch's own references to tensors are of other classes, or call back
         plain = any(type(ref) is weakref.ref and ref.__callback__ is None for ref in weakref.getweakrefs(item))
         return "a tensor, to which weak references refer" if plain else None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sidefx_train.compile.capture.guards.specialization import Specialization
-from sidefx_train.compile.capture.shadows.transient_objects import replaced_alike
+from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.runtime.describe import short
 from sidefx_train.errors import Location
@@ -61,21 +61,21 @@ def specialized_after(
         return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found
     label = guard.source.label
-    moved = newest.moved_iterators(args, kwargs)
-    if moved:
-        spec = replace(spec, native_iterators=spec.native_iterators | moved)
+    advanced = newest.advanced_iterators(args, kwargs)
+    if advanced:
+        spec = replace(spec, native_iterators=spec.native_iterators | advanced)
     if guard.kind in ("taken", "body"):
         return spec, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
     # All that have changed, not the first alone: each would cost a capture of its own.
-    grown = (*spec.list_growths, *newest.grown_lists(args, kwargs))
+    longer = (*spec.list_growths, *newest.longer_lists(args, kwargs))
     texts = (*spec.string_changes, *newest.changed_texts(args, kwargs))
     spec = replace(
         spec,
         symbolic_numbers=spec.symbolic_numbers | newest.changed_numbers(args, kwargs),
-        list_growths=grown,
+        list_growths=longer,
         string_changes=texts,
         pass_through_strings=frozenset(label for label in texts if texts.count(label) > 1 and not spec.guards_strings),
-        unbounded_lists=frozenset(label for label in grown if grown.count(label) > _GROWTHS),
+        unbounded_lists=frozenset(label for label in longer if longer.count(label) > _GROWTHS),
     )
     if guard.kind == "tensor" and sizes:
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | newest.changed_sizes(args, kwargs))
@@ -91,4 +91,4 @@ def _replaced(old: Any, new: Any, in_part: bool) -> bool:
         return isinstance(new, torch.Tensor)
     if in_part and isinstance(old, torch.nn.Module) and type(new) is type(old):  # a loop over layers
         return True
-    return replaced_alike(old, new)
+    return same_structure(old, new)

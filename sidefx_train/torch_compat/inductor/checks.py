@@ -113,13 +113,13 @@ def _check_earlier(name: str, write: Any, state: str, parts: list[Any], fused: i
         return  # one operator, which knows what it does
     for part in parts:
         for read in part.read_writes.reads:
-            if _is_order(read) or read.name != state or _is_whole(read, part):
+            if _is_order(read) or read.name != state or _covers_buffer(read, part):
                 continue
             if not _same_index(read, write):
                 raise WrongSchedule(f"Inductor has {name} write {write.name} at other places than {state} is read at")
 
 
-def _is_whole(read: Any, part: Any) -> bool:
+def _covers_buffer(read: Any, part: Any) -> bool:
     """True for the dependency of a write on the state before it, which is no read of it."""
     mutated = {name for buffer in part.get_outputs() for name in buffer.get_mutations()}
     return type(read).__name__ == "StarDep" and bool(mutated)

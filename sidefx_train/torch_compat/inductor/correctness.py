@@ -139,8 +139,8 @@ def nothing_written_while_read() -> Iterator[None]:
         others = [argument for i, argument in enumerate(node.args) if i not in positions]
         if not storages(written).isdisjoint(storages((others, node.kwargs))):
             return True
-        wholes = node.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
-        return any(not storages(written).isdisjoint(storages(whole.args[0])) for whole in wholes)
+        concatenations = node.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
+        return any(not storages(written).isdisjoint(storages(whole.args[0])) for whole in concatenations)
 
     def unless_read(before: dict[Any, Any]) -> dict[Any, Any]:
         def checked(how: Any) -> Any:
@@ -172,7 +172,7 @@ def kernels_in_order() -> Iterator[None]:
         tags = getattr(getattr(node.node, "op_overload", None), "tags", ())
         return torch.Tag.nondeterministic_seeded in tags
 
-    def drawing_in_turn(before: Callable[..., Any]) -> Callable[..., Any]:
+    def random_draws_in_order(before: Callable[..., Any]) -> Callable[..., Any]:
         def compute(plan: Any) -> None:
             for earlier, later in itertools.pairwise(filter(draws, plan.nodes)):
                 V.graph.additional_buffer_deps[later.get_name()].add(earlier.get_outputs()[0].get_name())
@@ -216,7 +216,7 @@ def kernels_in_order() -> Iterator[None]:
 
     with (
         replaced(scheduler.SchedulerNode, "_compute_attrs", renaming),
-        replaced(scheduler.Scheduler, "compute_dependencies", drawing_in_turn),
+        replaced(scheduler.Scheduler, "compute_dependencies", random_draws_in_order),
         replaced(scheduler.ExternKernelSchedulerNode, "has_side_effects", or_draws),
         replaced(scheduler.Scheduler, "compute_ancestors", remembering),
         replaced(scheduler.Scheduler, "codegen", in_order),

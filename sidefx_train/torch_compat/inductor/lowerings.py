@@ -73,9 +73,12 @@ def register_kernel_lowerings() -> None:
         made = ir.FallbackKernel.create(target, *args)
         return [*map(ir.TensorBox.create, made)] if isinstance(made, (list, tuple)) else ir.TensorBox.create(made)
 
-    made_whole: list[tuple[str, Sequence[int]]] = [("lstm", range(1, 7)), ("lstm_backward", range(1, 7))]  # all but x
-    made_whole += [("attention", ()), ("attention_backward", (5,)), ("attention_backward_joined", (5,))]
-    for name, plain in made_whole:  # and which of their arguments are taken without gaps
+    composite_kernels: list[tuple[str, Sequence[int]]] = [
+        ("lstm", range(1, 7)),
+        ("lstm_backward", range(1, 7)),
+    ]  # all but x
+    composite_kernels += [("attention", ()), ("attention_backward", (5,)), ("attention_backward_joined", (5,))]
+    for name, plain in composite_kernels:  # and which of their arguments are taken without gaps
         target = getattr(torch.ops.sidefx, name).default
         lowering.register_lowering(target, type_promotion_kind=None)(functools.partial(lower_layer, target, plain))
 
@@ -95,7 +98,7 @@ def register_kernel_lowerings() -> None:
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def call_whole(op: Any) -> None:
+def call_composite(op: Any) -> None:
     """Has Inductor call an operator that it knows as its parts alone."""
     from torch._inductor import lowering
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from sidefx_train.compile.autograd.accumulation_order import Contribution, out_of_turn
+from sidefx_train.compile.autograd.accumulation_order import Contribution, accumulated_too_early
 
 
 def engine(given: list[Contribution]) -> list[int]:
     """The places of contributions in the order in which the engine adds them: what was made last runs first."""
-    late = out_of_turn(given)
+    late = accumulated_too_early(given)
     around = {which for which, _ in late}
     made: list[tuple[str, int]] = []
     for node in range(max(each.node for each in given) + 1):
@@ -35,5 +35,5 @@ def test_in_the_order_of_the_backward(seed: int) -> None:
 
 
 def test_nothing_takes_a_detour_without_need() -> None:
-    assert not out_of_turn([Contribution(9, 2), Contribution(8, 2), Contribution(5, 1), Contribution(3, 0)])
-    assert out_of_turn([Contribution(9, 1), Contribution(5, 0), Contribution(3, 1)]) == [(2, 0)]
+    assert not accumulated_too_early([Contribution(9, 2), Contribution(8, 2), Contribution(5, 1), Contribution(3, 0)])
+    assert accumulated_too_early([Contribution(9, 1), Contribution(5, 0), Contribution(3, 1)]) == [(2, 0)]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sidefx_train.compile.functionalization.check import check_functional
-from sidefx_train.compile.functionalization.error_hazards import find_hazards, held_back
+from sidefx_train.compile.functionalization.error_hazards import deferred_mutations, find_raising_ops
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import IndexCheck
@@ -106,9 +106,9 @@ def test_updates_wait_for_what_cannot_be_checked_first() -> None:
     assert reporting.covered and reporting.report is not None
     assert [target for target, _ in reporting.deferred_copies] == ["a0", "a1"]
     aliases = Aliases(traced.module.graph)
-    hazards = find_hazards(traced.module.graph, aliases)
+    hazards = find_raising_ops(traced.module.graph, aliases)
     assert len(hazards.unchecked) == 1
-    assert {n.name for n in held_back(traced.module.graph, aliases, hazards.unchecked)} == {"arg0"}
+    assert {n.name for n in deferred_mutations(traced.module.graph, aliases, hazards.unchecked)} == {"arg0"}
 
 
 def test_aliases_follow_views_and_in_place_operations() -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import attention, native_attention
-from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
 from sidefx_train.compile.native import build
 from tests.support.disk_cache import new_cache
 
@@ -397,7 +397,7 @@ def test_a_caller_of_attention_needs_no_header_of_torchs():
 
     names = ("attention", "attention_backward", "attention_backward_joined", "lstm")
     calls = "".join(f"{compat.KERNEL_FUNCTION}{name}(stack, a, b);" for name in names)
-    assert lean_caller(kernels_called(calls) + calls) is not None
+    assert header_free_wrapper(kernels_called(calls) + calls) is not None
 
 
 class Unturned(nn.Module):

@@ -20,7 +20,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.autotune.attention import is_written_out
 from sidefx_train.compile.backend.cpp_codegen import build_library
-from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
 from sidefx_train.compile.native import guards_module, native_module, products_module
 from sidefx_train.gc_control import collect_younger, fewer_collections
 from sidefx_train.switches import CODEGEN, without
@@ -119,7 +119,7 @@ def test_an_error_in_a_caller_is_raised_and_what_it_held_is_freed(empty_cache: P
 def test_a_caller_that_the_lean_source_does_not_fit_is_compiled_with_torchs_header(
     empty_cache: Path, headers_read: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_library, "lean_caller", lambda caller: "#error not enough\n")
+    monkeypatch.setattr(build_library, "header_free_wrapper", lambda caller: "#error not enough\n")
     run = compat.call_aoti(build_library.load_library(build_library.build_library(CALLER, "", 1)))
     a, b = torch.randn(2, 2), torch.randn(2, 3)
     torch.testing.assert_close(run([a, b])[0], a @ b)
@@ -128,11 +128,13 @@ def test_a_caller_that_the_lean_source_does_not_fit_is_compiled_with_torchs_head
 
 def test_what_is_not_declared_in_torchs_c_interface_is_left_to_its_header() -> None:
     plain = CALLER.replace(f"#include <{compat.WRAPPER_HEADER}>", "")
-    assert lean_caller(plain) is not None
-    assert lean_caller("#include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>\n" + plain) == lean_caller(plain)
-    assert lean_caller(plain.replace("aoti_torch_cpu_mm_out", "aoti_torch_cpu_unheard_of")) is None
-    assert lean_caller(plain + "static PyObject* kept;") is None
-    assert lean_caller("#include <vector>\n" + plain) is None
+    assert header_free_wrapper(plain) is not None
+    assert header_free_wrapper(
+        "#include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>\n" + plain
+    ) == header_free_wrapper(plain)
+    assert header_free_wrapper(plain.replace("aoti_torch_cpu_mm_out", "aoti_torch_cpu_unheard_of")) is None
+    assert header_free_wrapper(plain + "static PyObject* kept;") is None
+    assert header_free_wrapper("#include <vector>\n" + plain) is None
 
 
 def test_a_step_is_compiled_without_torchs_header_and_with_equal_numbers(
@@ -141,7 +143,7 @@ def test_a_step_is_compiled_without_torchs_header_and_with_equal_numbers(
     lean = _trained(_model())
     assert headers_read == [False]
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / "other"))
-    monkeypatch.setattr(build_library, "lean_caller", lambda caller: None)
+    monkeypatch.setattr(build_library, "header_free_wrapper", lambda caller: None)
     whole = _trained(_model())
     assert headers_read == [False, True]
     assert torch.equal(lean, whole)

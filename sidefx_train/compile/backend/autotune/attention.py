@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.backend.autotune.matmul import products_out_of
-from sidefx_train.compile.backend.autotune.native_attention import attend, attend_backward, put_in_place
+from sidefx_train.compile.backend.autotune.native_attention import attend, attend_backward, write_into
 from sidefx_train.compile.backend.autotune.timing import LARGEST, MEASURES, Task, fastest, measured, timings
 from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.native import attention_module, products_module
@@ -83,9 +83,9 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
         elif producer in wide:
             _Expansion(module.graph, node, fake_mode).widen()
         elif producer in native:
-            put_in_place(node, fake_mode, True, native[producer])
+            write_into(node, fake_mode, True, native[producer])
     for node, causal in native.items():
-        put_in_place(node, fake_mode, False, causal)
+        write_into(node, fake_mode, False, causal)
     for node in reversed(found):
         if node in weights or node in wide:
             for user in list(node.users):
@@ -167,7 +167,7 @@ def _measure(
     Of many heads, some are measured, and of long sequences a part.
     """
     rows, heads, length, width = shape
-    may_be_apart = keys is None and rows * heads * length * length <= _most(shape)
+    may_be_padded = keys is None and rows * heads * length * length <= _most(shape)
     (rows, heads, length, width), keys = _part(shape, threads, keys)
 
     def candidates() -> dict[str, Callable[[], None]]:
@@ -206,7 +206,7 @@ def _measure(
             ways["native"] = native
         if dtype != "float32":
             ways["wide"] = wide
-        if may_be_apart:
+        if may_be_padded:
             ways["products"] = lambda: apart(torch.bmm)
             if products_module() is not None:
                 ways["tiles"] = lambda: apart(tiles)
@@ -272,7 +272,7 @@ class _Expansion:
             return x  # type: ignore[no-any-return]
         return self.emit(torch.ops.prims.convert_element_type.default, x, dtype)
 
-    def turned(self, x: fx.Node) -> fx.Node:
+    def transposed(self, x: fx.Node) -> fx.Node:
         return self.emit(aten.permute.default, x, [0, 2, 1])
 
     def laid_out(self, x: fx.Node, like: torch.Tensor) -> fx.Node:
@@ -309,7 +309,7 @@ class _Expansion:
     def forward(self) -> fx.Node:
         """Returns the attention weights."""
         with self.graph.inserting_before(self.node):
-            scores = self.emit(aten.bmm.default, self.flat(self.q), self.turned(self.flat(self.k)))
+            scores = self.emit(aten.bmm.default, self.flat(self.q), self.transposed(self.flat(self.k)))
             scores = self.emit(aten.mul.Tensor, scores, self.scale)
             if self.causal:
                 settings = {"start": 0, "step": 1, "dtype": torch.int64, "requires_grad": False}
@@ -330,14 +330,14 @@ class _Expansion:
     def backward(self, weights: fx.Node) -> None:
         with self.graph.inserting_before(self.node):
             grad = self.flat(self.node.args[0])
-            dv = self.emit(aten.bmm.default, self.turned(weights), grad)
-            inner = self.emit(aten.bmm.default, grad, self.turned(self.flat(self.v)))
+            dv = self.emit(aten.bmm.default, self.transposed(weights), grad)
+            inner = self.emit(aten.bmm.default, grad, self.transposed(self.flat(self.v)))
             drawn = self.emit(aten.mul.Tensor, inner, weights)
             total = self.emit(aten.sum.dim_IntList, drawn, [-1], True)
             scores = self.emit(aten.sub.Tensor, drawn, self.emit(aten.mul.Tensor, weights, total))
             scores = self.emit(aten.mul.Tensor, scores, self.scale)
             dq = self.emit(aten.bmm.default, scores, self.flat(self.k))
-            dk = self.emit(aten.bmm.default, self.turned(scores), self.flat(self.q))
+            dk = self.emit(aten.bmm.default, self.transposed(scores), self.flat(self.q))
             made = {i: self.laid_out(x, self.like(i)) for i, x in enumerate((dq, dk, dv))}
             self.replace(made)
         self.graph.erase_node(self.node)

@@ -33,7 +33,7 @@ _FEWEST = 512
 _SHARE = 0.5
 """Of the time for measuring: the rest is for products and attention."""
 
-_TURNS = 3
+_ROUNDS = 3
 """Of each layout: the sum of many convolutions is surer than each."""
 
 
@@ -62,11 +62,11 @@ def choose_layout(graph: fx.Graph, threads: int) -> tuple[bool, list[ChoiceRecor
     return last, choices
 
 
-def all_may_turn(graph: fx.Graph) -> bool:
+def supports_channels_last(graph: fx.Graph) -> bool:
     """False where Inductor would turn images that the graph has as captured: results came out wrong."""
     place = {aten.convolution.default: 0, aten.convolution_backward.default: 1}
     images = [node.args[place[node.target]] for node in graph.nodes if node.target in place]
-    return all(memory_format.may_turn(image.meta["val"]) for image in images)  # type: ignore[union-attr]
+    return all(memory_format.is_convertible(image.meta["val"]) for image in images)  # type: ignore[union-attr]
 
 
 def _task(node: fx.Node, threads: int) -> Task | None:
@@ -79,9 +79,9 @@ def _task(node: fx.Node, threads: int) -> Task | None:
         return None
     value, sizes = image.meta["val"], weight.meta["val"].shape  # type: ignore[union-attr]
     settings = [list(item) if isinstance(item, (list, tuple)) else item for item in rest]
-    if not memory_format.may_turn(value) or not _are_numbers(value.shape, value.stride(), sizes, settings):
+    if not memory_format.is_convertible(value) or not _are_numbers(value.shape, value.stride(), sizes, settings):
         return None
-    if 0 in value.shape or _is_turned(value):
+    if 0 in value.shape or _is_channels_last(value):
         return None
     return "convolution", [list(value.shape), list(sizes), settings, wanted, threads, str(value.dtype)[6:]]
 
@@ -90,7 +90,7 @@ def _are_numbers(*given: Any) -> bool:
     return all(_are_numbers(*item) if isinstance(item, (list, tuple)) else isinstance(item, int) for item in given)
 
 
-def _is_turned(value: torch.Tensor) -> bool:
+def _is_channels_last(value: torch.Tensor) -> bool:
     """True if the captured graph has it channels-last."""
     flat = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
     return value.shape[1] > 1 and value.stride(1) == min(flat) and not value.is_contiguous()
@@ -152,14 +152,21 @@ def _measure(
 
         return {
             AS_CAPTURED: run(aten.convolution.default, aten.convolution_backward.default, x, w),
-            LAST: run(memory_format.convolution, memory_format.convolution_backward, _turned(x), _turned(w)),
+            LAST: run(
+                memory_format.convolution,
+                memory_format.convolution_backward,
+                _to_channels_last(x),
+                _to_channels_last(w),
+            ),
         }
 
-    return measured(candidates, _operations(part, weight, settings, wanted), threads, _TURNS)
+    return measured(candidates, _operations(part, weight, settings, wanted), threads, _ROUNDS)
 
 
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    return memory_format.turned(x.unsqueeze(2)).squeeze(2) if x.dim() == 3 else memory_format.turned(x)
+def _to_channels_last(x: torch.Tensor) -> torch.Tensor:
+    return (
+        memory_format.to_channels_last(x.unsqueeze(2)).squeeze(2) if x.dim() == 3 else memory_format.to_channels_last(x)
+    )
 
 
 MEASURES["convolution"] = _measure

@@ -208,9 +208,9 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, list[Cho
         else:
             _use_tiles(module.graph, node, operands)
     module.recompile()
-    told = [f"{count} of {len(found)} matrix products by {_NAMES[way]}" for way, count in chosen.items()]
+    notes = [f"{count} of {len(found)} matrix products by {_NAMES[way]}" for way, count in chosen.items()]
     counts = Counter(asked.values())
-    return "; ".join(told), [
+    return "; ".join(notes), [
         ChoiceRecord(shown[key], counts[key], threads, way, known.get(key, {})) for key, way in ways.items()
     ]
 

@@ -24,23 +24,23 @@ NARROW = 2
 """Added to what the kernel is told of how: the numbers are bfloat16."""
 
 _library = torch.library.Library("sidefx", "FRAGMENT")
-_GIVEN = "Tensor q, Tensor k, Tensor v"
-_library.define(f"attention({_GIVEN}, bool causal, float scale, int turned) -> (Tensor, Tensor)")
-_BACKWARD_GIVEN = f"Tensor grad, {_GIVEN}, Tensor out, Tensor sums, bool causal, float scale"
-_library.define(f"attention_backward({_BACKWARD_GIVEN}, int turned) -> (Tensor, Tensor, Tensor)")
-_library.define(f"attention_backward_joined({_BACKWARD_GIVEN}) -> Tensor")
+_INPUTS = "Tensor q, Tensor k, Tensor v"
+_library.define(f"attention({_INPUTS}, bool causal, float scale, int turned) -> (Tensor, Tensor)")
+_BACKWARD_INPUTS = f"Tensor grad, {_INPUTS}, Tensor out, Tensor sums, bool causal, float scale"
+_library.define(f"attention_backward({_BACKWARD_INPUTS}, int turned) -> (Tensor, Tensor, Tensor)")
+_library.define(f"attention_backward_joined({_BACKWARD_INPUTS}) -> Tensor")
 
 
-def _empty(like: torch.Tensor, turned: bool) -> torch.Tensor:
+def _empty(like: torch.Tensor, heads_last: bool) -> torch.Tensor:
     """[rows, heads, length, width], where ``turned`` [rows, length, heads, width] in memory."""
     rows, heads, length, width = like.shape
-    if turned:
+    if heads_last:
         return like.new_empty(rows, length, heads, width).transpose(1, 2)
     return like.new_empty(rows, heads, length, width)
 
 
-def _forward_fake(q: Any, k: Any, v: Any, causal: Any, scale: Any, turned: Any) -> Any:
-    return _empty(q, turned & 1), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _forward_fake(q: Any, k: Any, v: Any, causal: Any, scale: Any, heads_last: Any) -> Any:
+    return _empty(q, heads_last & 1), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _backward_fake(*args: Any) -> Any:
@@ -52,8 +52,8 @@ def _joined_fake(*args: Any) -> Any:
     return args[1].new_empty(rows, length, 3 * heads * width)
 
 
-def _forward(q: Any, k: Any, v: Any, causal: bool, scale: float, turned: int) -> Any:
-    out, sums = made = _forward_fake(q, k, v, causal, scale, turned)
+def _forward(q: Any, k: Any, v: Any, causal: bool, scale: float, heads_last: int) -> Any:
+    out, sums = made = _forward_fake(q, k, v, causal, scale, heads_last)
     _call(0, q, k, v, out, sums, (), causal, scale)
     return made
 
@@ -112,7 +112,7 @@ def attend_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, caus
 # --- in a graph --------------------------------------------------------------------------------------------------
 
 
-def put_in_place(node: fx.Node, fake_mode: Any, backward: bool, causal: bool) -> None:
+def write_into(node: fx.Node, fake_mode: Any, backward: bool, causal: bool) -> None:
     """Rewrites one fused attention, or its derivative, whose logarithms of sums go nowhere else."""
     graph = node.graph
     call = partial(emit, graph, fake_mode)
@@ -129,16 +129,16 @@ def put_in_place(node: fx.Node, fake_mode: Any, backward: bool, causal: bool) ->
             _forget(graph, joined)
             return
         tensors = 3 if backward else 1
-        turned = sum(_is_turned(node.meta["val"][i]) << i for i in range(tensors))
+        heads_last = sum(_is_heads_last(node.meta["val"][i]) << i for i in range(tensors))
         op = torch.ops.sidefx.attention_backward if backward else torch.ops.sidefx.attention
-        made = call(op.default, *taken, *how, turned)
+        made = call(op.default, *taken, *how, heads_last)
         for get in list(node.users):
             get.replace_all_uses_with(call(operator.getitem, made, get.args[1]))
             graph.erase_node(get)
     graph.erase_node(node)
 
 
-def _is_turned(like: torch.Tensor) -> bool:
+def _is_heads_last(like: torch.Tensor) -> bool:
     return not like.is_contiguous()
 
 
@@ -149,12 +149,12 @@ def _joined(node: fx.Node) -> fx.Node | None:
         return None
     parts: dict[Any, fx.Node] = {}
     for get in node.users:
-        last, turns = get, 0
+        last, rounds = get, 0
         while len(last.users) == 1 and (after := next(iter(last.users))).target is not aten.cat.default:
             if not _moves(after, [rows, length, heads, width], [rows, length, heads * width]):
                 return None
-            last, turns = after, turns + (after.target in _TURNS)
-        if turns != 1:  # where there are as many heads as places, shapes do not tell
+            last, rounds = after, rounds + (after.target in _TURNS)
+        if rounds != 1:  # where there are as many heads as places, shapes do not tell
             return None
         if len(last.users) != 1 or list(last.meta["val"].shape) != [rows, length, heads * width]:
             return None
@@ -170,18 +170,18 @@ def _joined(node: fx.Node) -> fx.Node | None:
 _TURNS = (aten.permute.default, aten.transpose.int)
 
 
-def _moves(node: fx.Node, turned: list[int], flat: list[int]) -> bool:
+def _moves(node: fx.Node, heads_last: list[int], flat: list[int]) -> bool:
     """True for the turn of heads and places, for a copy without gaps, and for heads becoming one."""
     value = node.meta["val"]
     if node.target in _TURNS:
         before = node.args[0].meta["val"]  # type: ignore[union-attr]
         dims = [0, 2, 1, 3] if node.target is aten.transpose.int else list(node.args[1])  # type: ignore[arg-type]
         swapped = node.target is aten.permute.default or sorted(d % 4 for d in node.args[1:]) == [1, 2]  # type: ignore
-        return before.dim() == 4 and dims == [0, 2, 1, 3] and swapped and list(value.shape) == turned
+        return before.dim() == 4 and dims == [0, 2, 1, 3] and swapped and list(value.shape) == heads_last
     if node.target is aten.clone.default:
         return True
     views = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-    return node.target in views and list(value.shape) == flat and list(node.args[0].meta["val"].shape) == turned  # type: ignore
+    return node.target in views and list(value.shape) == flat and list(node.args[0].meta["val"].shape) == heads_last  # type: ignore
 
 
 def _forget(graph: fx.Graph, node: fx.Node) -> None:

@@ -30,8 +30,8 @@ LARGEST = 2e9
 """Floating-point operations of one call, above which a part of the same work is measured in its place."""
 
 _VERSION = 5  # of the candidates
-_TURNS = 6  # of each candidate that may be the fastest
-_LARGE, _FEW_TURNS = 1e8, 3  # floating-point operations of calls whose times vary little
+_ROUNDS = 6  # of each candidate that may be the fastest
+_LARGE, _FEW_ROUNDS = 1e8, 3  # floating-point operations of calls whose times vary little
 _CLEARLY = 1.5  # times slower than the fastest: no further turns after two
 _WORTH = (
     0.03  # seconds, and those of all runs at some floating-point operations a second: longer only if others are busy
@@ -39,13 +39,13 @@ _WORTH = (
 _SLOWEST = 5e7
 _MOST_RUNS = 75  # of one candidate in one part of a turn: a call costs some time, however small the product
 _PARTS = 4  # of a turn, each of which is timed
-_TURN = 0.002  # seconds of one candidate in one turn, after which no further part is begun
+_ROUND_SECONDS = 0.002  # seconds of one candidate in one turn, after which no further part is begun
 _PATIENCE = 10.0  # times as many seconds, where nobody waits
 
 _LATE = 0.001  # seconds of one call, and those of its operations at this rate: longer only if threads wait
 _LEAST_RATE = 4e9
 
-_apart = False
+_in_process = False
 _waited = False
 """In this compilation, threads of a measurement waited for each other: other processes have the processors."""
 
@@ -59,10 +59,10 @@ def begin(seconds: float = 2.0) -> None:
     _waited, _budget, _spent = False, seconds, 0.0
 
 
-def measure_apart() -> None:
+def measure_in_process() -> None:
     """From now on tasks are measured on a thread of their own; for a forked process, for which nobody waits."""
-    global _apart
-    _apart = True
+    global _in_process
+    _in_process = True
 
 
 def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
@@ -76,7 +76,7 @@ def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
     known = {**_memory.get(path, {}), **_stored(path)}
     unknown = {key: task for key, task in tasks.items() if key not in known}
     if unknown:
-        sure, unsure = _on_a_thread(unknown) if _apart else _now(unknown, share * _budget)
+        sure, unsure = _on_a_thread(unknown) if _in_process else _now(unknown, share * _budget)
         _write(path, {**_stored(path), **sure})
         _memory.setdefault(path, {}).update(sure | unsure)
         known |= sure | unsure
@@ -144,7 +144,7 @@ def _on_a_thread(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str,
 
 
 def measured(
-    make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int, turns: int = _TURNS
+    make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int, rounds: int = _ROUNDS
 ) -> dict[str, float]:
     """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
 
@@ -165,7 +165,7 @@ def measured(
     # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
     clock = time.thread_time if threads == 1 else time.perf_counter
     if flops > _LARGE:
-        turns = min(turns, _FEW_TURNS)
+        rounds = min(rounds, _FEW_ROUNDS)
     runs = min(_MOST_RUNS, max(1, int(3e7 / flops / _PARTS)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -174,10 +174,10 @@ def measured(
             functions = make()
             best = dict.fromkeys(functions, float("inf"))
             left, end = dict(functions), time.perf_counter() + _WORTH + flops / _SLOWEST
-            for turn in range(turns):
+            for round_ in range(rounds):
                 for name, function in left.items():
                     function()
-                    until = time.perf_counter() + _TURN
+                    until = time.perf_counter() + _ROUND_SECONDS
                     for _ in range(_PARTS):
                         start = clock()
                         for _ in range(runs):
@@ -187,8 +187,8 @@ def measured(
                             break
                     if threads > 1 and best[name] > _LATE + flops / _LEAST_RATE:
                         _waited = True
-                        return measured(make, flops, 1, turns)
-                if turn >= 1:
+                        return measured(make, flops, 1, rounds)
+                if round_ >= 1:
                     left = {name: left[name] for name in left if best[name] <= _CLEARLY * min(best.values())}
                 if len(left) < 2 or time.perf_counter() > end:
                     break

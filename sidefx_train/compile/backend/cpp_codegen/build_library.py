@@ -22,11 +22,11 @@ from typing import Any
 
 from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, Unit, Workshop
+from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, CompileQueue, Unit
 from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import HEADER
 from sidefx_train.compile.backend.cpp_codegen.kernel_units import Kernels
 from sidefx_train.compile.backend.cpp_codegen.python_entry import DISPATCH, ENTRY, OUTPUTS, kernels_called
-from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
 from sidefx_train.compile.native import attention_module, lstm_module, products_module, rows_module
 from sidefx_train.compile.native.python_abi import python_header
 from sidefx_train.switches import enabled
@@ -39,24 +39,24 @@ class Building:
     """
 
     def __init__(self) -> None:
-        self.workshop = Workshop()
+        self.queue = CompileQueue()
         self.quick, self.thorough = compat.cpp_command(quick=True), compat.cpp_command(quick=False)
         self.gnu = _is_gnu(self.quick[0])
-        self.kernels = Kernels(self.workshop, self.thorough, self.gnu and enabled("header_free_kernels"))
-        self.lean_quick = tuple("-Og" if flag == "-O1" else flag for flag in self.quick)
-        self.entry = Unit(python_header() + ENTRY, self.lean_quick, lean=self.gnu)
+        self.kernels = Kernels(self.queue, self.thorough, self.gnu and enabled("header_free_kernels"))
+        self.header_free_quick = tuple("-Og" if flag == "-O1" else flag for flag in self.quick)
+        self.entry = Unit(python_header() + ENTRY, self.header_free_quick, header_free=self.gnu)
 
     def __enter__(self) -> Building:
         return self
 
     def begin(self) -> None:
         """Starts with what is the same for all graphs."""
-        self.workshop.compile(self.entry)
+        self.queue.compile(self.entry)
         if self.gnu:
-            self.workshop.run(*_stand_in(self.quick[0], self.workshop.folder))
+            self.queue.run(*_substitute(self.quick[0], self.queue.folder))
 
     def __exit__(self, *_: object) -> None:
-        self.workshop.close()
+        self.queue.close()
 
     def add(self, kernel: str) -> None:
         """Takes in a kernel, with the include of its header, that will be among the library's."""
@@ -96,19 +96,19 @@ def build_library(
         behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
         whole = Unit(f"{include}\n{called}{plain}{behind}", tuple(at.quick))
         wanted = enabled("header_free_wrapper") and caller.count(include) == 1
-        lean = lean_caller(f"{called}{plain}{behind}") if wanted else None
+        lean = header_free_wrapper(f"{called}{plain}{behind}") if wanted else None
         if lean is not None:
-            units = [Unit(lean, at.lean_quick, lean=at.gnu), at.entry, *at.kernels.units(kernels)]
+            units = [Unit(lean, at.header_free_quick, header_free=at.gnu), at.entry, *at.kernels.units(kernels)]
             try:
-                return _build(units, kernels, at.workshop, libraries, meanwhile)
+                return _build(units, kernels, at.queue, libraries, meanwhile)
             except BuildFailed:  # it uses more than the lean ones have: compiled with torch's headers, or refused
-                at.workshop.close()
-        units = [whole, at.entry, *Kernels(at.workshop, at.thorough, lean=False).units(kernels)]
-        return _build(units, kernels, at.workshop, libraries, meanwhile)
+                at.queue.close()
+        units = [whole, at.entry, *Kernels(at.queue, at.thorough, header_free=False).units(kernels)]
+        return _build(units, kernels, at.queue, libraries, meanwhile)
 
 
 def _build(
-    units: list[Unit], kernels: str, workshop: Workshop, libraries: Sequence[str], meanwhile: Callable[[], None]
+    units: list[Unit], kernels: str, queue: CompileQueue, libraries: Sequence[str], meanwhile: Callable[[], None]
 ) -> str:
     """Compiles and links; the first unit is the caller, the second what Python calls.
 
@@ -116,8 +116,8 @@ def _build(
     """
     linked = compat.cpp_link_flags()
     compiler = units[0].command[0]
-    lean = all(unit.lean for unit in units) and not libraries
-    words = {word for unit in units for word in (*unit.command, str(unit.lean))}
+    lean = all(unit.header_free for unit in units) and not libraries
+    words = {word for unit in units for word in (*unit.command, str(unit.header_free))}
     texts = [unit.text for unit in units[:2]]
     key = _digest(compiler_version(compiler), *linked, *libraries, *sorted(words), *texts, HEADER, kernels)
     known = disk_cache.load("build", key)
@@ -126,14 +126,14 @@ def _build(
     objects = []
     for unit in units:
         included = _precompiled(unit.command, unit.header) if unit.header is not None else None
-        objects.append(str(workshop.compile(unit, included)))
+        objects.append(str(queue.compile(unit, included)))
     if lean:
-        linked = [f"-L{workshop.folder}", "-Wl,--no-as-needed", f"-l{compat.C_INTERFACE_LIBRARY}"]
-        workshop.run(*_stand_in(compiler, workshop.folder))
-    workshop.finish(meanwhile)
-    built = workshop.folder / "graph.so"
-    workshop.run([compiler, "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked, *libraries], built)
-    workshop.finish()
+        linked = [f"-L{queue.folder}", "-Wl,--no-as-needed", f"-l{compat.C_INTERFACE_LIBRARY}"]
+        queue.run(*_substitute(compiler, queue.folder))
+    queue.finish(meanwhile)
+    built = queue.folder / "graph.so"
+    queue.run([compiler, "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked, *libraries], built)
+    queue.finish()
     name = disk_cache.add_library(built)
     if name is None:
         raise BuildFailed("the library cannot be kept")
@@ -143,7 +143,7 @@ def _build(
     return name
 
 
-def _stand_in(compiler: str, folder: Path) -> tuple[list[str], Path]:
+def _substitute(compiler: str, folder: Path) -> tuple[list[str], Path]:
     """Makes an empty library with the name of torch's, which is loaded anyway: to read all its symbols takes longer
     than to link."""
     name = f"lib{compat.C_INTERFACE_LIBRARY}.so"

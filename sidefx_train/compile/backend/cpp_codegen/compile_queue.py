@@ -34,10 +34,10 @@ class Unit:
     text: str
     command: tuple[str, ...]
     header: str | None = None
-    lean: bool = False
+    header_free: bool = False
 
 
-class Workshop:
+class CompileQueue:
     """Compiles units side by side into one folder.
 
     Args:

@@ -84,13 +84,13 @@ class Shared:
     def __init__(
         self,
         count: int,
-        here: Callable[[int], Any],
-        there: Callable[[int], Any],
+        in_process: Callable[[int], Any],
+        in_worker: Callable[[int], Any],
         came: Callable[[Any], None],
     ) -> None:
         self._count = count
-        self._here = here
-        self._there = there
+        self._in_process = in_process
+        self._there = in_worker
         self._came = came
         self._made: dict[int, Any] = {}
         self._awaited: set[int] = set()
@@ -127,7 +127,7 @@ class Shared:
         began = time.perf_counter()
         for i in range(self._count):
             if self._take(i):
-                self._made[i] = self._here(i)
+                self._made[i] = self._in_process(i)
             else:
                 self._awaited.add(i)
             self.look()
@@ -137,7 +137,7 @@ class Shared:
             self.look()
         self.look()
         for i in sorted(self._awaited):  # the fork failed: if by what the piece is, here it is told
-            self._made[i] = self._here(i)
+            self._made[i] = self._in_process(i)
 
     def _take(self, i: int) -> bool:
         assert self._folder is not None, "work is shared while it runs"

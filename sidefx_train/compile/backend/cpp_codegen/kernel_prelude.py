@@ -72,8 +72,8 @@ HEADER = simd_helpers_source.BEFORE + simd_source.SOURCE + simd_helpers_source.A
 _SIZES = {"CPU_CAPABILITY_AVX512": 64, "CPU_CAPABILITY_AVX2": 32}
 
 
-def lean_header(capability: str) -> str | None:
-    """What stands in front of kernels of :func:`lean_kernels`; ``None`` if there is nothing for this CPU.
+def header_free_header(capability: str) -> str | None:
+    """What stands in front of kernels of :func:`header_free_kernels`; ``None`` if there is nothing for this CPU.
 
     Args:
         capability: the macro that tells Inductor's header which vectors there are.
@@ -82,7 +82,7 @@ def lean_header(capability: str) -> str | None:
     return None if size is None else HEADER.replace("@BYTES@", str(size))
 
 
-def lean_kernels(kernels: str) -> str | None:
+def header_free_kernels(kernels: str) -> str | None:
     """Kernels that need no more than the header of this module; ``None`` if only torch's header will do.
 
     Args:

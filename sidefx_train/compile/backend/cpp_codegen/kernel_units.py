@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.cpp_codegen.compile_queue import Unit, Workshop
-from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import lean_header, lean_kernels
+from sidefx_train.compile.backend.cpp_codegen.compile_queue import CompileQueue, Unit
+from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import header_free_header, header_free_kernels
 
 LARGEST_PART = 12_000
 """Characters of kernels below which splitting costs more than it saves: each part reads the headers again."""
@@ -28,11 +28,11 @@ class Kernels:
         lean: whether any may do without torch's header.
     """
 
-    def __init__(self, workshop: Workshop, command: Sequence[str], lean: bool) -> None:
-        self._workshop = workshop
+    def __init__(self, queue: CompileQueue, command: Sequence[str], header_free: bool) -> None:
+        self._queue = queue
         self._command = tuple(command)
         found = re.search(r"-D ?(CPU_CAPABILITY_\w+)", " ".join(command))
-        self._header = lean_header(found[1] if found is not None else "") if lean else None
+        self._header = header_free_header(found[1] if found is not None else "") if header_free else None
         self._texts: dict[str, str | None] = {}
         self._waiting: list[str] = []
         self._units: dict[Unit, list[str]] = {}
@@ -40,13 +40,13 @@ class Kernels:
     def add(self, kernel: str) -> None:
         """Takes in a kernel with the include of its header; one that comes again is known."""
         piece = kernel.strip()
-        if not _PIECE.match(piece) or piece in self._texts or self._lean(piece) is None:
+        if not _PIECE.match(piece) or piece in self._texts or self._header_free(piece) is None:
             return
         self._waiting.append(piece)
-        if sum(map(len, self._waiting)) >= LARGEST_PART and self._workshop.idle:
+        if sum(map(len, self._waiting)) >= LARGEST_PART and self._queue.idle:
             unit = self._unit(self._waiting)
             self._units[unit], self._waiting = self._waiting, []
-            self._workshop.compile(unit)
+            self._queue.compile(unit)
 
     def units(self, kernels: str) -> list[Unit]:
         """Units of all kernels, among them those that are being compiled.
@@ -60,24 +60,24 @@ class Kernels:
         left = dict.fromkeys(piece.strip() for piece in pieces)
         begun = [piece for unit in self._units.values() for piece in unit]
         if not left.keys() >= set(begun):  # one has been changed since
-            self._workshop.close()
+            self._queue.close()
             self._units.clear()
         for piece in begun if self._units else ():
             del left[piece]
-        lean = [piece for piece in left if self._lean(piece) is not None]
-        others = [piece for piece in left if self._lean(piece) is None]
-        units = [*self._units, *map(self._unit, _parts(lean))]
+        header_free = [piece for piece in left if self._header_free(piece) is not None]
+        others = [piece for piece in left if self._header_free(piece) is None]
+        units = [*self._units, *map(self._unit, _parts(header_free))]
         return units + [self._plain("".join(f"{piece}\n" for piece in part)) for part in _parts(others)]
 
-    def _lean(self, piece: str) -> str | None:
+    def _header_free(self, piece: str) -> str | None:
         if piece not in self._texts:
-            self._texts[piece] = lean_kernels(f"{piece}\n") if self._header is not None else None
+            self._texts[piece] = header_free_kernels(f"{piece}\n") if self._header is not None else None
         return self._texts[piece]
 
     def _unit(self, pieces: Sequence[str]) -> Unit:
         assert self._header is not None, "there is nothing in place of torch's header"
         command = tuple("-O2" if word == "-O3" else word for word in self._command)
-        return Unit(self._header + "".join(self._texts[piece] or "" for piece in pieces), command, lean=True)
+        return Unit(self._header + "".join(self._texts[piece] or "" for piece in pieces), command, header_free=True)
 
     def _plain(self, text: str) -> Unit:
         return Unit(text, self._command, compat.KERNEL_HEADER)

@@ -55,7 +55,7 @@ class _Generated:
     names: tuple[str, ...]
 
 
-class AlikeLoops:
+class LoopDedup:
     """Stands in for Inductor's generator of C++ loops during one lowering."""
 
     def __init__(self) -> None:
@@ -107,11 +107,11 @@ class AlikeLoops:
         kernels: dict[int, Any] = {}
         for kernel in state["kernels"]:
             if id(kernel) not in kernels:
-                kernels[id(kernel)] = twin = copy.copy(kernel)
+                kernels[id(kernel)] = renamed = copy.copy(kernel)
                 for name, value in vars(kernel).items():
                     if isinstance(value, self._parts.Buffer):
-                        setattr(twin, name, self._renamed(value, names))
-                twin.args = getattr(proxy, "args", None)
+                        setattr(renamed, name, self._renamed(value, names))
+                renamed.args = getattr(proxy, "args", None)
         made["kernels"] = [kernels[id(kernel)] for kernel in state["kernels"]]
         made["loop_nest"] = nest = copy.copy(state["loop_nest"])
         nest.loops = None if nest.loops is None else [copy.copy(loop) for loop in nest.loops]
@@ -121,11 +121,11 @@ class AlikeLoops:
     def _renamed(self, value: Any, names: dict[str, str]) -> Any:
         if not isinstance(value, self._parts.Buffer):
             return value
-        deferred, twin = self._parts.DeferredLine, copy.copy(value)
-        twin._lines = [
+        deferred, renamed = self._parts.DeferredLine, copy.copy(value)
+        renamed._lines = [
             deferred(names[line.name], line.line) if type(line) is deferred else line for line in value._lines
         ]
-        return twin
+        return renamed
 
 
 def _is_text(line: Any, named: re.Pattern[str]) -> bool:
@@ -174,17 +174,17 @@ class _Use:
         self._args = proxy.kernel_group.args
         with proxy.kernel_group.new_kernel(proxy.kernel_cls) as self._kernel:
             parts.metrics.generated_kernel_count -= 1
-            walked = []
+            visited = []
             for node in nodes:
                 node.decide_inplace_update()
                 node.mark_run()
                 self._node = node
-                walked.append((node.group[1], self._body(node._body)))
+                visited.append((node.group[1], self._body(node._body)))
         self._graph.removed_buffers |= self._kernel.removed_buffers
         self._graph.inplaced_to_remove |= self._kernel.inplaced_to_remove
         buffers = tuple((self._graph.get_dtype(name), self._status(name)) for name in self.names)
         local = tuple(sorted({(each.get_name(), str(each.get_layout())) for each in self._local.values()}))
-        self.key = (tuple(walked), buffers, local, proxy.num_threads)
+        self.key = (tuple(visited), buffers, local, proxy.num_threads)
         self._left = self._arguments()
 
     def still_holds(self) -> bool:

@@ -64,7 +64,7 @@ def part_module(part: Part) -> fx.GraphModule:
     return compat.late_module({}, graph)
 
 
-def join_callers(division: Division, graph: fx.Graph, callers: dict[int, str]) -> str:
+def join_wrappers(division: Division, graph: fx.Graph, wrappers: dict[int, str]) -> str:
     """The source of ``inductor_entry_impl`` for the whole graph.
 
     Args:
@@ -73,10 +73,10 @@ def join_callers(division: Division, graph: fx.Graph, callers: dict[int, str]) -
         callers: for each kind of part the source of its ``inductor_entry_impl``.
     """
     include = re.compile(r"(?m)^[ \t]*#include <[^>\n]*>\n")
-    included = dict.fromkeys(line.strip() for text in callers.values() for line in include.findall(text))
+    included = dict.fromkeys(line.strip() for text in wrappers.values() for line in include.findall(text))
     spaces = [
         f"namespace part{kind} {{\n{include.sub('', text)}\n}}  // namespace part{kind}\n"
-        for kind, text in callers.items()
+        for kind, text in wrappers.items()
     ]
     return "\n".join([*included, "", *spaces]) + _calls(division, graph)
 
@@ -120,12 +120,12 @@ def _calls(division: Division, graph: fx.Graph) -> str:
     return text
 
 
-def divided_note(division: Division, graph: fx.Graph) -> str:
+def regions_note(division: Division, graph: fx.Graph) -> str:
     """For the report."""
     kinds = set(division.kinds)
     lowered = sum(len(division.parts[kind].items) for kind in kinds)
-    whole = sum(node.op == "call_function" for node in graph.nodes)
-    return f"{len(division.parts)} parts of {len(kinds)} kinds: {lowered} operations lowered in place of {whole}"
+    total = sum(node.op == "call_function" for node in graph.nodes)
+    return f"{len(division.parts)} parts of {len(kinds)} kinds: {lowered} operations lowered in place of {total}"
 
 
 def example_values(part: Part) -> list[compat.FakeTensor]:

@@ -174,7 +174,7 @@ struct gil_scoped_release_simple {
 """
 
 
-def lean_caller(caller: str) -> str | None:
+def header_free_wrapper(caller: str) -> str | None:
     """A caller that needs no header but that of torch's C types; ``None`` if only torch's own header will do.
 
     Args:

@@ -23,7 +23,7 @@ _TYPES = (torch.float32, torch.float64)
 """Of narrower ones Inductor adds up in float32."""
 
 
-def write_out_moments(module: fx.GraphModule, fake_mode: Any) -> None:
+def decompose_variances(module: fx.GraphModule, fake_mode: Any) -> None:
     """Rewrites variances of known sizes as the mean square of the differences from the mean."""
     found = [(n, dims) for n in module.graph.nodes if n.target in _VARIANCES and (dims := _dims(n)) is not None]
     for node, dims in found:

@@ -26,7 +26,7 @@ _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 _POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 
 
-def write_out_overlooked(module: fx.GraphModule, fake_mode: Any) -> None:
+def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
     """Rewrites sums with an ``alpha``, running sums with a ``dtype``, integer powers of a number, and gradients of
     average pooling with ``ceil_mode``."""
     graph, found = module.graph, False

@@ -51,13 +51,13 @@ _PRODUCTS = frozenset((aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolu
 _VIEWS = frozenset((aten.view, aten._unsafe_view, aten.t, aten.transpose, aten.permute, aten.detach, aten.alias))
 
 _WINDOWS = frozenset(op.default for op in (aten.im2col, aten.col2im, aten.unfold_backward, aten.grid_sampler_2d))
-_TURNS = {aten.flip.default: 1, aten.roll.default: 2}
+_REVERSING = {aten.flip.default: 1, aten.roll.default: 2}
 """Which of their arguments are the dimensions."""
 
 _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default)
 
 
-def kept_whole(graph: fx.Graph, decompositions: dict[Any, Any]) -> dict[fx.Node, Callable[..., Any]]:
+def kept_composite_ops(graph: fx.Graph, decompositions: dict[Any, Any]) -> dict[fx.Node, Callable[..., Any]]:
     """Nodes of a captured graph that stay whole, and what stands for the operation of each.
 
     Args:
@@ -66,13 +66,13 @@ def kept_whole(graph: fx.Graph, decompositions: dict[Any, Any]) -> dict[fx.Node,
     """
     if not compat.calls_dispatcher():
         return {}
-    found = [node for node in graph.nodes if node.op == "call_function" and _stays_whole(node)]
+    found = [node for node in graph.nodes if node.op == "call_function" and _is_kept(node)]
     for node in found:
-        compat.call_whole(node.target)
+        compat.call_composite(node.target)
     return {node: partial(_as_it_is, node.target, decompositions) for node in found}
 
 
-def _stays_whole(node: fx.Node) -> bool:
+def _is_kept(node: fx.Node) -> bool:
     if node.target in _NORMS:
         return _is_large(node, _FEWEST) and _is_alone(node)
     return _is_moved_by_number(node) or _is_complex_sign(node)
@@ -80,8 +80,8 @@ def _stays_whole(node: fx.Node) -> bool:
 
 def _is_moved_by_number(node: fx.Node) -> bool:
     """True for windows of a large tensor, and for one that is turned along what is contiguous in it."""
-    if node.target in _TURNS and _is_large(node, _FEWEST_WINDOWS):
-        value, dims = node.args[0].meta["val"], node.args[_TURNS[node.target] :]  # type: ignore[union-attr]
+    if node.target in _REVERSING and _is_large(node, _FEWEST_WINDOWS):
+        value, dims = node.args[0].meta["val"], node.args[_REVERSING[node.target] :]  # type: ignore[union-attr]
         if not dims or not dims[0]:  # a roll of the tensor as one row
             return node.target is aten.roll.default
         return any(value.stride(dim) == 1 and value.shape[dim] > 1 for dim in dims[0])  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ _LEAST = 16 * 2**20
 _SHARE = 0.05
 """Part of the peak that must be saved."""
 
-_APART = 72
+_DISTANCE = 72
 """Values made between two uses: with fewer, Inductor fuses both makings into one kernel, and both are held."""
 
 _LONGEST = 12
@@ -111,7 +111,7 @@ class _Plan:
         if not late or any(user.op == "output" or written_args(user) for user in late):
             return False
         since = max(early, default=self.position[value])
-        if sum(since < made < self.position[late[0]] for made in self.made) < _APART:
+        if sum(since < made < self.position[late[0]] for made in self.made) < _DISTANCE:
             return False
         chain = self._chain(value, self.position[late[0]])
         if chain is None:

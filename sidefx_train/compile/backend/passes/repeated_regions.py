@@ -333,16 +333,16 @@ def _kinds(known: _Nodes, parts: Sequence[Part]) -> list[int]:
     for numbers in groups.values():
         left = numbers
         while left:
-            alike = [left[0]]
+            same_class = [left[0]]
             together = wanted[left[0]]
             for number in left[1:]:
                 both = together | wanted[number]
-                if all(len(both) - len(wanted[each]) <= _MOST_FORCED for each in (*alike, number)):
-                    alike.append(number)
+                if all(len(both) - len(wanted[each]) <= _MOST_FORCED for each in (*same_class, number)):
+                    same_class.append(number)
                     together = both
-            for number in alike:
-                kinds[number], parts[number].gives = alike[0], tuple(sorted(together))
-            left = [number for number in left if number not in alike]
+            for number in same_class:
+                kinds[number], parts[number].gives = same_class[0], tuple(sorted(together))
+            left = [number for number in left if number not in same_class]
     return kinds
 
 

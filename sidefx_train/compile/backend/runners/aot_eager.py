@@ -29,16 +29,16 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
     else:
         function = compiler(module, example_inputs(graph))
 
-    doubtful = _strides_in_doubt(traced, graph) if compiler is None and not traced.gradients else []
+    unproven = _unproven_strides(traced, graph) if compiler is None and not traced.gradients else []
     own = [int(out.value.text[1:]) for out in graph.outputs if out.version is not None and compiler is None]
 
     def call(args: list[Any]) -> Any:
         with torch.no_grad():
             results = function(*args)
-        if not own and not doubtful:
+        if not own and not unproven:
             return results
         results = list(results)
-        for position, strides in doubtful:  # kernels choose others than stand-ins
+        for position, strides in unproven:  # kernels choose others than stand-ins
             made = results[position]
             if made.stride() != strides and _only_of_single(made, strides):
                 results[position] = compat.without_view_relation(made.as_strided(made.shape, strides))
@@ -58,7 +58,7 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
     )
 
 
-def _strides_in_doubt(traced: TracedGraph, graph: FunctionalGraph) -> list[tuple[int, tuple[int, ...]]]:
+def _unproven_strides(traced: TracedGraph, graph: FunctionalGraph) -> list[tuple[int, tuple[int, ...]]]:
     """Positions of results with dimensions of size 1 that were written in place, and the strides they have kept."""
     aliases, found = Aliases(traced.module.graph), []
     written = {root for node in traced.module.graph.nodes for root in aliases.writes(node)}

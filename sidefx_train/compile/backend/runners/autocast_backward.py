@@ -28,8 +28,8 @@ class _Typed(fx.Interpreter):
 def _typed(made: Any, captured: Any) -> Any:
     if isinstance(made, (list, tuple)) and isinstance(captured, (list, tuple)):
         return type(made)(_typed(*pair) for pair in zip(made, captured, strict=True))
-    alike = isinstance(made, torch.Tensor) and isinstance(captured, torch.Tensor)
-    return made.to(captured.dtype) if alike and made.dtype != captured.dtype else made
+    both_tensors = isinstance(made, torch.Tensor) and isinstance(captured, torch.Tensor)
+    return made.to(captured.dtype) if both_tensors and made.dtype != captured.dtype else made
 
 
 def build_casting(traced: TracedGraph) -> Callable[[list[Any]], Any]:

@@ -37,13 +37,16 @@ def build_eager(traced: TracedGraph) -> Executable:
         with compat.training_kernels():
             saved = [(args[i], _snapshot(args[i])) for i in positions]
             random_states = [generator.get_state() for generator in drawn_from]
-            moved = [(args[i], args[i]._version + writes) for i, writes in counted]
+            counted_writes = [(args[i], args[i]._version + writes) for i, writes in counted]
             try:
                 results = list(module(*args))
                 for i, version in versions.items():  # kernels have written to what they made
                     results[i] = compat.without_view_relation(results[i])
                     compat.set_version(results[i], version)
-                for real, version in moved:  # kernels count writes through Tensor.data, which autograd does not see
+                for (
+                    real,
+                    version,
+                ) in counted_writes:  # kernels count writes through Tensor.data, which autograd does not see
                     compat.set_version(real, version)
                 return results
             except BaseException:

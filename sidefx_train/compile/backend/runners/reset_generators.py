@@ -8,13 +8,13 @@ from typing import Any
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 
 
-def beginning_anew(executable: Executable, traced: TracedGraph) -> Executable:
+def with_generator_reset(executable: Executable, traced: TracedGraph) -> Executable:
     """The executable with the generators of its graph set to the states that they are made in, before each run."""
-    if not traced.anew:
+    if not traced.created_generators:
         return executable
 
     def run(args: list[Any]) -> Any:
-        for generator, state in traced.anew:
+        for generator, state in traced.created_generators:
             generator.set_state(state)
         return executable.run(args)
 

@@ -22,7 +22,7 @@ from sidefx_train.compile.backend.runners.index_checks import index_checker
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.functionalization.synthetic_bases import real_base
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan
-from sidefx_train.errors import NotGranted, UnfinishedError
+from sidefx_train.errors import AssumptionFailed, UnfinishedError
 
 _serial = itertools.count()
 
@@ -184,9 +184,9 @@ def _stop_on_report(graph: RunnerPlan, source: Source, indent: str) -> None:
     if graph.report is None:
         return
     source(f"{indent}if {graph.report}.item():")
-    if graph.granted:
-        source.bind("NotGranted", NotGranted)
-        source(f"{indent}    raise NotGranted()")
+    if graph.assumes:
+        source.bind("AssumptionFailed", AssumptionFailed)
+        source(f"{indent}    raise AssumptionFailed()")
     elif graph.factorized:
         source.bind("LinAlgError", torch.linalg.LinAlgError)
         source(f"{indent}    raise LinAlgError('a matrix has no such factorization, or an index is out of range')")

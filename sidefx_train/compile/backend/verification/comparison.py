@@ -71,12 +71,12 @@ class Pair:
         return RELATIVE * self.scale + self.floor
 
     @property
-    def doubtful(self) -> bool:
+    def inconclusive(self) -> bool:
         """True if it takes more to know that they are equal."""
         return self.unlike > 0 or not self.distance <= self.allowed
 
 
-class Doubt:
+class Disagreement:
     """A pair that is not equal at once, and what further runs say of it.
 
     Args:
@@ -90,18 +90,18 @@ class Doubt:
         self._dtype = want.dtype if isinstance(want, torch.Tensor) else torch.float64
         self._have, self._want = values_of(have), values_of(want)
         self._unlike = ~same_kind(self._have, self._want)
-        self._moved = 0.0
+        self._noise = 0.0
         self._exact = False
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """True if rounding explains the difference."""
-        near = self._exact or self.pair.distance <= self.pair.allowed + FACTOR * self._moved
+        near = self._exact or self.pair.distance <= self.pair.allowed + FACTOR * self._noise
         return near and not self._unlike.any()
 
     def hear_noisy(self, value: Any) -> None:
         """Takes in a run in which operations round otherwise."""
         value = values_of(value)
-        self._moved = max(self._moved, distance(value, self._want))
+        self._noise = max(self._noise, distance(value, self._want))
         self._unlike &= ~same_kind(self._have, value)
 
     def hear_exact(self, value: Any) -> None:
@@ -125,7 +125,7 @@ class Doubt:
                 f"has {have:.3g} for {want:.3g} in element {first} ({unlike} of {self._unlike.numel()} are like that)"
             )
         error = f"{pair.distance:.3g} in norm, its {pair.measure} is {pair.scale:.3g}"
-        return f"is off by {error}, rounding moves it by {self._moved:.3g}"
+        return f"is off by {error}, rounding moves it by {self._noise:.3g}"
 
 
 def pairs(before: list[Any], have: Outcome, want: Outcome, planned: list[torch.dtype | None]) -> list[Pair]:
@@ -156,24 +156,26 @@ def differing(
     wrong = [(pair, f"is {pair.kind_differs}") for pair in found if pair.kind_differs]
     if wrong:
         return wrong
-    doubts = [
-        Doubt(pair, have.value(pair.what, pair.index), want.value(pair.what, pair.index))
+    disagreements = [
+        Disagreement(pair, have.value(pair.what, pair.index), want.value(pair.what, pair.index))
         for pair in found
-        if pair.doubtful
+        if pair.inconclusive
     ]
     for seed in range(NOISY_RUNS):
-        if all(doubt.settled() for doubt in doubts):
+        if all(disagreement.is_settled() for disagreement in disagreements):
             return []
         moved = noisy(seed)
         if moved is not None:
-            for doubt in doubts:
-                doubt.hear_noisy(moved.value(doubt.pair.what, doubt.pair.index))
-    doubts = [doubt for doubt in doubts if not doubt.settled()]
-    known = exact() if doubts else None
+            for disagreement in disagreements:
+                disagreement.hear_noisy(moved.value(disagreement.pair.what, disagreement.pair.index))
+    disagreements = [disagreement for disagreement in disagreements if not disagreement.is_settled()]
+    known = exact() if disagreements else None
     if known is not None:
-        for doubt in doubts:
-            doubt.hear_exact(known.value(doubt.pair.what, doubt.pair.index))
-    return [(doubt.pair, doubt.in_words()) for doubt in doubts if not doubt.settled()]
+        for disagreement in disagreements:
+            disagreement.hear_exact(known.value(disagreement.pair.what, disagreement.pair.index))
+    return [
+        (disagreement.pair, disagreement.in_words()) for disagreement in disagreements if not disagreement.is_settled()
+    ]
 
 
 def _pair(what: str, index: int, a: Any, b: Any, before: Any, planned: torch.dtype | None = None) -> Pair:

@@ -15,7 +15,7 @@ from torch.fx.node import map_aggregate
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
-from sidefx_train.compile.ops.runtime_assert import GRANTED
+from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
 
 _WIDE = {
     torch.float16: torch.float64,
@@ -58,7 +58,7 @@ class Exact(fx.Interpreter):
             if getattr(target, "__module__", "") not in ("_operator", "math"):
                 raise CannotRunExactly(str(target))
             return target(*args, **kwargs)
-        if target is GRANTED:
+        if target is RUNTIME_ASSERT:
             return None
         if target.namespace not in _NAMESPACES or target in _BITS:
             raise CannotRunExactly(str(target))

@@ -48,7 +48,7 @@ class Verdict:
     unproven: str = ""
     shows: bool = True
     seconds: float = 0.0
-    beside: bool = False
+    in_background: bool = False
     earlier: bool = False
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Verdict:
             return f"not compared with the captured graph: {self.unproven}"
         if self.earlier:
             return "equal to the captured graph run op by op when an earlier process compared the same library with it"
-        took = f"the comparison took {1e3 * self.seconds:.1f} ms{', beside the training' if self.beside else ''}"
+        took = f"the comparison took {1e3 * self.seconds:.1f} ms{', beside the training' if self.in_background else ''}"
         return f"equal to the captured graph run op by op ({took})"
 
 
@@ -118,7 +118,7 @@ class Proving:
         self.compiled = executable.run
         self.settled: Callable[[Callable[[list[Any]], Sequence[Any]]], None] = lambda run: None
         self._left = 1 if runs is None else runs
-        self._later = list(LATER) if runs is None else []
+        self._deferred = list(LATER) if runs is None else []
         self._reference: Reference | None = None
         self._run: Callable[[list[Any]], Sequence[Any]] = self._compared
         self._drawn_from = [torch.default_generator, *_device_generators(traced), *generators(traced.module)]
@@ -201,8 +201,8 @@ class Proving:
         self._left -= 1
         if self._left > 0:
             return False
-        if not verdict.shows and self._later:
-            self._run, self._left = self._waiting(self._later.pop(0)), 1
+        if not verdict.shows and self._deferred:
+            self._run, self._left = self._waiting(self._deferred.pop(0)), 1
             return False
         self._settle(self._executable.run)
         return True

@@ -16,7 +16,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.runners.eager import build_eager
-from sidefx_train.compile.backend.runners.reset_generators import beginning_anew
+from sidefx_train.compile.backend.runners.reset_generators import with_generator_reset
 from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.backend.verification.exact import Exact
 from sidefx_train.compile.backend.verification.inductor_random import drawing_functions
@@ -50,7 +50,7 @@ def captured_reference(traced: TracedGraph) -> Reference:
         return for_any_layout(traced.module) if traced.gradients else traced.module
 
     def run(interpreter: fx.Interpreter, args: list[Any]) -> Sequence[Any]:
-        for generator, state in traced.anew:
+        for generator, state in traced.created_generators:
             generator.set_state(state)
         with compat.autocast_off(), compat.training_kernels():
             return list(interpreter.run(*args, enable_io_processing=False))
@@ -59,7 +59,7 @@ def captured_reference(traced: TracedGraph) -> Reference:
         lambda args: run(fx.Interpreter(module()), args),
         lambda args, seed: run(Noisy(module(), seed), args),
         lambda args: run(Exact(module()), args),
-        lambda: beginning_anew(build_eager(traced), traced).run,
+        lambda: with_generator_reset(build_eager(traced), traced).run,
     )
 
 
@@ -78,7 +78,7 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
         return generate(graph, call, None, traced.uses_rng, counts=True, drawn_from=drawn_from)[0]
 
     def reset() -> None:
-        for generator, state in traced.anew:
+        for generator, state in traced.created_generators:
             generator.set_state(state)
 
     def plain(args: list[Any]) -> list[Any]:

@@ -24,8 +24,8 @@ GuardKind = Literal[
     "no_item",  # no key `value` in the mapping
     "same",  # the same object as another source
     "tensor",  # metadata of a tensor
-    "apart",  # a tensor whose memory is none of these addresses, of tensors that the entry holds
-    "memory",  # tensors that the entry holds share memory as they did (a `HeldMemory`)
+    "no_overlap",  # a tensor whose memory is none of these addresses, of tensors that the entry holds
+    "memory",  # tensors that the entry holds share memory as they did (a `StorageSharing`)
     "separate",  # objects that must not be one another
     "disjoint",  # objects none of which is one of some others
     "distinct",  # tensors that must not share storage
@@ -36,7 +36,7 @@ GuardKind = Literal[
     "taken",  # names of a module or class that gave what they gave (a `Taken`)
     "body",  # code and defaults of a function (a `Body`)
     "method",  # a bound method of C, of this descriptor
-    "cleans_up",  # whether code of the program runs when an iterator dies where it is
+    "has_pending_finally",  # whether code of the program runs when an iterator dies where it is
     "number",  # a condition on symbolic numbers
 ]
 
@@ -84,7 +84,7 @@ class Guard:
         if self.kind == "disjoint":
             ones, others = (", ".join(source.label for source in sources) for sources in self.value)
             return f"none of {ones} is one of {others}"
-        if self.kind == "apart":
+        if self.kind == "no_overlap":
             return f"{label} shares no memory with {len(self.value)} tensors that the step holds"
         if self.kind == "memory":
             return f"{value} share memory as they did"
@@ -98,7 +98,7 @@ class Guard:
             return f"{self.value[0].label} begins {self.value[1]} bytes after {label}"
         if self.kind == "method":
             return f"{label} is {self.value.__qualname__} of its object"
-        if self.kind == "cleans_up":
+        if self.kind == "has_pending_finally":
             return f"{label} {'cleans' if self.value else 'does not clean'} up when it dies"
         if self.kind == "counted":
             return f"{label} and {self.value[0].label} {'share' if self.value[1] else 'do not share'} a version counter"
@@ -107,7 +107,7 @@ class Guard:
         return f"{self.value}"
 
 
-def told_apart(guard: Guard) -> tuple[Source, ...]:
+def distinct_sources(guard: Guard) -> tuple[Source, ...]:
     """What a guard of the kind ``separate`` or ``disjoint`` is about."""
     return (*guard.value[0], *guard.value[1]) if guard.kind == "disjoint" else guard.value
 

@@ -16,7 +16,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.definition_guards import Body, Taken
-from sidefx_train.compile.capture.guards.guard import Guard, told_apart
+from sidefx_train.compile.capture.guards.guard import Guard, distinct_sources
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
@@ -47,7 +47,7 @@ def _is_held(guard: Guard) -> bool:
     if guard.kind == "same":
         return not guard.value.from_arguments
     if guard.kind in _APART:
-        return not any(source.from_arguments or _is_unreadable(source) for source in told_apart(guard))
+        return not any(source.from_arguments or _is_unreadable(source) for source in distinct_sources(guard))
     return guard.kind in _KINDS
 
 
@@ -156,7 +156,7 @@ class _Assembler:
                 continue
             self._place(guard.source)
             if guard.kind in _APART:
-                for source in told_apart(guard):
+                for source in distinct_sources(guard):
                     self._place(source)
                     self.needed.add(id(source))
             elif guard.kind == "same":
@@ -173,7 +173,7 @@ class _Assembler:
         used: list[int] = []
         for guard in guards:
             used.append(id(guard.source))
-            others = told_apart(guard) if guard.kind in _APART else (guard.value,) if guard.kind == "same" else ()
+            others = distinct_sources(guard) if guard.kind in _APART else (guard.value,) if guard.kind == "same" else ()
             for source in (guard.source, *others):
                 while source is not None and source.parent is not None:
                     source = source.parent
@@ -214,9 +214,9 @@ class _Assembler:
             first, second = (self._kept(source) for source in (guard.source, guard.value))
             self._emit(("register", first, None, None), "same", None, second)
         for guard in self.apart:
-            kept = tuple(map(self._kept, told_apart(guard)))
+            kept = tuple(map(self._kept, distinct_sources(guard)))
             ones = len(guard.value[0]) if guard.kind == "disjoint" else 0
-            self._emit(("const", -1, guard.kind, None), "apart", kept, ones)
+            self._emit(("const", -1, guard.kind, None), "no_overlap", kept, ones)
         if self.tensors:
             self._emit(("tensors", -1, tuple(map(self._tensor, self.tensors.values())), None), "none", None)
         for guard in self.memory:  # when all tensors have been looked at

@@ -15,7 +15,7 @@ from sidefx_train.compile.capture.guards.source import Source, stored_keys, stor
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.storage_guards import storage_of
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
-from sidefx_train.compile.capture.interpreter.generator_finalizers import cleans_up
+from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
 from sidefx_train.compile.common.plain_values import DERIVED_FROM, exact_value, is_plain, is_set
 from sidefx_train.compile.common.type_checks import descriptor_of
 
@@ -35,7 +35,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
     for guard in guards:
         if guard.kind == "tensor":
             tensors.append(guard)
-        elif guard.kind in ("number", "distinct", "placed", "apart", "counted", "separate", "disjoint"):
+        elif guard.kind in ("number", "distinct", "placed", "no_overlap", "counted", "separate", "disjoint"):
             conditions.append(guard)
         elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
             continue  # an empty container is only ever tested for emptiness
@@ -193,11 +193,12 @@ def _placed(writer: Writer, guard: Guard) -> str:
 
 def _counted(writer: Writer, guard: Guard) -> str:
     other, shared = guard.value
-    asked = f"{writer.constant(compat.one_counter, 'one_counter')}({writer.value(guard.source)}, {writer.value(other)})"
+    shared = writer.constant(compat.share_version_counter, "share_version_counter")
+    asked = f"{shared}({writer.value(guard.source)}, {writer.value(other)})"
     return f"not {asked}" if shared else asked
 
 
-def _apart(writer: Writer, guard: Guard) -> str:
+def _no_overlap(writer: Writer, guard: Guard) -> str:
     storage = writer.constant(storage_of, "storage_of")
     return f"{storage}({writer.value(guard.source)}) in {writer.constant(guard.value, 'held_memory')}"
 
@@ -229,8 +230,8 @@ def _method(writer: Writer, guard: Guard) -> str:
     return f"{writer.constant(descriptor_of)}({writer.value(guard.source)}) is not {descriptor}"
 
 
-def _cleans_up(writer: Writer, guard: Guard) -> str:
-    return f"{writer.constant(cleans_up)}({writer.value(guard.source)}) is not {guard.value}"
+def _has_pending_finally(writer: Writer, guard: Guard) -> str:
+    return f"{writer.constant(has_pending_finally)}({writer.value(guard.source)}) is not {guard.value}"
 
 
 _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
@@ -248,7 +249,7 @@ _TESTS: dict[str, Callable[[Writer, Guard], str]] = {
     "empty_cell": _empty_cell,
     "unset_slot": _unset_slot,
     "method": _method,
-    "cleans_up": _cleans_up,
+    "has_pending_finally": _has_pending_finally,
     "taken": _holds,
     "body": _holds,
     "memory": _memory,
@@ -269,7 +270,7 @@ _CONDITIONS: dict[str, Callable[[Writer, Guard], str]] = {
     "number": _number,
     "distinct": _distinct,
     "placed": _placed,
-    "apart": _apart,
+    "no_overlap": _no_overlap,
     "counted": _counted,
     "separate": _separate,
     "disjoint": _disjoint,
@@ -326,8 +327,8 @@ def _fails(guard: Guard, value: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return bool(changed), changed
     if guard.kind == "method":
         return descriptor_of(value) is not guard.value, value
-    if guard.kind == "cleans_up":
-        return cleans_up(value) is not guard.value, "suspended elsewhere"
+    if guard.kind == "has_pending_finally":
+        return has_pending_finally(value) is not guard.value, "suspended elsewhere"
     if guard.kind == "memory":
         return not guard.value.holds(), "shared otherwise"
     if guard.kind == "empty_cell":
@@ -339,7 +340,7 @@ def _fails(guard: Guard, value: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if guard.kind == "disjoint":
         ones, others = ({id(source.fetch(args, kwargs)) for source in sources} for sources in guard.value)
         return not ones.isdisjoint(others), "one object in both"
-    if guard.kind == "apart":
+    if guard.kind == "no_overlap":
         return storage_of(value) in guard.value, "memory of a tensor that the step holds"
     if guard.kind == "placed":
         other, distance = guard.value
@@ -347,7 +348,9 @@ def _fails(guard: Guard, value: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return found != distance, f"{found} bytes"
     if guard.kind == "counted":
         other, shared = guard.value
-        return compat.one_counter(value, other.fetch(args, kwargs)) != shared, "shared" if not shared else "not shared"
+        return compat.share_version_counter(
+            value, other.fetch(args, kwargs)
+        ) != shared, "shared" if not shared else "not shared"
     if guard.kind == "distinct":
         return storage_of(value) == storage_of(guard.value.fetch(args, kwargs)), value
     condition: NumberCondition = guard.value

@@ -15,7 +15,7 @@ def storage_of(tensor: Any) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-class HeldMemory:
+class StorageSharing:
     """Where held tensors lie; kept up to date while the way they share memory is that of the capture.
 
     Args:

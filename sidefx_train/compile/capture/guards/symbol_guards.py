@@ -51,7 +51,10 @@ def number_conditions(
         code = compat.python_source(expression)
         if len(known) == len(symbols):
             code = " and ".join(
-                [_apart(expression) if compat.rounds(expression) else code, *map(_whole, compat.cut_off(expression))]
+                [
+                    _distinct(expression) if compat.rounds(expression) else code,
+                    *map(_integral, compat.truncates(expression)),
+                ]
             )
             if not eval(code, {**CONDITION_NAMES, **known}):
                 conditions += [_exactly(symbol, value, sources[symbol]) for symbol, value in known.items()]
@@ -70,7 +73,7 @@ def _exactly(symbol: str, value: Any, source: Source) -> NumberCondition:
     return NumberCondition(same, names)
 
 
-def _apart(expression: Any) -> str:
+def _distinct(expression: Any) -> str:
     """An inequality that holds by more than the rounding; ``False`` for what is no inequality."""
     if expression.func.__name__ not in _MARGINS:
         return "False"
@@ -82,7 +85,7 @@ def _apart(expression: Any) -> str:
     return f"({left}) {operator} ({right}) {sign} {margin}"
 
 
-def _whole(expression: Any) -> str:
+def _integral(expression: Any) -> str:
     """True where an expression is further from whole and half numbers, where it is cut off, than the rounding."""
     twice = f"2 * ({compat.python_source(expression)})"
     return f"abs({twice} - math.floor({twice} + 0.5)) > {_margin(expression, expression)}"

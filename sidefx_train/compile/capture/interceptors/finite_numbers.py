@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 
-def _granted(answer: bool, infinite: bool, nan: bool) -> Callable[..., Any]:
+def _assumed(answer: bool, infinite: bool, nan: bool) -> Callable[..., Any]:
     def asked(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) != 1 or kwargs or not world.grant_finite(args[0], infinite=infinite, nan=nan):
             return ABSENT
@@ -22,6 +22,6 @@ def _granted(answer: bool, infinite: bool, nan: bool) -> Callable[..., Any]:
     return asked
 
 
-registry.intercept(math.isfinite)(_granted(True, infinite=True, nan=True))
-registry.intercept(math.isinf)(_granted(False, infinite=True, nan=False))
-registry.intercept(math.isnan)(_granted(False, infinite=False, nan=True))
+registry.intercept(math.isfinite)(_assumed(True, infinite=True, nan=True))
+registry.intercept(math.isinf)(_assumed(False, infinite=True, nan=False))
+registry.intercept(math.isnan)(_assumed(False, infinite=False, nan=True))

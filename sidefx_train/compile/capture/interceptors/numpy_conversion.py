@@ -37,7 +37,7 @@ def _over_made(
     if array is None:
         return ABSENT
     rest = {key: value for key, value in kwargs.items() if key != name}
-    held = world.heap.made_arrays.stand_in(array)
+    held = world.heap.made_arrays.substitute(array)
     made = over = world.guarded(torch.from_numpy, (held,), {})
     if fn is not torch.from_numpy:
         made = world.guarded(fn, (over, *args[1:]), rest)

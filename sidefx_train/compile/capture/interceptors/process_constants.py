@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.world.native_calls.lru_cache import settled
+from sidefx_train.compile.capture.world.native_calls.lru_cache import constant_result
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @registry.intercept(importlib.metadata.version)
 def _version(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return settled(importlib.metadata.version, args, kwargs)
+    return constant_result(importlib.metadata.version, args, kwargs)
 
 
 @registry.intercept(importlib.util.find_spec)

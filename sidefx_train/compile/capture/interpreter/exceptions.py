@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame import Frame, Handled
-from sidefx_train.compile.capture.interpreter.frame_objects import stand_in
+from sidefx_train.compile.capture.interpreter.frame_objects import frame_object
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.common.user_code import PACKAGE_DIR
 
@@ -169,7 +169,7 @@ def _rebuilt(trace: types.TracebackType | None, last: types.TracebackType | None
 
 def _extended(frame: Frame, trace: types.TracebackType | None) -> types.TracebackType:
     """``trace`` with an entry for the interpreted ``frame`` in front."""
-    return types.TracebackType(cleaned(trace), stand_in(frame), 0, frame.line)
+    return types.TracebackType(cleaned(trace), frame_object(frame), 0, frame.line)
 
 
 def as_exception(interp: InterpreterAPI, value: Any) -> BaseException:

@@ -31,7 +31,7 @@ def _holding(variables: list[Any]) -> Generator[None, None, None]:
     yield
 
 
-def stand_in(frame: Frame) -> types.FrameType:
+def frame_object(frame: Frame) -> types.FrameType:
     """A real frame object with the file, line, name and globals of an interpreted frame, but no locals.
 
     Variables with a ``__del__`` live as long as it: a traceback keeps them.
@@ -43,13 +43,13 @@ def stand_in(frame: Frame) -> types.FrameType:
     return made.gi_frame  # the frame of a generator has no caller that it could keep alive
 
 
-def stack_of_stand_ins(interp: InterpreterAPI, frame: Frame) -> types.FrameType:
+def frame_object_stack(interp: InterpreterAPI, frame: Frame) -> types.FrameType:
     """Like :func:`stand_in`, and ``f_back`` leads through the interpreted callers."""
     found: types.FrameType = Place(frame)(sys._getframe)
     made: types.FrameType | None = found
     item: Frame | None = frame
     while item is not None and made is not None:
-        interp.stand_ins[id(made)] = (made, item)
+        interp.substitute_frames[id(made)] = (made, item)
         made, item = made.f_back, item.back
     return found
 

@@ -35,12 +35,12 @@ class ClosingStandIn:
     __slots__ = ()
 
 
-def cleans_up(value: Any) -> bool:
+def has_pending_finally(value: Any) -> bool:
     """True if the program's code runs when an iterator, of the trace or real, dies where it is now."""
-    return _cleans_up(value, set())
+    return _has_pending_finally(value, set())
 
 
-def _cleans_up(value: Any, seen: set[int]) -> bool:
+def _has_pending_finally(value: Any, seen: set[int]) -> bool:
     cls = type(value)
     if cls not in HOLDERS and cls is not InterpretedGenerator:
         return safe_isinstance(value, ClosingStandIn)
@@ -65,7 +65,7 @@ def _cleans_up(value: Any, seen: set[int]) -> bool:
         held = gc.get_referents(value)
         # Their own tuples may have empty places, which Python code must not read.
         held += gc.get_referents(*(item for item in held if type(item) is tuple))
-    return any(_cleans_up(item, seen) for item in held)
+    return any(_has_pending_finally(item, seen) for item in held)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.bytecode_versions import CLOSE_RETURNS, SEND_KEEPS_RECEIVER
 from sidefx_train.compile.capture.interpreter.exceptions import cleaned, set_context
 from sidefx_train.compile.capture.interpreter.frame import RETURNED, YIELDED, Frame, Handled
-from sidefx_train.compile.capture.interpreter.frame_objects import stand_in
+from sidefx_train.compile.capture.interpreter.frame_objects import frame_object
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
@@ -181,7 +181,7 @@ class InterpretedGenerator:
 
     @property
     def gi_frame(self) -> Any:
-        return None if self.frame.done else stand_in(self.frame)
+        return None if self.frame.done else frame_object(self.frame)
 
     @property
     def gi_running(self) -> bool:

@@ -142,7 +142,7 @@ class InterpreterAPI(Protocol):
     in_flight: BaseException | None
     stopped: Unsupported | None
     handled_natively: BaseException | None
-    stand_ins: dict[int, tuple[types.FrameType, Frame]]
+    substitute_frames: dict[int, tuple[types.FrameType, Frame]]
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 

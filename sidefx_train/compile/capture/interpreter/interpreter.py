@@ -61,7 +61,7 @@ class Interpreter:
         stop_at: number of the instruction in front of which to raise :class:`Suspended`; 0 for none.
         dropping: why what the instruction has dropped cannot be cleaned up here, if anything.
         handled_natively: what the interpreter's own caller is handling, if anything.
-        stand_ins: by ``id``, frame objects that the program was given, with the frames they stand for.
+        substitute_frames: by ``id``, frame objects that the program was given, with the frames they stand for.
     """
 
     def __init__(self, world: World, policy: InliningPolicy | None = None) -> None:
@@ -78,7 +78,7 @@ class Interpreter:
         self.stop_at = 0
         self.dropping: Unsupported | None = None
         self.handled_natively = sys.exception()
-        self.stand_ins: dict[int, tuple[types.FrameType, Frame]] = {}
+        self.substitute_frames: dict[int, tuple[types.FrameType, Frame]] = {}
         self.max_depth = sys.getrecursionlimit()
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

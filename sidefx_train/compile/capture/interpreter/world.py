@@ -25,7 +25,7 @@ def hidden_attr(obj: Any, name: str) -> Any:
 LOCAL = _thread._local
 
 
-def space_of_thread(obj: Any) -> dict[str, Any]:
+def thread_dict_of(obj: Any) -> dict[str, Any]:
     """The ``__dict__`` that a ``threading.local`` has in the running thread."""
     return LOCAL.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
 
@@ -111,8 +111,8 @@ class DirectWorld:
         try:
             local = issubclass(type(obj), LOCAL)
             if local and name == "__dict__":
-                return space_of_thread(obj)
-            space = space_of_thread(obj) if local else object.__getattribute__(obj, "__dict__")
+                return thread_dict_of(obj)
+            space = thread_dict_of(obj) if local else object.__getattribute__(obj, "__dict__")
         except AttributeError:
             return hidden_attr(obj, name)
         return space[name] if name in space else ABSENT

@@ -22,8 +22,8 @@ from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only impo
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, turn
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
-from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, LINE, NO_GRAD, UNSEEN
-from sidefx_train.compile.graph.kernel_strides import is_misplaced, lay_out, lay_out_filled, unfilled
+from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
+from sidefx_train.compile.graph.kernel_strides import has_other_strides, lay_out, lay_out_filled, unfilled
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -152,16 +152,16 @@ class RepeatingMode(compat.RecordingMode):
         if empty:
             lay_out_filled(func, args, kwargs or {}, empty)
         if len(empty) == 1 and isinstance(made, torch.Tensor):
-            for stand_in in (made, self._node(func).meta["val"]):
-                if stand_in.stride() != empty[0].stride():
-                    compat.set_strides(stand_in, empty[0].stride())
+            for fake_value in (made, self._node(func).meta["val"]):
+                if fake_value.stride() != empty[0].stride():
+                    compat.set_strides(fake_value, empty[0].stride())
         count_lists(func, args)
         if not torch.is_grad_enabled():
             mode = "inference" if torch.is_inference_mode_enabled() else "no_grad"
             if func.is_view or torch.Tag.inplace_view in func.tags:
                 self._node(func).meta[NO_GRAD] = mode
             elif func._schema.is_mutable:
-                self._node(func).meta[UNSEEN] = mode
+                self._node(func).meta[HIDDEN_FROM_AUTOGRAD] = mode
         elif func.is_view:
             self.graph_tracer.keep_views(made)
         if called is not func:
@@ -173,9 +173,9 @@ class RepeatingMode(compat.RecordingMode):
     def _lay_out(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         before = made.stride() if isinstance(made, torch.Tensor) and made.layout is torch.strided else ()
         lay_out(func, args, kwargs, made)
-        if is_misplaced(func, args, made):
-            for stand_in in (made, self._node(func).meta["val"]):
-                compat.set_memory(stand_in, args[0])
+        if has_other_strides(func, args, made):
+            for fake_value in (made, self._node(func).meta["val"]):
+                compat.set_memory(fake_value, args[0])
         if before and made.stride() != before:
             compat.set_strides(self._node(func).meta["val"], made.stride())
 
@@ -188,7 +188,7 @@ class RepeatingMode(compat.RecordingMode):
             derived = compat.running_derivative()
             line = self.graph_tracer.locate()
             if derived is None:
-                place = compat.last_place()
+                place = compat.last_index()
                 self._lines.setdefault(place, line)
                 node.meta |= {FORWARD: place, LINE: line}
             else:

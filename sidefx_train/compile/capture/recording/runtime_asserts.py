@@ -11,7 +11,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import emit
-from sidefx_train.compile.ops.runtime_assert import GRANTED, take_for_granted
+from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT, assume_condition
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer
@@ -53,11 +53,11 @@ def grant(tracer: GraphTracer, condition: Any, holds: bool) -> bool:
         known = safe_isinstance(condition, torch.SymBool) and tracer.has_node(condition)
         return known and _compared(tracer, condition, holds)
     if type(condition) is compat.FakeTensor:
-        take_for_granted(condition, holds)
+        assume_condition(condition, holds)
     else:
         item = tracer.node_of(condition)
         with compat.no_recording(), tracer.graph.inserting_after(item):  # the tensor may be written from there on
-            emit(tracer.graph, tracer.fake_mode, GRANTED, item.args[0], holds)
+            emit(tracer.graph, tracer.fake_mode, RUNTIME_ASSERT, item.args[0], holds)
     return True
 
 
@@ -71,7 +71,7 @@ def grant_finite(tracer: GraphTracer, number: Any, *, infinite: bool, nan: bool)
             return False
         for asked, op in ((infinite, aten.isinf.default), (nan, aten.isnan.default)):
             if asked:
-                _append(tracer, GRANTED, _append(tracer, op, value), False)
+                _append(tracer, RUNTIME_ASSERT, _append(tracer, op, value), False)
     return True
 
 
@@ -89,7 +89,7 @@ def _compared(tracer: GraphTracer, condition: torch.SymBool, holds: bool) -> boo
         operands = [numbers.of(arg) for arg in node.args]
         if None in operands:
             return False
-        _append(tracer, GRANTED, _append(tracer, op, *operands), holds)
+        _append(tracer, RUNTIME_ASSERT, _append(tracer, op, *operands), holds)
     return True
 
 

@@ -54,7 +54,7 @@ class GraphTracer:
         self.locate: Callable[[], Location | None] = _nowhere
         self.stop: Unsupported | None = None
         """Why nothing that was recorded can be used, if so: found where it could not be raised."""
-        self._twins: list[torch.Tensor | None] = []
+        self._alias_fakes: list[torch.Tensor | None] = []
         self._sharing: dict[int, list[tuple[torch.Tensor, fx.Node]]] = {}
         self._names: dict[str, int] = {}  # and how many were asked for
         self._last_placeholder: fx.Node | None = None
@@ -93,7 +93,9 @@ class GraphTracer:
     ) -> torch.Tensor:
         with compat.no_recording():
             if twin is not None:
-                self._twins.append(compat.fake_twin(self.fake_mode, *twin))  # nothing else need hold that of a base
+                self._alias_fakes.append(
+                    compat.alias_fake(self.fake_mode, *twin)
+                )  # nothing else need hold that of a base
             fake = compat.fake_of(self.fake_mode, real, dynamic, source)
             fake.grad = None
         proxy = self._placeholder(self._fresh(source))
@@ -106,7 +108,7 @@ class GraphTracer:
 
     def _note_counter(self, real: torch.Tensor, node: fx.Node) -> None:
         others = self._sharing.setdefault(storage_of(real), [])
-        same = next((n for t, n in others if compat.one_counter(t, real)), None)
+        same = next((n for t, n in others if compat.share_version_counter(t, real)), None)
         counter = same.meta.get(COUNTER) if same is not None else node if others else None
         if counter is not None:
             node.meta[COUNTER] = counter
@@ -145,7 +147,7 @@ class GraphTracer:
 
     def data_of(self, value: torch.Tensor) -> torch.Tensor:
         """``Tensor.data``: the same memory, unknown to autograd, with a version counter of its own."""
-        data = compat.alias_unseen(value)
+        data = compat.alias_hidden_from_autograd(value)
         self.last_node().meta[DATA] = True
         return data
 
@@ -184,7 +186,7 @@ class GraphTracer:
         self.check()
         self.graph.output(tuple(outputs))
         drop_profiler_nodes(self.graph)
-        turn_out_of_place(self.graph)
+        replace_inplace_views(self.graph)
         drop_unused_vectors(self.graph)
         module = compat.late_module(self.tracer.root, self.graph)
         uses_rng = any(compat.is_random(node.target) for node in self.graph.nodes if node.op == "call_function")
@@ -219,7 +221,7 @@ def drop_profiler_nodes(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def turn_out_of_place(graph: fx.Graph) -> None:
+def replace_inplace_views(graph: fx.Graph) -> None:
     """Makes views where the trace turned a tensor of its own (``t_``): every later use refers to the new node already.
 
     Nodes from before keep their layout then, on which views that leave the step are built.
@@ -233,7 +235,7 @@ def turn_out_of_place(graph: fx.Graph) -> None:
             if same and written[0] in given:
                 given.add(node)
             elif same:
-                node.target = _TURNS.get(node.target, node.target)
+                node.target = _OUT_OF_PLACE_VIEW.get(node.target, node.target)
 
 
 def _overloads(name: str, *overloads: str) -> dict[Any, Any]:
@@ -242,7 +244,7 @@ def _overloads(name: str, *overloads: str) -> dict[Any, Any]:
     return {getattr(turning, a): getattr(viewing, b) for a, b in (pair.split(">") for pair in overloads)}
 
 
-_TURNS = {
+_OUT_OF_PLACE_VIEW = {
     **_overloads("t", "default>default"),
     **_overloads("transpose", "default>int"),
     **_overloads("squeeze", "default>default", "dim>dim", "dims>dims"),

@@ -95,11 +95,11 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     if not entered and isinstance(last.arg, bc.Label):
         there = bc.Label()
         if unit.name == "FOR_ITER":
-            nulls_there = nulls[:-1]
+            nulls_on_stack = nulls[:-1]
             skip = [bc.Instr(n, location=location) for n in ("END_FOR", "POP_TOP")[: bytecode_versions.FOR_ITER_SKIP]]
         else:
-            nulls_there, skip = _stack_after(unit, nulls, jump=True), []
-        tail = [there, *skip, *landing(instr.target, nulls_there)]
+            nulls_on_stack, skip = _stack_after(unit, nulls, jump=True), []
+        tail = [there, *skip, *landing(instr.target, nulls_on_stack)]
         group[-1] = bc.Instr(last.name.replace("BACKWARD", "FORWARD"), there, location=location)
     items += group
     if covering is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import COPYING, NULL, Frame
-from sidefx_train.compile.capture.interpreter.generator_finalizers import cleans_up
+from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.interpreter.object_model import function_calls
 from sidefx_train.compile.capture.interpreter.opcodes import calls as calling
@@ -173,7 +173,7 @@ def describe(
 
     # What somebody notices the death of lives as long as its variable, needed or not.
     held = [(i, bound[name]) for i, name in enumerate(own.slots) if name in bound]
-    kept = {i for i, value in held if cleans_up(value) or watched(value)}
+    kept = {i for i, value in held if has_pending_finally(value) or watched(value)}
 
     def needed(position: int, known: Any = bound_after) -> tuple[str, ...]:
         live = live_slots(own, position) | kept

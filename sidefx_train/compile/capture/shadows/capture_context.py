@@ -28,7 +28,7 @@ class CaptureContext(ABC):
     class_writes: dict[tuple[type, str], Any]
     class_snapshot: dict[tuple[type, str], Any]
     class_views: dict[int, tuple[Any, type]]
-    module_spaces: dict[int, dict[str, Any]]
+    module_namespaces: dict[int, dict[str, Any]]
     new_cells: dict[int, types.CellType]
     new_classes: dict[int, type]
     new_functions: dict[int, types.FunctionType]

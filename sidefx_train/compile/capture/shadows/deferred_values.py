@@ -16,7 +16,7 @@ from sidefx_train.errors import Location, Unsupported
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class Later:
+class DeferredValue:
     """A Python value (usually text) that the epilogue computes: ``fn(*args, **kwargs)`` on the step's real values.
 
     It may be stored, returned or passed to a deferred call; nothing can be computed from it during the capture: C code
@@ -32,7 +32,7 @@ class Later:
 
 
 def _stopping(name: str) -> Callable[..., NoReturn]:
-    def stop(self: Later, *args: Any) -> NoReturn:
+    def stop(self: DeferredValue, *args: Any) -> NoReturn:
         raise Unsupported("SFX106", f"computes {name} of a value that is known only after the step")
 
     return stop
@@ -43,10 +43,10 @@ _LOOKING_IN = (
     "rmul", "mod", "int", "float", "index", "str", "repr", "format",
 )  # fmt: skip
 for _name in _LOOKING_IN:
-    setattr(Later, f"__{_name}__", _stopping(_name))
+    setattr(DeferredValue, f"__{_name}__", _stopping(_name))
 
 
-class CallResult(Later):
+class CallResult(DeferredValue):
     """What a deferred call will return."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class TraceKey:
 
 
 @dataclass
-class TensorMoment:
+class TensorSnapshot:
     """A tensor as it was at one point of the trace: a later in-place change must not show.
 
     Attributes:

@@ -15,7 +15,7 @@ import numpy as np
 
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows import transient_objects
-from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space, note_space
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_dict, note_instance_dict
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
@@ -75,7 +75,7 @@ def tuple_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     cls = type(real)
     if cls is not tuple:
         if shows_another(cls):
-            check_hidden_space(heap, real)
+            check_hidden_dict(heap, real)
         overridden = (getattr(cls, name) for name in ("__getitem__", "__len__", "__getattribute__"))
         source.hooked = any(type(method) is types.FunctionType for method in overridden)
     items = [heap.shadow(item, heap.sources.item(source, index)) for index, item in enumerate(tuple.__iter__(real))]
@@ -85,7 +85,7 @@ def tuple_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     heap.register(record)
     if cls is not tuple and hasattr(cls, "__dict__") and cls.__dictoffset__:
         record.instance = InstanceRecord(heap, real, shadow, source, source)
-        note_space(heap, record.instance)
+        note_instance_dict(heap, record.instance)
     return shadow
 
 
@@ -119,10 +119,10 @@ def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     if not record.plain:
         record.fill()
         if shows_another(cls):
-            check_hidden_space(heap, real)
+            check_hidden_dict(heap, real)
         elif hasattr(real, "__dict__"):
             record.instance = InstanceRecord(heap, real, shadow, source, source)
-            note_space(heap, record.instance)
+            note_instance_dict(heap, record.instance)
     return shadow
 
 
@@ -160,7 +160,7 @@ def method_shadow(heap: ShadowTableAPI, real: types.MethodType, source: Source) 
 
 def _pinned(heap: ShadowTableAPI, real: Any, source: Source) -> Source:
     """Guards the identity of what stands for itself, or its class where it is made anew; the path to its parts."""
-    if transient_objects.is_made_anew(heap, real, source):
+    if transient_objects.is_transient(heap, real, source):
         heap.guard("type", source, type(real))
         return source
     heap.guard("is", source, real)
@@ -180,7 +180,7 @@ def partial_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     return heap.register(Record(heap, real, functools.partial(func, *args, **keywords), base, base))
 
 
-def opaque_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
+def passthrough(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """What stands for itself: the step only hands it on, calls it, or asks for its attributes."""
     heap.guard("is", source, real)
     base = heap.sources.const(real, source.label)
@@ -195,7 +195,7 @@ def derived_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """A number or text of a class written in Python: it stands for itself, its attributes are as those of others."""
     cls = type(real)
     if shows_another(cls):
-        check_hidden_space(heap, real)
+        check_hidden_dict(heap, real)
     if slot_names(cls) and cls.__dictoffset__:
         heap.refuse(
             "SFX104", f"{source.label} is a {cls.__qualname__}, a {exact_value(real)!r} with slots and attributes"
@@ -214,7 +214,7 @@ def _with_attributes(heap: ShadowTableAPI, real: Any, base: Source) -> Any:
     record.instance = InstanceRecord(heap, real, Attributes(), base, base)
     heap.register(record)
     if record.instance.has_dict:
-        note_space(heap, record.instance)
+        note_instance_dict(heap, record.instance)
     return real
 
 
@@ -246,22 +246,22 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """An instance of the same class whose attributes are brought in as the step reads them."""
     cls = type(real)
     if shows_another(cls):
-        check_hidden_space(heap, real)
+        check_hidden_dict(heap, real)
     try:
         shadow = ABSENT if _is_of_c(cls) else cls() if cls is types.SimpleNamespace else object.__new__(cls)
     except TypeError:
         shadow = ABSENT
     if shadow is ABSENT:
         readable = safe_isinstance(real, IMMUTABLE_C)  # by C code, past all guards
-        made_anew = transient_objects.is_made_anew(heap, real, source)
-        if made_anew and transient_objects.is_value(real):
+        is_transient = transient_objects.is_transient(heap, real, source)
+        if is_transient and transient_objects.is_value(real):
             heap.guard("equal", source, real)
             heap.register(Record(heap, real, real, source, source))
-        elif made_anew and not readable and (cls in transient_objects.HANDLES or not runs_pure_code(cls)):
+        elif is_transient and not readable and (cls in transient_objects.HANDLES or not runs_pure_code(cls)):
             heap.guard("type", source, cls)
             heap.register(Record(heap, real, real, source, source))
         else:
-            opaque_shadow(heap, real, source)
+            passthrough(heap, real, source)
         heap.by_real[id(real)].unshadowed = not readable
         return real
     base = heap.bind(real, source)
@@ -270,7 +270,7 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     record = InstanceRecord(heap, real, shadow, source if base is source else base, base)
     heap.register(record)  # first: what the attributes hold may lead back to it
     if record.has_dict:
-        note_space(heap, record)
+        note_instance_dict(heap, record)
     return shadow
 
 

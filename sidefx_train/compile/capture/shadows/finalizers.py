@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, cleans_up
+from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, has_pending_finally
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.containers.traversal import held_by
@@ -71,7 +71,7 @@ def retire(shadow: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(shadow))  # it never dies, not even when the process ends
 
 
-def noticed(heap: ShadowTableAPI, value: Any) -> bool:
+def finalization_observable(heap: ShadowTableAPI, value: Any) -> bool:
     """True if the program notices when a value of the trace dies, or something that it holds."""
     todo: list[Any] = [value]
     seen: set[int] = set()
@@ -80,12 +80,12 @@ def noticed(heap: ShadowTableAPI, value: Any) -> bool:
         if id(item) in seen or safe_isinstance(item, torch.Tensor):  # torch has weak references of its own to those
             continue
         seen.add(id(item))
-        if cleans_up(item):
+        if has_pending_finally(item):
             return True
         record = heap.record_of(item)
         if item is value and _may_be_missed(type(item)):
             return True
-        if weakref.getweakrefcount(item) if record is None else _noticed_outside(record.real):
+        if weakref.getweakrefcount(item) if record is None else _observed_outside(record.real):
             return True
         held = item if record is None else record.real
         if takes_along(type(held)) and (record is None or type(held) in HOLDING):
@@ -100,7 +100,7 @@ def _may_be_missed(cls: type) -> bool:
     return bool(type.__getattribute__(cls, "__weakrefoffset__") != 0)  # ``dir`` would run a metaclass's own method
 
 
-def _noticed_outside(real: Any) -> bool:
+def _observed_outside(real: Any) -> bool:
     return weak_references.calls_back(real) or (deletes(type(real)) and not is_library(type(real).__module__))
 
 
@@ -114,15 +114,15 @@ def check_dropped(heap: ShadowTableAPI) -> None:
     """
     for record in list(heap.by_real.values()):
         for item in _taken_from(heap, record):
-            why = _noticed_taken(heap, item)
+            why = _observed_taken(heap, item)
             if why:
                 heap.refuse("SFX115", f"takes a {type(item).__qualname__} from {record.source.label}, {why}")
 
 
-def _noticed_taken(heap: ShadowTableAPI, item: Any) -> str:
+def _observed_taken(heap: ShadowTableAPI, item: Any) -> str:
     cls = type(item)
     if cls in HOLDERS:
-        return "which cleans up when it dies" if cleans_up(item) else ""
+        return "which cleans up when it dies" if has_pending_finally(item) else ""
     if not takes_along(cls):
         return ""
     if id(item) in heap.watched:

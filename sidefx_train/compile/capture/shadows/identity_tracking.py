@@ -27,10 +27,10 @@ class Identities:
 
     def __init__(self, heap: ShadowTableAPI) -> None:
         self._heap = heap
-        self._told: dict[int, Record] = {}
+        self._distinguished: dict[int, Record] = {}
         """Objects that served as keys, or that C code compared with others."""
 
-    def tell_apart(self, one: Any, other: Any) -> None:
+    def guard_distinct(self, one: Any, other: Any) -> None:
         """The step goes by two objects from outside not being one: they must not come to be."""
         first, second = self._heap.record_of(one), self._heap.record_of(other)
         if first is None or second is None or first is second or type(first.real) is not type(second.real):
@@ -44,21 +44,21 @@ class Identities:
     def note_hashed(self, key: Any) -> None:
         """A key is about to be told from other keys, in a container of the step's own maybe."""
         for part in _parts([key]):
-            self.note_told(part)
+            self.note_distinguished(part)
 
-    def note_told(self, value: Any) -> None:
+    def note_distinguished(self, value: Any) -> None:
         """An object is told from others of its kind: from those noted so far, and from those to come."""
         record = self._heap.record_of(value)
-        if record is not None and (safe_isinstance(record, _TOLD_APART) or type(value) is types.FunctionType):
-            self._told.setdefault(id(record), record)
+        if record is not None and (safe_isinstance(record, _DISTINGUISHED) or type(value) is types.FunctionType):
+            self._distinguished.setdefault(id(record), record)
 
     def separated(self) -> list[Guard]:
         """Objects that were told apart must not come to be one."""
         kinds: dict[type, list[Source]] = {}
-        for record in self._told.values():
+        for record in self._distinguished.values():
             kinds.setdefault(type(record.real), []).append(record.base)
-        moving = [bases for bases in kinds.values() if any(base.kind != "const" for base in bases)]
-        return [Guard("separate", bases[0], tuple(bases), None) for bases in moving if len(bases) > 1]
+        varying = [bases for bases in kinds.values() if any(base.kind != "const" for base in bases)]
+        return [Guard("separate", bases[0], tuple(bases), None) for bases in varying if len(bases) > 1]
 
     def pin_key(self, key: Any) -> None:
         """The step sees what a dict or set has under a key: where that depends on which object it is, so it stays."""
@@ -88,4 +88,4 @@ def _parts(todo: list[Any]) -> Iterator[Any]:
             yield key
 
 
-_TOLD_APART = (InstanceRecord, TensorRecord)
+_DISTINGUISHED = (InstanceRecord, TensorRecord)

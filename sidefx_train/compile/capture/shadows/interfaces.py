@@ -48,7 +48,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     sizes: list[tuple[Any, Source]]
     static_roots: set[int]
     watched: dict[int, str]
-    new_spaces: dict[int, tuple[dict[str, Any], Any]]
+    new_namespaces: dict[int, tuple[dict[str, Any], Any]]
     dropped: Callable[[str], None]
     reenter: Callable[[Any], Any]
     definitions: DefinitionRecorder

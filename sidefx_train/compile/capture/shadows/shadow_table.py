@@ -23,15 +23,15 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
-from sidefx_train.compile.capture.guards.storage_guards import HeldMemory
+from sidefx_train.compile.capture.guards.storage_guards import StorageSharing
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.recording.write_log import WriteLog
 from sidefx_train.compile.capture.shadows import transient_objects
 from sidefx_train.compile.capture.shadows.containers import iterators
 from sidefx_train.compile.capture.shadows.containers.cells_and_globals import CellRecord, NamespaceRecord
-from sidefx_train.compile.capture.shadows.containers.instance_dicts import SpaceRecord
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
-from sidefx_train.compile.capture.shadows.deferred_values import Later
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import Definitions
 from sidefx_train.compile.capture.shadows.factories import (
     builtin_method_shadow,
@@ -40,8 +40,8 @@ from sidefx_train.compile.capture.shadows.factories import (
     instance_shadow,
     member_shadow,
     method_shadow,
-    opaque_shadow,
     partial_shadow,
+    passthrough,
     proxy_shadow,
     slice_shadow,
     tuple_shadow,
@@ -113,7 +113,7 @@ class ShadowTable(ShadowTableAPI):
         own_key: makes a stand-in ready to be hashed and compared by the heap's own bookkeeping.
         definitions: what was taken from modules and classes.
         memory: which tensors were given other memory.
-        new_spaces: ``__dict__`` of instances made in the step that was looked at, with its instance.
+        new_namespaces: ``__dict__`` of instances made in the step that was looked at, with its instance.
     """
 
     definitions: Definitions
@@ -140,7 +140,7 @@ class ShadowTable(ShadowTableAPI):
         self.accumulators: list[Any] = []  # nodes of shadows that have hooks
         self.cells: dict[int, CellRecord] = {}
         self.namespaces: dict[int, NamespaceRecord] = {}
-        self.new_spaces: dict[int, tuple[dict[str, Any], Any]] = {}
+        self.new_namespaces: dict[int, tuple[dict[str, Any], Any]] = {}
         self.numbers: list[tuple[Any, Source, int | float]] = []
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
@@ -148,10 +148,10 @@ class ShadowTable(ShadowTableAPI):
         self.own_key: Callable[..., Any] = _not_callable_yet
         self.identities = Identities(self)
         self.made_arrays = MadeArrays()
-        self._texts: dict[int, Later] = {}
+        self._texts: dict[int, DeferredValue] = {}
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}
-        self.memories: dict[Any, HeldMemory] = {}
+        self.memories: dict[Any, StorageSharing] = {}
         self.sizes: list[tuple[Any, Source]] = []
         self._symbolic_roots: set[int] = set()
         self.static_roots: set[int] = set()
@@ -184,7 +184,7 @@ class ShadowTable(ShadowTableAPI):
             return self._passed(real, source)
         record = self.by_real.get(id(real))
         if record is not None:
-            if type(record) is SpaceRecord:
+            if type(record) is InstanceDictRecord:
                 record.fill()
             if record.source is not source:
                 self._same(record, source)
@@ -215,10 +215,10 @@ class ShadowTable(ShadowTableAPI):
             return method_shadow(self, real, source)
         if cls is types.CellType:
             return self._cell(real, source)
-        passing = source.from_arguments or source.label in self.specialization.refetched
-        if cls in iterators.OPAQUE and passing:
+        handed_in = source.from_arguments or source.label in self.specialization.refetched
+        if cls in iterators.OPAQUE and handed_in:
             return self.register(iterators.outside_iterator(self, real, source))
-        if cls in iterators.TYPES and passing:
+        if cls in iterators.TYPES and handed_in:
             if source.label in self.specialization.native_iterators:
                 return self.register(iterators.outside_iterator(self, real, source))
             self.iterators.append(source)
@@ -234,10 +234,10 @@ class ShadowTable(ShadowTableAPI):
             return outside_exceptions.exception_record(self, real, source, self.bind(real, source)).shadow
         if cls is types.MappingProxyType:
             return proxy_shadow(self, real, source)
-        if cls is types.FunctionType and transient_objects.is_made_anew(self, real, source):
+        if cls is types.FunctionType and transient_objects.is_transient(self, real, source):
             return transient_objects.function(self, real, source).shadow
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
-            return opaque_shadow(self, real, source)
+            return passthrough(self, real, source)
         if issubclass(cls, torch.nn.Module):
             refuse_if_distributed(real, source.label, self.locate())
         return instance_shadow(self, real, source)
@@ -246,12 +246,12 @@ class ShadowTable(ShadowTableAPI):
         """The stand-ins of the step's positional arguments."""
         return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
 
-    def _passed(self, real: str, source: Source) -> Later:
+    def _passed(self, real: str, source: Source) -> DeferredValue:
         """A text that is only handed on: stored, formatted or shown, never decided on."""
         found = self._texts.get(id(source))
         if found is None:
             self.guard("type", source, str)
-            found = self._texts[id(source)] = Later(str, ())
+            found = self._texts[id(source)] = DeferredValue(str, ())
             self.by_shadow[id(found)] = Record(self, real, found, source)
         return found
 
@@ -368,7 +368,7 @@ class ShadowTable(ShadowTableAPI):
     def version_of(self, tensor: torch.Tensor) -> Any:
         """``tensor._version``: that of an outside tensor, or of a view of one, goes on from what it is at entry."""
         records = [record for record in self.by_shadow.values() if safe_isinstance(record, TensorRecord)]
-        counted = [record for record in records if compat.one_counter(record.shadow, tensor)]
+        counted = [record for record in records if compat.share_version_counter(record.shadow, tensor)]
         if not counted:
             return tensor._version
         record = counted[0]

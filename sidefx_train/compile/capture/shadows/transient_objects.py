@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
-def is_made_anew(heap: ShadowTableAPI, real: object, source: Source) -> bool:
+def is_transient(heap: ShadowTableAPI, real: object, source: Source) -> bool:
     """True if the object under a path is to be expected to be another at the next call."""
     if source.kind == "const":
         return False
@@ -34,7 +34,7 @@ def is_made_anew(heap: ShadowTableAPI, real: object, source: Source) -> bool:
     return heap.is_part and source.from_arguments and own
 
 
-def replaced_alike(old: object, new: object) -> bool:
+def same_structure(old: object, new: object) -> bool:
     """True if one object took the place of another that is made the same way."""
     if type(old) is types.FunctionType and type(new) is types.FunctionType:
         return old.__code__ is new.__code__ and old.__globals__ is new.__globals__

@@ -23,7 +23,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, Later, TensorMoment
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredValue, TensorSnapshot
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
 from sidefx_train.compile.common.plain_values import DEFINITIONS, PLAIN_TYPES, bounds_of, is_set, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -196,9 +196,9 @@ class Checkpoint:
 
     def clone(self) -> Checkpoint:
         """A copy whose objects can be forgotten without this one forgetting them."""
-        twin = copy.copy(self)
-        twin.contents = dict(self.contents)
-        return twin
+        copied = copy.copy(self)
+        copied.contents = dict(self.contents)
+        return copied
 
     def prune(self, roots: Iterable[Any]) -> int:
         """Forgets objects made in the step that ``roots`` do not reach; says how many."""
@@ -298,9 +298,9 @@ def fixed_parts(value: Any) -> Iterable[Any]:
         return (value.__self__, value.__func__)
     if safe_isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
-    if safe_isinstance(value, (Later, DeferredCall)):
+    if safe_isinstance(value, (DeferredValue, DeferredCall)):
         return (*value.args, *value.kwargs.values())
-    if safe_isinstance(value, TensorMoment):
+    if safe_isinstance(value, TensorSnapshot):
         return (value.fake,)
     return ()
 
@@ -360,8 +360,8 @@ _FIXED: tuple[type, ...] = (
     torch.SymFloat,
     torch.SymBool,
     enum.Enum,
-    Later,
+    DeferredValue,
     DeferredCall,
-    TensorMoment,
+    TensorSnapshot,
     OutsideIterator,
 )

@@ -61,7 +61,7 @@ def collect(world: CaptureContext) -> SideEffects:
 def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
     """Compares every shadow with its snapshot."""
     changes: list[Effect] = []
-    walked: list[Effect] = []  # after what they walk over has its new contents
+    advanced: list[Effect] = []  # after what they walk over has its new contents
     heap = world.heap
     for record in list(heap.by_real.values()):
         if safe_isinstance(record, ExceptionRecord) and record.raised_again():
@@ -76,7 +76,7 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
             changes += _set(record, finished)
         elif safe_isinstance(record, IteratorRecord):
             if record.taken() != 0 and record.begun is not None:
-                walked.append(Effect("advance", record.source, None, record.taken()))
+                advanced.append(Effect("advance", record.source, None, record.taken()))
         elif safe_isinstance(record, TensorRecord):
             changes += _tensor(world, record, finished)
         if record.instance is not None:
@@ -97,7 +97,7 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
             continue
         if world.class_snapshot.get((cls, name), ABSENT) is not value:
             changes.append(Effect("set_class_attr", heap.sources.const(cls, cls.__qualname__), name, value))
-    return changes + walked
+    return changes + advanced
 
 
 def _numbered(world: CaptureContext) -> range:
@@ -109,7 +109,7 @@ def _numbered(world: CaptureContext) -> range:
 def _instance(record: InstanceRecord) -> list[Effect]:
     changes: list[Effect] = []
     if record.has_dict and record.filled and not record.shared:
-        changes += _whole_dict(record)
+        changes += _dict_effect(record)
     elif record.has_dict and not record.shared:
         now = object.__getattribute__(record.shadow, "__dict__")
         for name in record.written:
@@ -133,7 +133,7 @@ def _instance(record: InstanceRecord) -> list[Effect]:
     return changes
 
 
-def _whole_dict(record: InstanceRecord) -> list[Effect]:
+def _dict_effect(record: InstanceRecord) -> list[Effect]:
     """Changes to an instance ``__dict__`` that was read whole, also by C code and past the interpreter."""
     now = object.__getattribute__(record.shadow, "__dict__")
     kept = [name for name in record.space if name in now]
@@ -190,8 +190,8 @@ def _list(record: ListRecord) -> list[Effect]:
 
 
 def _set(record: SetRecord, finished: bool) -> list[Effect]:
-    turns = record.changes() if finished else record.net()
-    return [Effect(kind, record.base, None, list(members), record.through) for kind, members in turns]
+    changes_made = record.changes() if finished else record.net()
+    return [Effect(kind, record.base, None, list(members), record.through) for kind, members in changes_made]
 
 
 def _history(record: TensorRecord) -> Any:
@@ -233,7 +233,7 @@ def bases_wanted(world: CaptureContext) -> frozenset[str]:
     return frozenset(record.source.label for record in known) - heap.specialization.views_needing_base
 
 
-def _turned_view(record: TensorRecord) -> bool:
+def _metadata_mutated_view(record: TensorRecord) -> bool:
     """True for a view with a history that goes on from its own, not from that of its base: it was turned (``t_``)."""
     if record.edge is None or not record.real._is_view():
         return False
@@ -248,7 +248,7 @@ def _turned_view(record: TensorRecord) -> bool:
     return False
 
 
-def follows_anew(world: CaptureContext, record: TensorRecord) -> bool:
+def history_regenerated(world: CaptureContext, record: TensorRecord) -> bool:
     """True for such a view that has another history than it had."""
     if record.source.label not in world.heap.specialization.views_needing_base or not follows(world, record):
         return False
@@ -286,7 +286,7 @@ def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list
         changed = (history is not None and history is not record.edge.node and not updated(world, record)) or (
             _written_under(record)
         )
-        if changed and _turned_view(record):
+        if changed and _metadata_mutated_view(record):
             record.heap.refuse("SFX107", f"{record.source.label}, a view made outside the step, is turned in it")
         if changed and not follows(world, record):
             record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")

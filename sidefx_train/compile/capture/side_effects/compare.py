@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredCall, Later, TensorMoment, TraceKey
+from sidefx_train.compile.capture.shadows.deferred_values import (
+    NUMBERS,
+    DeferredCall,
+    DeferredValue,
+    TensorSnapshot,
+    TraceKey,
+)
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint, fixed_parts
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -93,7 +99,7 @@ class Comparison:
             if a is not b:
                 yield from self._call(a, b, f"deferred call {index}")
 
-    def _call(self, a: DeferredCall | Later, b: DeferredCall | Later, where: str) -> Iterator[str]:
+    def _call(self, a: DeferredCall | DeferredValue, b: DeferredCall | DeferredValue, where: str) -> Iterator[str]:
         if a.fn != b.fn:
             yield f"{where}: {_kind(a.fn)}, then {_kind(b.fn)}"
         else:
@@ -127,9 +133,9 @@ class Comparison:
                 continue
             mine, yours = self.left.contents.get(id(a)), self.right.contents.get(id(b))
             if mine is None and yours is None:
-                if safe_isinstance(a, Later):
+                if safe_isinstance(a, DeferredValue):
                     yield from self._call(a, b, where)
-                elif safe_isinstance(a, TensorMoment):
+                elif safe_isinstance(a, TensorSnapshot):
                     todo.append((a.fake, b.fake, where))
                 elif fixed_parts(a) or fixed_parts(b):
                     todo += _pairs(tuple(fixed_parts(a)), tuple(fixed_parts(b)), where)

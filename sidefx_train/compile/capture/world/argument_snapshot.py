@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, CallResult, Later, Shown, TensorMoment
+from sidefx_train.compile.capture.shadows.deferred_values import (
+    NUMBERS,
+    CallResult,
+    DeferredValue,
+    Shown,
+    TensorSnapshot,
+)
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES, base_container, bounds_of, empty_like, make_tuple
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 
-class Freezer:
+class ArgumentSnapshot:
     """Copies containers with all that they hold; objects that other objects refer to twice are copied once.
 
     Args:
@@ -43,7 +49,7 @@ class Freezer:
     def value(self, value: Any) -> Any:
         """The value as it is now."""
         cls = type(value)
-        if cls in PLAIN_TYPES or safe_isinstance(value, (*NUMBERS, Later)):
+        if cls in PLAIN_TYPES or safe_isinstance(value, (*NUMBERS, DeferredValue)):
             return value
         record = self.world.heap.record_of(value)
         if safe_isinstance(record, ArrayRecord):
@@ -51,7 +57,7 @@ class Freezer:
         tracer = self.world.tracer
         if safe_isinstance(value, torch.Tensor) and tracer.has_node(value):
             writes = len(self.world.writes.to(value))
-            return TensorMoment(value, tracer.node_of(value), writes, tracer.last_node())
+            return TensorSnapshot(value, tracer.node_of(value), writes, tracer.last_node())
         if id(value) in self._copies:
             return self._copies[id(value)]
         if self.shown and _has_own_text(cls):
@@ -81,24 +87,28 @@ class Freezer:
     def _text(self, value: Any) -> Any:
         interp = self.world.interp
         as_str, as_repr = interp.call(str, (value,), {}), interp.call(repr, (value,), {})
-        return Later(Shown, (as_str, as_repr))
+        return DeferredValue(Shown, (as_str, as_repr))
 
 
-def late_text(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Later:
+def deferred_string(
+    world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> DeferredValue:
     """Text that is made when the values in it exist.
 
     Raises:
         Unsupported: making it raises, whatever the values are, which must not wait until then.
     """
     kwargs = kwargs or {}
-    made = Later(fn, tuple(map(world.freeze, args)), {name: world.freeze(value) for name, value in kwargs.items()})
+    made = DeferredValue(
+        fn, tuple(map(world.freeze, args)), {name: world.freeze(value) for name, value in kwargs.items()}
+    )
     try:
         with compat.real_world():
             for number in (1, math.nan):
                 _sample(made, number)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        world.heap.refuse("SFX106", f"makes text of a value that is known only after the step, which raises {told}")
+        message = f"{type(error).__name__}: {error}"
+        world.heap.refuse("SFX106", f"makes text of a value that is known only after the step, which raises {message}")
     return made
 
 
@@ -108,12 +118,12 @@ def _sample(value: Any, number: float) -> Any:
         if not compat.is_unbacked(value):
             return _KINDS[type(value)](compat.hint_of(value))
         return number if safe_isinstance(value, torch.SymFloat) else _KINDS[type(value)](1)
-    if safe_isinstance(value, TensorMoment):
+    if safe_isinstance(value, TensorSnapshot):
         filled = number if value.fake.dtype.is_floating_point else 1
         return torch.full((1,) * value.fake.dim(), filled, dtype=value.fake.dtype)
     if safe_isinstance(value, CallResult):
         return ""
-    if safe_isinstance(value, Later):
+    if safe_isinstance(value, DeferredValue):
         named = {name: _sample(item, number) for name, item in value.kwargs.items()}
         return value.fn(*(_sample(item, number) for item in value.args), **named)
     if safe_isinstance(value, tuple):

@@ -11,9 +11,13 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import attributes
 from sidefx_train.compile.capture.interpreter.world import LOCAL, hidden_attr
-from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_space, space_of, thread_space
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import (
+    check_hidden_dict,
+    instance_dict_of,
+    thread_dict,
+)
 from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later
+from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
@@ -35,7 +39,7 @@ from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstan
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_ALL_NUMBERS = frozenset({"__class__", "__doc__", "imag", "denominator"})
 """Attributes that are the same for all numbers of a kind."""
-_OTHER_SPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
+_OTHER_NAMESPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 """What has a ``__dict__`` that is not simply that of an instance."""
 
 _SHOWN_TYPES: dict[type, type] = {
@@ -43,7 +47,7 @@ _SHOWN_TYPES: dict[type, type] = {
     torch.SymInt: int,
     torch.SymFloat: float,
     torch.SymBool: bool,
-    Later: str,
+    DeferredValue: str,
 }
 
 
@@ -51,7 +55,7 @@ class AttributeWorld(CallingWorld):
     """The part of ``TraceWorld`` (``trace_world.py``) that reads, sets and deletes attributes."""
 
     tagged: dict[int, tuple[torch.Tensor, dict[str, None]]]
-    _class_spaces: dict[type, Any]
+    _class_namespaces: dict[type, Any]
     _attribute_hooks: dict[str, list[tuple[type, registry.AttributeHook]]]
 
     def type_of(self, obj: Any) -> type:
@@ -89,7 +93,7 @@ class AttributeWorld(CallingWorld):
             if not cls.__flags__ & IMMUTABLE_CLASS:
                 self.heap.definitions.took(cls, name, value)
             return value
-        proxy = self._class_spaces.setdefault(cls, space)
+        proxy = self._class_namespaces.setdefault(cls, space)
         source = self.heap.sources.item(self.heap.sources.const(proxy, cls.__qualname__), name)
         if definition:
             self.heap.guard("is", source, value)
@@ -99,8 +103,8 @@ class AttributeWorld(CallingWorld):
 
     def instance_attr(self, obj: Any, name: str) -> Any:
         value = self._instance_attr(obj, name)
-        if self.moved_later and id(obj) in self.moved_later and value is not ABSENT:
-            by = self.moved_later[id(obj)]
+        if self.mutated_after_graph and id(obj) in self.mutated_after_graph and value is not ABSENT:
+            by = self.mutated_after_graph[id(obj)]
             self.heap.refuse("SFX103", f"reads {name} of an object that {by}, called before, changes after the graph")
         if self.reads.listening:
             self.reads.attribute(obj, name, value)
@@ -124,7 +128,7 @@ class AttributeWorld(CallingWorld):
             self._function(obj)
         owner = self.heap.record_of(obj)
         if issubclass(type(obj), LOCAL):
-            space = thread_space(self.heap, obj)
+            space = thread_dict(self.heap, obj)
             if name == "__dict__":
                 return space.shadow
             return dict.__getitem__(space.shadow, name) if space.bring(name) else ABSENT
@@ -138,7 +142,7 @@ class AttributeWorld(CallingWorld):
             space = instance_dict(obj)
         except AttributeError:
             if shows_another(type(obj)):
-                check_hidden_space(self.heap, obj)
+                check_hidden_dict(self.heap, obj)
                 return ABSENT
             return hidden_attr(obj, name)
         if owner is not None and name in space:
@@ -163,7 +167,7 @@ class AttributeWorld(CallingWorld):
             self._function(obj)
         record = self.heap.record_of(obj)
         if issubclass(type(obj), LOCAL):
-            space = thread_space(self.heap, obj)
+            space = thread_dict(self.heap, obj)
             builtin_methods.dict_operator(self, space, "setitem", (space.shadow, name, value))
             return
         if safe_isinstance(record, TensorRecord):
@@ -198,7 +202,7 @@ class AttributeWorld(CallingWorld):
             self._function(obj)
         record = self.heap.record_of(obj)
         if issubclass(type(obj), LOCAL):
-            space = thread_space(self.heap, obj)
+            space = thread_dict(self.heap, obj)
             if not space.bring(name):
                 raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
             builtin_methods.dict_operator(self, space, "delitem", (space.shadow, name))
@@ -228,9 +232,9 @@ class AttributeWorld(CallingWorld):
         if name == "__dict__" and type(obj) is compat.FakeTensor:  # it is the stand-in's
             self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
         if name == "__dict__" and issubclass(type(obj), LOCAL):
-            return thread_space(self.heap, obj).shadow
-        if name == "__dict__" and not safe_isinstance(obj, _OTHER_SPACES):
-            return space_of(self.heap, obj)
+            return thread_dict(self.heap, obj).shadow
+        if name == "__dict__" and not safe_isinstance(obj, _OTHER_NAMESPACES):
+            return instance_dict_of(self.heap, obj)
         owner = record.instance if record is not None and is_derived(type(obj)) else record
         if safe_isinstance(owner, InstanceRecord):
             if name == "__class__":
@@ -270,7 +274,7 @@ class AttributeWorld(CallingWorld):
         return value
 
     def override_getattr(self, obj: Any, name: str) -> Any:
-        if issubclass(type(obj), Later):
+        if issubclass(type(obj), DeferredValue):
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
         if type(obj) in NUMBERS:
             if name in ("real", "numerator") and type(obj) is not torch.SymBool:
@@ -329,6 +333,6 @@ class AttributeWorld(CallingWorld):
         return False
 
     def globals_dict(self, space: dict[str, Any]) -> dict[str, Any]:
-        if id(space) not in self.own_spaces:
-            self.module_spaces[id(space)] = space
+        if id(space) not in self.own_namespaces:
+            self.module_namespaces[id(space)] = space
         return space

@@ -24,21 +24,23 @@ from sidefx_train.compile.capture.recording.constant_folding import constant_val
 from sidefx_train.compile.capture.recording.finiteness_tests import if_finite
 from sidefx_train.compile.capture.recording.float_comparisons import decided_by_algebra
 from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
-from sidefx_train.compile.capture.shadows.containers.instance_dicts import SpaceRecord
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
-from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, UNSEEN, SetRecord, by_address
+from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, HIDDEN_FROM_AUTOGRAD, SetRecord, by_address
 from sidefx_train.compile.capture.shadows.containers.traversal import READ_BY_C, attributes_of, held_by
-from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall, Later, message_of
+from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall, DeferredValue, message_of
 from sidefx_train.compile.capture.shadows.finalizers import deletes
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
-from sidefx_train.compile.capture.world.argument_snapshot import Freezer, late_text
+from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot, deferred_string
 from sidefx_train.compile.capture.world.backward_reads import Reads
 from sidefx_train.compile.capture.world.native_call_facts import (
     BARE,
     BUFFERS,
+    COMPARES_IDENTITY,
     DEEP_METHODS,
+    DEFERRED_ARGUMENT,
     DISABLERS,
     HASHABLE,
     HASHED,
@@ -51,19 +53,17 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     READS_TYPE,
     READS_VALUE,
     REGISTERS_HOOK,
-    STAND_IN,
     STORING_METHODS,
     TAKING_METHODS,
-    TELLS_APART,
     TORCH_DIR,
     asks_missing,
     compares_in_python,
     first_line,
     inside,
+    is_fake_tensor_error,
     is_fromkeys,
     joins,
     known_late,
-    told_by_a_fake,
     wants_values,
 )
 from sidefx_train.compile.capture.world.native_calls import (
@@ -77,10 +77,10 @@ from sidefx_train.compile.capture.world.native_calls import (
 )
 from sidefx_train.compile.capture.world.native_calls.class_creation import make_class, makes_class
 from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tensors, takes_lengths
-from sidefx_train.compile.capture.world.native_calls.deferred_strings import later_in
+from sidefx_train.compile.capture.world.native_calls.deferred_strings import deferred_in
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry, only_looks
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
-from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import number_in
+from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library, is_standard
@@ -113,14 +113,14 @@ class CallingWorld(CaptureContext):
     reads: Reads
     new_descriptors: dict[int, Any]
     new_modules: dict[int, types.ModuleType]
-    own_spaces: dict[int, dict[str, Any]]
+    own_namespaces: dict[int, dict[str, Any]]
     caches: caches.Caches
     branching: bool
-    granted: dict[Location, None]
+    assumptions: dict[Location, None]
     hooked: set[Any]
-    moved_later: dict[int, str]
+    mutated_after_graph: dict[int, str]
     reentry: Reentry
-    led_back: list[Callable[..., Any]]
+    reentry_callbacks: list[Callable[..., Any]]
     defined_at: Location | None
     queries: Queries
     _methods: dict[str, list[tuple[type, registry.Interceptor]]]
@@ -148,13 +148,13 @@ class CallingWorld(CaptureContext):
             length = record.length()
             if length is not None:
                 return bool(record.appended) or bool(length > 0)
-        if safe_isinstance(value, Later):
+        if safe_isinstance(value, DeferredValue):
             self.heap.refuse("SFX106", "branches on a value that is known only after the step")
         if type(value) is compat.FakeTensor:
             known = constant_value(self.tracer, value)
             if known is not None:
                 return bool(known)
-            number = number_in(self, value)
+            number = host_value(self, value)
             if number is not None:
                 value = number  # a comparison: algebra may decide it, past NaN and infinity
         decided = decided_by_algebra(self.tracer, value)
@@ -163,7 +163,7 @@ class CallingWorld(CaptureContext):
         finite = if_finite(runtime_asserts.asked_of(self.tracer, value))
         if finite is not None and self.grant(value, finite):
             return finite
-        if id(value) in self.module_spaces:
+        if id(value) in self.module_namespaces:
             return True  # there is at least its name
         self.touch(value, asked="contains")
         try:
@@ -195,11 +195,11 @@ class CallingWorld(CaptureContext):
         may = not (self.branching or self.specialization.assumes_nothing)
         return may and self._noted(runtime_asserts.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
 
-    def _noted(self, granted: bool) -> bool:
+    def _noted(self, assumptions: bool) -> bool:
         location = self.locate()
-        if granted and location is not None:
-            self.granted.setdefault(location)
-        return granted
+        if assumptions and location is not None:
+            self.assumptions.setdefault(location)
+        return assumptions
 
     def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
         """C code is about to read a container: bring its contents in, nested ones too if ``deep``.
@@ -212,7 +212,7 @@ class CallingWorld(CaptureContext):
         given, todo, seen = value, [value], set()
         while todo:
             value = todo.pop()
-            if id(value) in self.module_spaces and not self.heap.trusts(value):
+            if id(value) in self.module_namespaces and not self.heap.trusts(value):
                 self.heap.refuse("SFX111", f"reads the whole namespace of {value.get('__name__')}")
             if id(value) in self.class_views:
                 cls = self.class_views[id(value)][1]
@@ -224,7 +224,7 @@ class CallingWorld(CaptureContext):
                         record.fill()
                     if safe_isinstance(record, SetRecord):
                         record.look()
-                        if record.unordered and asked not in UNSEEN:
+                        if record.unordered and asked not in HIDDEN_FROM_AUTOGRAD:
                             why = f"reads {record.source.label}, a set, in the order of its history"
                             self.heap.refuse("SFX111", why)
                 elif safe_isinstance(record, ArrayRecord) or (
@@ -233,7 +233,7 @@ class CallingWorld(CaptureContext):
                     record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
                     if safe_isinstance(record, InstanceRecord):
                         self._compares_by(type(value))
-                elif safe_isinstance(record, SpaceRecord) or type(value) in READ_BY_C:
+                elif safe_isinstance(record, InstanceDictRecord) or type(value) in READ_BY_C:
                     record.fill()
                 elif not safe_isinstance(value, (tuple, types.MappingProxyType, functools.partial, BaseException)):
                     continue
@@ -280,7 +280,7 @@ class CallingWorld(CaptureContext):
             if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
                 return None
             if fn.__dict__ and compat.assumes_constant(fn):
-                answer = caches.settled(fn, args, kwargs)
+                answer = caches.constant_result(fn, args, kwargs)
                 if answer is not ABSENT:
                     return answer
             file = fn.__code__.co_filename
@@ -294,9 +294,9 @@ class CallingWorld(CaptureContext):
             return builtin_methods.convert_number(self, fn, args)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
-        if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := later_in([*args, *kwargs.values()])):
+        if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := deferred_in([*args, *kwargs.values()])):
             self._check_hidden(fn.__name__, found)
-            return late_text(self, fn, args, kwargs)
+            return deferred_string(self, fn, args, kwargs)
         if cls in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
             owner = fn.__self__ if cls is types.MethodWrapperType else args[0] if args else None
             if fn.__objclass__ is not object and not safe_isinstance(
@@ -409,7 +409,7 @@ class CallingWorld(CaptureContext):
             elif safe_isinstance(owner, dict):
                 args = (*map(builtin_methods.concrete, args[:keys]), *args[keys:])
             if safe_isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
-                builtin_methods.not_walked(self, owner)
+                builtin_methods.refuse_iteration(self, owner)
             if type(owner) in CONTAINERS or record is not None:
                 self.touch(owner, deep=fn.__name__ in DEEP_METHODS, asked=fn.__name__)
                 if record is not None and safe_isinstance(owner, (dict, set)):
@@ -435,7 +435,7 @@ class CallingWorld(CaptureContext):
             known = constant_value(self.tracer, owner) if safe_isinstance(owner, torch.Tensor) else None
             if known is not None:
                 return getattr(known, fn.__name__)()
-            number = number_in(self, owner)
+            number = host_value(self, owner)
             if number is not None and fn.__name__ in ("item", "tolist"):
                 return number
             if fn.__name__ == "tolist":
@@ -456,8 +456,8 @@ class CallingWorld(CaptureContext):
                 self.touch(args[0], deep=False, asked=name)
                 self.touch(args[1], asked=name)
             else:
-                if name in TELLS_APART:
-                    self._tell_apart([attribute_of(fn, "__self__"), *args])
+                if name in COMPARES_IDENTITY:
+                    self._guard_distinct([attribute_of(fn, "__self__"), *args])
                 deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
                 for value in (*args, *kwargs.values()):
                     self.touch(value, deep, asked=name)
@@ -466,7 +466,7 @@ class CallingWorld(CaptureContext):
             if substitute is not ABSENT:
                 return substitute
             for value in args:
-                if safe_isinstance(value, Later):
+                if safe_isinstance(value, DeferredValue):
                     self.heap.refuse(
                         "SFX106", f"{trace_rules.describe(fn)} of a value that is known only after the step"
                     )
@@ -501,14 +501,14 @@ class CallingWorld(CaptureContext):
             self.new_cells[id(made)] = made
         elif safe_isinstance(made, types.ModuleType):
             self.new_modules[id(made)] = made
-            self.own_spaces[id(vars(made))] = vars(made)
+            self.own_namespaces[id(vars(made))] = vars(made)
         elif type(made) is types.FunctionType:
             self.new_functions[id(made)] = made
             self.run_in(made.__globals__)
         else:
             self.new_descriptors[id(made)] = made
 
-    def _tell_apart(self, values: list[Any]) -> None:
+    def _guard_distinct(self, values: list[Any]) -> None:
         """C code is about to compare objects, those of most classes by what they are."""
         found, todo, seen = [], values, set()
         while todo:
@@ -525,7 +525,7 @@ class CallingWorld(CaptureContext):
                 found.append(value)
         if len(found) > 1:
             for value in found:
-                self.heap.identities.note_told(value)
+                self.heap.identities.note_distinguished(value)
 
     def _address(self, value: Any, frame: Frame | None) -> int:
         """``id(value)``: that of the object outside, which is guarded where the number may be kept.
@@ -653,13 +653,13 @@ class CallingWorld(CaptureContext):
             if safe_isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
                 reason = "hashes a number that may change from call to call"
                 raise Unsupported("SFX111", reason, self.locate()) from error
-            told = safe_isinstance(error, TypeError) and STAND_IN in message_of(error)  # made by a callback
-            if told or any(known_late(value, error) for value in inside((args, kwargs))):
+            noted = safe_isinstance(error, TypeError) and DEFERRED_ARGUMENT in message_of(error)  # made by a callback
+            if noted or any(known_late(value, error) for value in inside((args, kwargs))):
                 reason = (
                     f"{trace_rules.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 )
                 raise Unsupported("SFX106", reason, self.locate()) from error
-            if told_by_a_fake(error) and self._is_handled():
+            if is_fake_tensor_error(error) and self._is_handled():
                 reason = f"{trace_rules.describe(fn)} raises what eager says in other words: {first_line(error)}"
                 raise Unsupported("SFX102", reason, self.locate()) from error
             self.last_error = (error, fn, self.locate())
@@ -699,13 +699,13 @@ class CallingWorld(CaptureContext):
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
         # By a weak reference: autograd graphs hold such functions, and the world holds tensors with these graphs,
         # a cycle that Python's collector cannot see whole.
-        number, world = len(self.led_back), weakref.ref(self)
-        self.led_back.append(reenter)
+        number, world = len(self.reentry_callbacks), weakref.ref(self)
+        self.reentry_callbacks.append(reenter)
 
-        def led_back(*args: Any, **kwargs: Any) -> Any:
+        def reentry_callbacks(*args: Any, **kwargs: Any) -> Any:
             alive = world()
             assert alive is not None, f"{fn!r} is called by a capture that is over"
-            call = alive.led_back[number]
+            call = alive.reentry_callbacks[number]
             swapped, watching = alive.reentry.swapped, sys.getprofile()
             if watching is not None:
                 sys.setprofile(None)
@@ -718,25 +718,25 @@ class CallingWorld(CaptureContext):
                 builtin_methods.concrete(answer) if type(answer) is torch.SymBool else answer
             )  # C code may compare it
 
-        NATIVE_CODE.add(id(led_back.__code__))
-        vars(led_back)["leads_to"] = fn
-        return led_back
+        NATIVE_CODE.add(id(reentry_callbacks.__code__))
+        vars(reentry_callbacks)["leads_to"] = fn
+        return reentry_callbacks
 
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Replays a call after the graph, with its arguments as they are now."""
         shown = trace_rules.shows_text(fn)
-        freezer = Freezer(self, shown)
+        snapshots = ArgumentSnapshot(self, shown)
         caller = self.interp.current_frame
         place = Place(caller) if caller is not None and trace_rules.looks_at_callers(fn) else None
-        call = DeferredCall(fn, freezer.many(args), freezer.named(kwargs), self.locate(), place)
+        call = DeferredCall(fn, snapshots.many(args), snapshots.named(kwargs), self.locate(), place)
         self.deferred.append(call)
         if args and trace_rules.moves_object(fn):
-            self.moved_later[id(args[0])] = trace_rules.describe(fn)
+            self.mutated_after_graph[id(args[0])] = trace_rules.describe(fn)
 
     def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
         """Replays ``fn(*args)``, which changes its first argument, after the graph; who reads that first breaks it."""
         self.defer(fn, args, {})
-        self.moved_later[id(args[0])] = what
+        self.mutated_after_graph[id(args[0])] = what
 
     def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
         """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
@@ -746,4 +746,4 @@ class CallingWorld(CaptureContext):
 
     def freeze(self, value: Any) -> Any:
         """A value that text is made of, as it is at this moment."""
-        return Freezer(self, shown=True).value(value)
+        return ArgumentSnapshot(self, shown=True).value(value)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.shadows.deferred_values import Later, message_of
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, message_of
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.world.native_calls import builtin_methods
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
@@ -20,7 +20,7 @@ from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstanc
 BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 
-def told_by_a_fake(error: Exception) -> bool:
+def is_fake_tensor_error(error: Exception) -> bool:
     """True if an error comes from torch's Python rules for fake tensors, not from the checks that eager makes."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -78,7 +78,7 @@ def inside(value: Any) -> Iterator[Any]:
 
 def known_late(value: Any, error: Exception) -> bool:
     """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
-    if safe_isinstance(value, Later):
+    if safe_isinstance(value, DeferredValue):
         return True
     if safe_isinstance(value, builtin_methods.NUMBERS):
         return compat.is_unbacked(value)
@@ -91,7 +91,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-STAND_IN = f"{Later.__name__} found"
+DEFERRED_ARGUMENT = f"{DeferredValue.__name__} found"
 HASHING = (hash, set, frozenset)
 BUFFERS = (io.StringIO, io.BytesIO)
 STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
@@ -109,7 +109,7 @@ PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
 
 
 DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
-TELLS_APART = frozenset(
+COMPARES_IDENTITY = frozenset(
     {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
 )
 """Names of functions and methods that ask whether two objects are one, or equal."""

@@ -25,11 +25,17 @@ from sidefx_train.compile.capture.recording.write_log import WriteLog
 from sidefx_train.compile.capture.shadows import finalizers
 from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredCall, Later, join_text, percent
+from sidefx_train.compile.capture.shadows.deferred_values import (
+    NUMBERS,
+    DeferredCall,
+    DeferredValue,
+    join_text,
+    percent,
+)
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
 from sidefx_train.compile.capture.world import backward_reads
-from sidefx_train.compile.capture.world.argument_snapshot import late_text
+from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
 from sidefx_train.compile.capture.world.attribute_access import AttributeWorld
 from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
 from sidefx_train.compile.capture.world.native_call_facts import HASHED
@@ -38,7 +44,7 @@ from sidefx_train.compile.capture.world.native_calls import (
     contextvars_and_locks,
     deferred_warnings,
 )
-from sidefx_train.compile.capture.world.native_calls.deferred_strings import as_shown, later_in
+from sidefx_train.compile.capture.world.native_calls.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
@@ -62,14 +68,14 @@ class TraceWorld(AttributeWorld):
         specialization: which outside values are treated as changing, and what is not captured.
         running: objects of its opaque classes whose method is being interpreted.
         deferred: calls to replay after the graph, in order.
-        moved_later: by the address of objects (held by those calls), the deferred method that changes them.
+        mutated_after_graph: by the address of objects (held by those calls), the deferred method that changes them.
         context: context variables that the step reads, sets and resets.
         locks: locks that it takes and releases.
         reads: what Python that runs in a recorded backward reads.
         freed: autograd nodes whose graph a backward pass has freed.
         hooked: autograd nodes of tensors on which the step registered a hook.
         replayed: how often the replay of views after the graph will move the version counter of what they are made of.
-        led_back: what C code calls in place of functions of the step.
+        reentry_callbacks: what C code calls in place of functions of the step.
         queries: what the step asked of global state.
         warns: code that was seen to warn.
         class_views: namespaces of classes that the program holds, with the class.
@@ -80,8 +86,8 @@ class TraceWorld(AttributeWorld):
         writes: operations that write to tensors.
         inference: contexts of inference mode that the step has entered.
         twins: stand-ins of ``torch.autograd.Function`` classes, whose methods are interpreted.
-        module_spaces: namespaces of modules that the program holds as dicts.
-        own_spaces: dicts of the trace that executed code uses as its globals.
+        module_namespaces: namespaces of modules that the program holds as dicts.
+        own_namespaces: dicts of the trace that executed code uses as its globals.
         defined_at: where the step is defined.
         tagged: tensors made in the step on which it set attributes of its own, with their names.
         pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
@@ -103,12 +109,12 @@ class TraceWorld(AttributeWorld):
         self.heap.own_key = self.own_key
         self.heap.memory.warn = lambda text: deferred_warnings.warn(self, (text,), {})
         self.reentry = Reentry(self)
-        self.led_back: list[Callable[..., Any]] = []
+        self.reentry_callbacks: list[Callable[..., Any]] = []
         self.queries = Queries(self.heap)
         self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
-        self.moved_later: dict[int, str] = {}
+        self.mutated_after_graph: dict[int, str] = {}
         self.context = contextvars_and_locks.ContextVariables(self)
         self.locks = contextvars_and_locks.Locks(self)
         self.reads = backward_reads.Reads(self)
@@ -121,11 +127,11 @@ class TraceWorld(AttributeWorld):
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = WriteLog(tracer.graph)
         self.branching = False
-        self.granted: dict[Location, None] = {}
+        self.assumptions: dict[Location, None] = {}
         self.inference: list[Any] = []
-        self.twins: dict[type, type] = {}
-        self.module_spaces: dict[int, dict[str, Any]] = {}
-        self.own_spaces: dict[int, dict[str, Any]] = {}
+        self.reentering_classes: dict[type, type] = {}
+        self.module_namespaces: dict[int, dict[str, Any]] = {}
+        self.own_namespaces: dict[int, dict[str, Any]] = {}
         self.class_views: dict[int, tuple[Any, type]] = {}
         self.given_memos: list[Any] = []
         self.deep_copies: list[tuple[Any, torch.Tensor]] = []
@@ -135,7 +141,7 @@ class TraceWorld(AttributeWorld):
         self.new_descriptors: dict[int, Any] = {}
         self.new_modules: dict[int, types.ModuleType] = {}
         self.new_functions: dict[int, types.FunctionType] = {}
-        self._class_spaces: dict[type, Any] = {}
+        self._class_namespaces: dict[type, Any] = {}
         self._methods: dict[str, list[tuple[type, registry.Interceptor]]] = {}
         registry.plug_late()
         for base, name, handler in registry.METHOD_INTERCEPTORS:
@@ -177,7 +183,7 @@ class TraceWorld(AttributeWorld):
     # --- globals and cells ---------------------------------------------------------------------------------------
 
     def run_in(self, space: dict[str, Any]) -> None:
-        if any(id(space) in known for known in (self.own_spaces, self.module_spaces, self.heap.namespaces)):
+        if any(id(space) in known for known in (self.own_namespaces, self.module_namespaces, self.heap.namespaces)):
             return
         frame = self.interp.current_frame
         while frame is not None:
@@ -185,10 +191,10 @@ class TraceWorld(AttributeWorld):
                 return
             frame = frame.back
         self.touch(space, deep=False)
-        self.own_spaces[id(space)] = space
+        self.own_namespaces[id(space)] = space
 
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
-        if id(namespace) in self.own_spaces:
+        if id(namespace) in self.own_namespaces:
             return namespace[name] if name in namespace else _BUILTINS.get(name, ABSENT)
         if name in namespace:
             value = namespace[name]
@@ -219,7 +225,7 @@ class TraceWorld(AttributeWorld):
     def runs(self, fn: types.FunctionType, natively: bool) -> bool:
         if id(fn) in self.new_functions:
             return True
-        if trace_rules.is_undivided(fn):
+        if trace_rules.is_atomic(fn):
             self._refuse_call(fn)
         if natively and fn.__code__ not in self.specialization.inlined_code:
             return self.heap.definitions.runs_natively(fn)
@@ -227,16 +233,16 @@ class TraceWorld(AttributeWorld):
         return not natively
 
     def watched(self, value: Any) -> bool:
-        return id(type(value)) not in self.new_classes and finalizers.noticed(self.heap, value)
+        return id(type(value)) not in self.new_classes and finalizers.finalization_observable(self.heap, value)
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None:
-        if id(namespace) in self.own_spaces:
+        if id(namespace) in self.own_namespaces:
             namespace[name] = value
             return
         self.heap.namespace(namespace).set(name, value)
 
     def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
-        if id(namespace) in self.own_spaces:
+        if id(namespace) in self.own_namespaces:
             return namespace.pop(name, ABSENT) is not ABSENT
         return self.heap.namespace(namespace).delete(name)
 
@@ -292,12 +298,12 @@ class TraceWorld(AttributeWorld):
             if found is not ABSENT:
                 return found
         if name == "is_":
-            self.heap.identities.tell_apart(*args)
+            self.heap.identities.guard_distinct(*args)
             return builtin_methods.one_object(*args)
         if name in ("add", "iadd") and all(type(value) is str or _is_text(value) for value in args):
-            return late_text(self, operator.add, args) if any(map(_is_text, args)) else ABSENT
+            return deferred_string(self, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
-            if issubclass(type(value), Later):
+            if issubclass(type(value), DeferredValue):
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
         if name == "contains" and type(args[1]) is torch.SymBool:
             return operators.contains(self.interp, first, builtin_methods.concrete(args[1]))
@@ -305,7 +311,7 @@ class TraceWorld(AttributeWorld):
             found = builtin_methods.among(self, first, args[1])
             if found is not ABSENT:
                 return found
-        if id(first) in self.module_spaces and name in ("getitem", "setitem", "delitem", "contains"):
+        if id(first) in self.module_namespaces and name in ("getitem", "setitem", "delitem", "contains"):
             return builtin_methods.namespace_operator(self, name, args)
         if id(first) in self.class_views and name in ("getitem", "contains"):
             return builtin_methods.class_view_operator(self, name, args)
@@ -379,10 +385,10 @@ class TraceWorld(AttributeWorld):
             self.touch(value)  # numbers that change are only then to be seen
         if name == "build_string":
             parts = tuple(args[0])
-            return late_text(self, join_text, (parts,)) if later_in(parts) else ABSENT
-        found = later_in(args[0], name)
+            return deferred_string(self, join_text, (parts,)) if deferred_in(parts) else ABSENT
+        found = deferred_in(args[0], name)
         self._check_hidden(name, found)
-        return late_text(self, _TEXT[name], args) if found else ABSENT
+        return deferred_string(self, _TEXT[name], args) if found else ABSENT
 
     def _check_hidden(self, name: str, found: str) -> None:
         if found == "hidden":
@@ -393,21 +399,21 @@ class TraceWorld(AttributeWorld):
         if safe_isinstance(values, tuple):  # a tuple of any class is a tuple of values
             values = tuple(tuple.__iter__(values))
         self.touch(values)
-        found = later_in(values)
+        found = deferred_in(values)
         self._check_hidden("%", found)
-        return late_text(self, percent, (text, values)) if found else ABSENT
+        return deferred_string(self, percent, (text, values)) if found else ABSENT
 
     def wrapped_text(self, method: str, value: Any) -> Any:
         """The text that a slot wrapper (``list.__repr__``, say) makes of a value; else :data:`ABSENT`."""
         self.touch(value)
-        found = later_in(value)
+        found = deferred_in(value)
         if not found:
             return ABSENT
         shown = as_shown(value, method)
         if shown is None:
             found = "hidden"
         self._check_hidden(method, found)
-        return late_text(self, repr, (shown,))
+        return deferred_string(self, repr, (shown,))
 
 
 def _decides(value: Any) -> bool:
@@ -420,7 +426,7 @@ _VALUES = (int, float, complex, str, tuple, list, dict, torch.Tensor)
 
 
 def _is_text(value: Any) -> bool:
-    return type(value) is Later and value.fn in _MAKES_TEXT
+    return type(value) is DeferredValue and value.fn in _MAKES_TEXT
 
 
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})

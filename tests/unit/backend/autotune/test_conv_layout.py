@@ -118,7 +118,7 @@ def graph_of(*images: torch.Tensor, weight: torch.Tensor, backward: bool = False
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_inductor_turns_no_image_of_its_own_accord(dtype: torch.dtype) -> None:
     graph = graph_of(torch.randn(2, 4, 6, 6, dtype=dtype), weight=torch.randn(4, 4, 3, 3, dtype=dtype))
-    assert conv_layout.all_may_turn(graph) == (dtype == torch.float32)
+    assert conv_layout.supports_channels_last(graph) == (dtype == torch.float32)
 
 
 def test_the_sum_decides_each_convolution_as_often_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import lstm
 from sidefx_train.compile.backend.autotune.lstm import INPUT, STATES, WEIGHTS
-from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
 from tests.support.disk_cache import new_cache
 
 ALL = INPUT | WEIGHTS | STATES
@@ -336,4 +336,4 @@ def test_a_caller_of_layers_needs_no_header_of_torchs():
     from sidefx_train.compile.backend.cpp_codegen.python_entry import kernels_called
 
     calls = "".join(f"{compat.KERNEL_FUNCTION}{name}(stack, a, b);" for name in ("lstm", "lstm_backward"))
-    assert lean_caller(kernels_called(calls) + calls) is not None
+    assert header_free_wrapper(kernels_called(calls) + calls) is not None

@@ -20,7 +20,7 @@ import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import matmul, timing
 from sidefx_train.compile.backend.cpp_codegen import python_entry
-from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
 from sidefx_train.compile.native import products_module
 from sidefx_train.report import ChoiceRecord
 from tests.support.disk_cache import new_cache
@@ -438,7 +438,7 @@ def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(
 
 
 def test_a_caller_of_products_needs_no_header_of_torchs() -> None:
-    assert lean_caller(python_entry.kernels_called(compat.KERNEL_FUNCTION + "product")) is not None
+    assert header_free_wrapper(python_entry.kernels_called(compat.KERNEL_FUNCTION + "product")) is not None
 
 
 def test_no_time_for_measuring(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ if child == 0:
     signal.alarm(120)  # a thread that waits for one that is not there would do so for ever
     out = os.dup(1)
     begin_fork()
-    measuring.measure_apart()
+    measuring.measure_in_process()
     measuring.begin(1.0)
     tasks = {
         "product": ("product", [[[256, 256], [256, 1]], [[256, 256], [256, 1]], 2]),

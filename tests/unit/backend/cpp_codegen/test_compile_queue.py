@@ -9,41 +9,41 @@ import pytest
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen import build_library
-from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, Unit, Workshop
+from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, CompileQueue, Unit
 from sidefx_train.compile.backend.cpp_codegen.kernel_units import LARGEST_PART, Kernels
 
 PLAIN = ("g++", "-fPIC")
 
 
 @pytest.fixture
-def workshop() -> Iterator[Workshop]:
-    at = Workshop(most=1)
+def queue() -> Iterator[CompileQueue]:
+    at = CompileQueue(most=1)
     yield at
     at.close()
 
 
-def test_units_are_compiled_one_after_the_other_and_equal_ones_once(workshop: Workshop) -> None:
+def test_units_are_compiled_one_after_the_other_and_equal_ones_once(queue: CompileQueue) -> None:
     units = [Unit(f"int f{i}() {{ return {i}; }}", PLAIN) for i in range(3)]
-    made = [workshop.compile(unit) for unit in (*units, units[0])]
+    made = [queue.compile(unit) for unit in (*units, units[0])]
     assert made[0] == made[3] and len(set(made)) == 3
-    assert not workshop.idle, "one compiler runs at a time"
-    workshop.finish()
-    assert workshop.idle and all(path.stat().st_size for path in made)
-    folder = workshop.folder
-    workshop.close()
+    assert not queue.idle, "one compiler runs at a time"
+    queue.finish()
+    assert queue.idle and all(path.stat().st_size for path in made)
+    folder = queue.folder
+    queue.close()
     assert not folder.exists()
 
 
-def test_the_first_error_ends_all_and_the_workshop_can_be_used_again(workshop: Workshop) -> None:
+def test_the_first_error_ends_all_and_the_workshop_can_be_used_again(queue: CompileQueue) -> None:
     good = Unit("int f() { return 1; }", PLAIN)
     for unit in (good, Unit("#error not this\n", PLAIN), good):
-        workshop.compile(unit)
-    folder = workshop.folder
+        queue.compile(unit)
+    folder = queue.folder
     with pytest.raises(BuildFailed, match="not this"):
-        workshop.finish()
+        queue.finish()
     assert not folder.exists()
-    made = workshop.compile(good)
-    workshop.finish()
+    made = queue.compile(good)
+    queue.finish()
     assert made.exists()
 
 
@@ -58,32 +58,32 @@ extern "C"  void  cpp_fused_{name}(const float* in, float* out)
 
 
 @pytest.fixture
-def kernels(workshop: Workshop) -> Kernels:
-    found = Kernels(workshop, [*PLAIN, "-O3", "-mavx512f", "-D CPU_CAPABILITY_AVX512"], lean=True)
+def kernels(queue: CompileQueue) -> Kernels:
+    found = Kernels(queue, [*PLAIN, "-O3", "-mavx512f", "-D CPU_CAPABILITY_AVX512"], header_free=True)
     assert found._header is not None
     return found
 
 
-def test_kernels_are_compiled_before_all_are_known(workshop: Workshop, kernels: Kernels) -> None:
+def test_kernels_are_compiled_before_all_are_known(queue: CompileQueue, kernels: Kernels) -> None:
     large, small, other = _kernel("a", LARGEST_PART), _kernel("b"), _kernel("c").replace("in[0];", "std::frexp(in[0]);")
     kernels.add(small)
-    assert workshop.idle, "it is too small to read the header for it"
+    assert queue.idle, "it is too small to read the header for it"
     kernels.add(large)
     kernels.add(large)
-    assert not workshop.idle
+    assert not queue.idle
     kernels.add(other)
     kernels.add("async_compile.cpp_pybinding([], '''")  # not a kernel of a C++ graph
     begun, late, plain = kernels.units("\n".join((small, large, other, _kernel("d"))))
     assert all(text in begun.text for text in ("cpp_fused_a(", "cpp_fused_b(")) and "fused_c" not in begun.text
     assert "cpp_fused_d(" in late.text and late.lean and "fused_a" not in late.text
     assert "frexp" in plain.text and plain.header == compat.KERNEL_HEADER
-    assert workshop.compile(begun) == workshop.folder / "part0.o", "it is compiled already"
+    assert queue.compile(begun) == queue.folder / "part0.o", "it is compiled already"
 
 
-def test_a_kernel_that_is_not_among_all_makes_what_was_begun_void(workshop: Workshop, kernels: Kernels) -> None:
+def test_a_kernel_that_is_not_among_all_makes_what_was_begun_void(queue: CompileQueue, kernels: Kernels) -> None:
     first, second = _kernel("a", LARGEST_PART), _kernel("b")
     kernels.add(first)
-    folder = workshop.folder
+    folder = queue.folder
     (unit,) = kernels.units(second)
     assert "cpp_fused_b(" in unit.text and "fused_a" not in unit.text and not folder.exists()
 
@@ -112,5 +112,5 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
     building = build_library.Building()
     building.add(kernel)
     name = build_library.build_library(caller, kernel, 1, building=building)
-    monkeypatch.setattr(Workshop, "finish", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(CompileQueue, "finish", lambda *_: pytest.fail("built again"))
     assert build_library.build_library(caller, kernel, 1) == name

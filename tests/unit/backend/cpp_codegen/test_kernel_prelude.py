@@ -15,7 +15,7 @@ import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.cpp_codegen import build_library, kernel_units
-from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import lean_header, lean_kernels
+from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import header_free_header, header_free_kernels
 
 aten = torch.ops.aten
 
@@ -170,7 +170,7 @@ def test_results_are_those_of_torchs_header_bit_by_bit(
     assert builds and all(builds) is own, "kernels were compiled with torch's header"
     builds.clear()
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "other"))
-    monkeypatch.setattr(kernel_units, "lean_kernels", lambda text: None)
+    monkeypatch.setattr(kernel_units, "header_free_kernels", lambda text: None)
     whole = _computed(program, given)
     assert builds and not any(builds)
     for i, (mine, torchs) in enumerate(zip(lean, whole, strict=True)):
@@ -188,8 +188,8 @@ extern "C"  void  cpp_fused_0(const float* in_ptr0, float* out_ptr0)
     tmp1.store(out_ptr0 + static_cast<int64_t>(0));
 }}
 """
-    assert lean_kernels(plain) is not None
-    assert lean_header("CPU_CAPABILITY_AVX512") is not None and lean_header("CPU_CAPABILITY_NEON") is None
+    assert header_free_kernels(plain) is not None
+    assert header_free_header("CPU_CAPABILITY_AVX512") is not None and header_free_header("CPU_CAPABILITY_NEON") is None
     changes = [
         (".exp()", ".lgamma()"),
         ("tmp0.exp()", "unheard_of(tmp0)"),
@@ -201,4 +201,4 @@ extern "C"  void  cpp_fused_0(const float* in_ptr0, float* out_ptr0)
     ]
     for old, new in changes:
         assert plain.replace(old, new) != plain
-        assert lean_kernels(plain.replace(old, new)) is None, new
+        assert header_free_kernels(plain.replace(old, new)) is None, new

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import sidefx_train
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.cpp_codegen import build_library
-from sidefx_train.compile.backend.cpp_codegen.loop_dedup import AlikeLoops
+from sidefx_train.compile.backend.cpp_codegen.loop_dedup import LoopDedup
 from tests.support.disk_cache import new_cache
 
 
@@ -97,9 +97,9 @@ def test_the_code_is_what_inductor_generates(
 ) -> None:
     monkeypatch.setattr(inductor, "may_fork", lambda: False)  # what a fork of the process generates is not counted here
     reused: list[int] = []
-    generating = AlikeLoops.generating
+    generating = LoopDedup.generating
 
-    def counted(loops: AlikeLoops, before: Callable[..., None]) -> Callable[..., None]:
+    def counted(loops: LoopDedup, before: Callable[..., None]) -> Callable[..., None]:
         method = generating(loops, before)
 
         def codegen_nodes(*given: Any) -> None:
@@ -108,9 +108,9 @@ def test_the_code_is_what_inductor_generates(
 
         return codegen_nodes
 
-    monkeypatch.setattr(AlikeLoops, "generating", counted)
+    monkeypatch.setattr(LoopDedup, "generating", counted)
     alike = _trained(width, counts=counts)
-    monkeypatch.setattr(AlikeLoops, "generating", lambda loops, before: before)
+    monkeypatch.setattr(LoopDedup, "generating", lambda loops, before: before)
     new_cache(tmp_path / "other", monkeypatch)
     each = _trained(width, counts=counts)
     assert max(reused) >= 9, "the layers repeat each other, in 48 loops: a layer norm and what follows it are one"

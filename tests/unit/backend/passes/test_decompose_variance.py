@@ -32,7 +32,7 @@ LEFT = {
 def rewritten(net, x):
     module = make_fx(net, tracing_mode="fake")(x)
     mode = next(n.meta["val"].fake_mode for n in module.graph.nodes if "val" in n.meta)
-    decompose_variance.write_out_moments(module, mode)
+    decompose_variance.decompose_variances(module, mode)
     return module
 
 

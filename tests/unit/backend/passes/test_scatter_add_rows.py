@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sidefx_train
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import lean_caller
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
 from sidefx_train.compile.backend.passes import scatter_add_rows
 
 aten = torch.ops.aten
@@ -215,4 +215,4 @@ def test_a_caller_of_narrow_products_needs_no_header_of_torchs():
     names = [
         f"{compat.KERNEL_FUNCTION}{name}" for name in ("product", "product_relu_narrow", "products_narrow", "sum_rows")
     ]
-    assert lean_caller("\n".join(f"auto made = {name}(a, b, c);" for name in names)) is not None
+    assert header_free_wrapper("\n".join(f"auto made = {name}(a, b, c);" for name in names)) is not None

@@ -22,7 +22,7 @@ GUARDS = {
     "counted": Guard("counted", FIRST, (SECOND, True)),
     "separate": Guard("separate", FIRST, (FIRST, SECOND)),
     "disjoint": Guard("disjoint", FIRST, ((FIRST,), (SECOND,))),
-    "apart": Guard("apart", FIRST, frozenset()),
+    "no_overlap": Guard("no_overlap", FIRST, frozenset()),
     "length": Guard("length", FIRST, 2),
     "keys": Guard("keys", FIRST, ("a",)),
     "tensor": Guard("tensor", FIRST, LIKE),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins import iterables, operator_functions
 from sidefx_train.compile.capture.interpreter.frame import NULL
-from sidefx_train.compile.capture.interpreter.frame_objects import names_in, stack_of_stand_ins
+from sidefx_train.compile.capture.interpreter.frame_objects import frame_object_stack, names_in
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model import (
     attributes,
@@ -465,7 +465,7 @@ def _getframe(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, A
         frame, depth = frame.back, depth - 1
     if frame is None:
         return sys._getframe(1)
-    return stack_of_stand_ins(interp, frame)
+    return frame_object_stack(interp, frame)
 
 
 if hasattr(sys, "_getframemodulename"):

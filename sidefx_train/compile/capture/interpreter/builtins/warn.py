@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-class Notice:
+class WarningSite:
     """A warning about one line of one module.
 
     Args:
@@ -64,7 +64,7 @@ def arguments(
     return message, category, int(stacklevel), source, tuple(skip_file_prefixes)
 
 
-def place(interp: InterpreterAPI, level: int, skipped: tuple[str, ...] = ()) -> Notice:
+def place(interp: InterpreterAPI, level: int, skipped: tuple[str, ...] = ()) -> WarningSite:
     """Where a warning with this ``stacklevel`` belongs."""
     if skipped:
         level = max(level, 2)
@@ -77,7 +77,7 @@ def place(interp: InterpreterAPI, level: int, skipped: tuple[str, ...] = ()) -> 
             level -= 1
             frame = _next_outside_imports(frame, skipped)
     if frame is not None:
-        return Notice(frame.globals, frame.code.co_filename, frame.line)
+        return WarningSite(frame.globals, frame.code.co_filename, frame.line)
     return _below_the_program(interp, level)
 
 
@@ -92,24 +92,24 @@ def _of_imports(file: str) -> bool:
     return "importlib" in file and "_bootstrap" in file
 
 
-def _below_the_program(interp: InterpreterAPI, level: int) -> Notice:
+def _below_the_program(interp: InterpreterAPI, level: int) -> WarningSite:
     """A line of what called the interpreter, or none."""
     outer = sys._getframe(1)
     while outer is not None and (outer.f_code.co_filename.startswith(PACKAGE_DIR) or level > 1):
         level -= not outer.f_code.co_filename.startswith(PACKAGE_DIR)
         outer = outer.f_back  # type: ignore[assignment]
     if outer is None:
-        return Notice(vars(sys), "sys", 1)
-    return Notice(outer.f_globals, outer.f_code.co_filename, outer.f_lineno)
+        return WarningSite(vars(sys), "sys", 1)
+    return WarningSite(outer.f_globals, outer.f_code.co_filename, outer.f_lineno)
 
 
 def warn(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``warnings.warn(*args, **kwargs)``, now."""
     message, category, level, source, skipped = arguments(*args, **kwargs)
-    notice = place(interp, level, skipped)
-    registry = notice.space.setdefault("__warningregistry__", {})
+    site = place(interp, level, skipped)
+    registry = site.space.setdefault("__warningregistry__", {})
     interp.native(
         warnings.warn_explicit,
-        (message, category, notice.file, notice.line, notice.module, registry, None, source),
+        (message, category, site.file, site.line, site.module, registry, None, source),
         {},
     )

@@ -170,8 +170,8 @@ def _load(interp: InterpreterAPI, obj: Any, name: str) -> Any:
     if found is not ABSENT:
         return found
     cls = interp.type_of(obj)
-    if cls is types.FrameType and id(obj) in interp.stand_ins:
-        found = of_frame(interp, interp.stand_ins[id(obj)][1], name)
+    if cls is types.FrameType and id(obj) in interp.substitute_frames:
+        found = of_frame(interp, interp.substitute_frames[id(obj)][1], name)
         if found is not ABSENT:
             return found
     getter = _type_lookup(cls, "__getattribute__")

@@ -10,7 +10,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
 
-_ALIKE = frozenset(
+_ALIASED_WRITES = frozenset(
     {"add_", "sub_", "mul_", "div_", "copy_", "zero_", "neg_", "abs_", "exp_", "log_", "sqrt_", "rsqrt_", "reciprocal_"}
 )
 """Those that take the arguments of the operation on one tensor, in the same order."""
@@ -39,7 +39,7 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     lists = [arg for arg in (*args, *kwargs.values()) if safe_isinstance(arg, (list, tuple))]
     tensors = [t for each in lists for t in each if safe_isinstance(t, torch.Tensor)]
     memory = [t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided and t.device.type == "cpu"]
-    if name not in _ALIKE or len(memory) < len(tensors) or len(set(memory)) == len(memory):
+    if name not in _ALIASED_WRITES or len(memory) < len(tensors) or len(set(memory)) == len(memory):
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in args[0]):
         written = [t.untyped_storage()._cdata for t in args[0]]

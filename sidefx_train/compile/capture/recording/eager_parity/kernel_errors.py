@@ -140,9 +140,11 @@ def _check_lists(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     if not all(map(_is_strided_on_cpu, tensors)):
         return
     types = {tensor.dtype for tensor in tensors}
-    alike = all(len({t.shape for t in row if isinstance(t, torch.Tensor)}) < 2 for row in zip(*lists, strict=False))
+    same_shapes = all(
+        len({t.shape for t in row if isinstance(t, torch.Tensor)}) < 2 for row in zip(*lists, strict=False)
+    )
     one_type = len(types) == 1 and next(iter(types)).is_floating_point
-    if alike and one_type and not any(type(item) is complex for item in items):
+    if same_shapes and one_type and not any(type(item) is complex for item in items):
         return
     whole = sum(tensor.numel() for tensor in tensors) <= _MOST_ELEMENTS
     named = tuple((name, _list_kind(arg, whole)) for name, arg in kwargs.items())

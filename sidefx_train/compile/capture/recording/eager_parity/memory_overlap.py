@@ -25,7 +25,7 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     if func in STRIDED:
         _check_reach(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags and torch.is_grad_enabled():
-        _check_turned(func, args[0])
+        _check_metadata_mutation(func, args[0])
     if torch.Tag.inplace_view in func.tags or not func._schema.is_mutable:
         return
     written: list[torch.Tensor] = []
@@ -36,9 +36,9 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             raise Unsupported("SFX108", f"{func} resizes an empty part of a tensor, and so the tensor's memory")
         (written if writes else read).extend(_tensors(value))
     elementwise = torch.Tag.pointwise in func.tags or func.name().startswith(_ELEMENTWISE)
-    beside: dict[int, list[tuple[torch.Tensor, bool]]] = {}  # operands by their memory: an optimizer's are hundreds
+    by_storage: dict[int, list[tuple[torch.Tensor, bool]]] = {}  # operands by their memory: an optimizer's are hundreds
     for other in read:
-        beside.setdefault(_storage(other), []).append((other, elementwise))
+        by_storage.setdefault(_storage(other), []).append((other, elementwise))
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in (*written, *read))
     for target in written:
         if recorded and _is_twisted_part(target):
@@ -46,7 +46,7 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             raise Unsupported("SFX107", f"{reason}: eager's derivative of that raises")
         if _is_known(target) and not is_dense(target) and _several_in_one_place(target):
             raise _refused(func, "more than one element of the written-to tensor is in a single place")
-        others = beside.setdefault(_storage(target), [])
+        others = by_storage.setdefault(_storage(target), [])
         for other, same_place_is_fine in others:
             if same_place_is_fine and (other is target or _layout(other) == _layout(target)):
                 continue
@@ -55,10 +55,10 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         others.append((target, False))
 
 
-def _check_turned(func: Any, turned: torch.Tensor) -> None:
+def _check_metadata_mutation(func: Any, mutated: torch.Tensor) -> None:
     """Autograd makes a view of another type anew as it was once its base has been written, not as it was turned."""
-    base = turned._base if turned._is_view() else None
-    if base is not None and base.dtype != turned.dtype and (base.requires_grad or turned.requires_grad):
+    base = mutated._base if mutated._is_view() else None
+    if base is not None and base.dtype != mutated.dtype and (base.requires_grad or mutated.requires_grad):
         raise Unsupported("SFX107", f"{func} turns a view of another type than what it is a view of, with gradients")
 
 
@@ -181,7 +181,7 @@ def _may_share(a: torch.Tensor, b: torch.Tensor) -> bool:
     (a_low, a_high), (b_low, b_high) = _extent(a), _extent(b)
     low, high = min(a_low, b_low), max(a_high, b_high)
     if a_low >= b_high or b_low >= a_high:
-        _hold_apart(a, b)
+        _require_disjoint(a, b)
         return False
     if is_dense(a) and is_dense(b):
         return True
@@ -193,7 +193,7 @@ def _may_share(a: torch.Tensor, b: torch.Tensor) -> bool:
         return bool(torch.logical_and(*places).any())
 
 
-def _hold_apart(a: torch.Tensor, b: torch.Tensor) -> None:
+def _require_disjoint(a: torch.Tensor, b: torch.Tensor) -> None:
     """Makes a guard of it that two tensors of symbolic size do not come to overlap."""
     numbers = [n for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())]
     if all(isinstance(n, int) for n in numbers):

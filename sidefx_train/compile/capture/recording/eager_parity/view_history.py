@@ -19,7 +19,7 @@ from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import NO_GRAD
 from sidefx_train.compile.graph.view_chains import (
     STRIDED,
-    base_turned,
+    base_metadata_mutated,
     changes_layout,
     counted_since,
     first_of,
@@ -57,12 +57,12 @@ def check_strided(tracer: GraphRecorder, func: Any, args: tuple[Any, ...], kwarg
             continue
         up = way_up(tracer.node_of(tensor))
         otherwise = any(map(_reads_otherwise, up))
-        turns = [node for node in up if changes_layout(node) and (otherwise or node.target not in _SQUEEZES)]
-        anew = writes or any(counted_since(node) or NO_GRAD in node.meta for node in turns)
-        if turns and anew:
+        mutations = [node for node in up if changes_layout(node) and (otherwise or node.target not in _SQUEEZES)]
+        regenerated = writes or any(counted_since(node) or NO_GRAD in node.meta for node in mutations)
+        if mutations and regenerated:
             how = "in memory that is written or without gradients: autograd forgets the turn"
             _stop(tracer, f"{func} takes, with gradients, a view that was turned in place, {how}")
-        if _base_turned(up, tensor, tracer) and (writes or _is_asked_anew(up, tensor)):
+        if _base_metadata_mutated(up, tensor, tracer) and (writes or _history_is_regenerated(up, tensor)):
             how = "after it was made: autograd makes its history anew"
             _stop(tracer, f"{func} takes, with gradients, a view of what was turned in place {how}")
         strided = next((node for node in up if node.target in STRIDED), None)
@@ -84,12 +84,14 @@ def _stop(tracer: GraphRecorder, reason: str) -> None:
         tracer.stop.whole = True
 
 
-def _base_turned(up: list[fx.Node], view: torch.Tensor, tracer: GraphRecorder) -> bool:
+def _base_metadata_mutated(up: list[fx.Node], view: torch.Tensor, tracer: GraphRecorder) -> bool:
     base = view._base
-    return base is not None and tracer.has_node(base) and base_turned(up, first_of(tracer.node_of(base)), base)
+    return (
+        base is not None and tracer.has_node(base) and base_metadata_mutated(up, first_of(tracer.node_of(base)), base)
+    )
 
 
-def _is_asked_anew(up: list[fx.Node], view: torch.Tensor) -> bool:
+def _history_is_regenerated(up: list[fx.Node], view: torch.Tensor) -> bool:
     """True if reading a view has autograd make its history anew."""
     return view.requires_grad and counted_since(next(filter(is_replayed, up)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.world import space_of_thread
+from sidefx_train.compile.capture.interpreter.world import thread_dict_of
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
-class SpaceRecord(Record):
+class InstanceDictRecord(Record):
     """The ``__dict__`` of an outside instance; what the step does to it stands in the instance's record.
 
     It may be that of other instances too, which are known by the ``__dict__`` then.
@@ -29,11 +29,11 @@ class SpaceRecord(Record):
         self.owner.fill()
 
 
-def note_space(heap: ShadowTableAPI, owner: InstanceRecord) -> None:
+def note_instance_dict(heap: ShadowTableAPI, owner: InstanceRecord) -> None:
     """Makes the ``__dict__`` of a new shadow known, or takes the shadow that its dict already has."""
     known = heap.by_real.get(id(owner.space))
-    if not safe_isinstance(known, (DictRecord, SpaceRecord)):
-        record = SpaceRecord(owner)
+    if not safe_isinstance(known, (DictRecord, InstanceDictRecord)):
+        record = InstanceDictRecord(owner)
         heap.by_real[id(record.real)] = heap.by_shadow[id(record.shadow)] = record
         return
     known.fill()
@@ -44,7 +44,7 @@ def note_space(heap: ShadowTableAPI, owner: InstanceRecord) -> None:
     owner.filled = owner.shared = True
 
 
-def check_hidden_space(heap: ShadowTableAPI, instance: Any) -> None:
+def check_hidden_dict(heap: ShadowTableAPI, instance: Any) -> None:
     """Refuses an instance whose class shows another ``__dict__``, if it may have attributes in its own.
 
     A container that keeps nothing but its items has none.
@@ -56,18 +56,18 @@ def check_hidden_space(heap: ShadowTableAPI, instance: Any) -> None:
     heap.refuse("SFX104", f"a {type(instance).__qualname__}, whose class shows another __dict__ than it has")
 
 
-def thread_space(heap: ShadowTableAPI, local: Any) -> DictRecord:
+def thread_dict(heap: ShadowTableAPI, local: Any) -> DictRecord:
     """What a ``threading.local`` holds for the running thread."""
     record = heap.record_of(local)
     if record is None:
         heap.refuse("SFX111", "uses a threading.local made in the step")
-    shadow = heap.shadow(space_of_thread(local), heap.sources.slot(record.base, "__dict__"))
+    shadow = heap.shadow(thread_dict_of(local), heap.sources.slot(record.base, "__dict__"))
     found = heap.record_of(shadow)
     assert safe_isinstance(found, DictRecord), "it is a plain dict"
     return found
 
 
-def space_of(heap: ShadowTableAPI, instance: Any) -> dict[str, Any]:
+def instance_dict_of(heap: ShadowTableAPI, instance: Any) -> dict[str, Any]:
     """The ``__dict__`` of an instance of the trace, complete.
 
     Raises:
@@ -79,7 +79,7 @@ def space_of(heap: ShadowTableAPI, instance: Any) -> dict[str, Any]:
     if owner is not None:
         owner.fill()
     elif record is None:
-        heap.new_spaces[id(space)] = (space, instance)
+        heap.new_namespaces[id(space)] = (space, instance)
     else:  # an outside object that stands for itself: its dict does not
         return heap.shadow(space, heap.sources.slot(record.base, "__dict__"))  # type: ignore[no-any-return]
     return space

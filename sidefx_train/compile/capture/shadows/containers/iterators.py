@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, cleans_up
+from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, has_pending_finally
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
-_WALKED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
-_SEQUENCES = tuple(type(iter(sequence)) for sequence in _WALKED)
+_ITERATED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
+_SEQUENCES = tuple(type(iter(sequence)) for sequence in _ITERATED)
 _WRAPPERS = (enumerate, zip)
 TYPES: frozenset[type] = frozenset({*_SEQUENCES, *_WRAPPERS, type(reversed([]))})
 """Classes whose instances can be shadowed."""
@@ -90,7 +90,7 @@ VIEWS: dict[type, Callable[[Any], Any]] = {
 """What an iterator over a dict or set is made of, by its class."""
 
 
-def walked_over(iterator: Any) -> Any:
+def iterated_container(iterator: Any) -> Any:
     """The dict or set that an iterator over one walks over; ``None`` at its end."""
     return next((item for item in gc.get_referents(iterator) if safe_isinstance(item, (dict, set, frozenset))), None)
 
@@ -110,7 +110,7 @@ def walk(view: Callable[[Any], Any], container: Any, taken: int) -> Iterator[Any
     return iterator
 
 
-def spoiled_walk(view: Callable[[Any], Any]) -> Iterator[Any]:
+def iteration_is_invalid(view: Callable[[Any], Any]) -> Iterator[Any]:
     """An iterator over a dict or set that has changed its size: to go on raises an error."""
     container: Any = {0} if view is iter else {0: 0}
     iterator = iter(view(container))
@@ -264,8 +264,8 @@ def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: t
         if type(real) not in HOLDERS:
             yield heap.shadow(real, source)
             continue
-        closing = cleans_up(real)
-        heap.guard("cleans_up", source, closing)
+        closing = has_pending_finally(real)
+        heap.guard("has_pending_finally", source, closing)
         if not closing or id(real) in heap.by_real:
             yield heap.shadow(real, source)
             continue

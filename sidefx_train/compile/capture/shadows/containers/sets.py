@@ -25,10 +25,10 @@ _ENTRY = 16
 _ORDERS = 200
 """Orders of insertion that are tried."""
 
-_TURNS = 64
+_MOST_CHANGES = 64
 """Changes to one set that are made again one by one."""
 
-UNSEEN = frozenset(
+HIDDEN_FROM_AUTOGRAD = frozenset(
     {
         "add", "remove", "discard", "clear", "issubset", "issuperset", "isdisjoint", "difference_update", "len", "bool",
         "hash", "contains", "lt", "le", "eq", "ne", "gt", "ge", "isub", "is_", "is_not", "__contains__", "__len__",
@@ -37,7 +37,7 @@ UNSEEN = frozenset(
 )  # fmt: skip
 """Functions and methods to which the order of a set makes no difference."""
 
-HANDED_ON = UNSEEN | frozenset(
+HANDED_ON = HIDDEN_FROM_AUTOGRAD | frozenset(
     {
         "update", "union", "intersection", "difference", "symmetric_difference", "intersection_update",
         "symmetric_difference_update", "copy", "set", "frozenset", "or_", "and_", "xor", "sub", "ior", "iand", "ixor",
@@ -45,7 +45,7 @@ HANDED_ON = UNSEEN | frozenset(
 )  # fmt: skip
 """Those that make sets of sets besides."""
 
-Turn = tuple[Literal["add", "remove", "clear"], tuple[Any, ...]]
+MembershipChange = tuple[Literal["add", "remove", "clear"], tuple[Any, ...]]
 """What was done to a set, and the members concerned."""
 
 
@@ -65,8 +65,8 @@ class SetRecord(Record):
         self.filled = False
         self.snapshot: set[Any] = set()
         self.unordered = False
-        self.turns: tuple[Turn, ...] | None = ()
-        self.looked: tuple[Any, ...] = ()
+        self.membership_changes: tuple[MembershipChange, ...] | None = ()
+        self.seen: tuple[Any, ...] = ()
 
     def fill(self) -> None:
         if self.filled:
@@ -85,41 +85,44 @@ class SetRecord(Record):
         self.heap.guard("members" if self.unordered else "order", self.base, order)
         set.update(self.shadow, added)
         self.snapshot = set(inside)
-        self.looked = tuple(set.__iter__(self.shadow))
+        self.seen = tuple(set.__iter__(self.shadow))
 
     def look(self) -> None:
         """Notes what the last operation changed; called before the next one."""
         now = tuple(set.__iter__(self.shadow))
-        if self.turns is None or now == self.looked:
+        if self.membership_changes is None or now == self.seen:
             return
-        if len(self.turns) >= _TURNS or not all(map(is_plain, (*now, *self.looked))):
-            self.turns = None
+        if len(self.membership_changes) >= _MOST_CHANGES or not all(map(is_plain, (*now, *self.seen))):
+            self.membership_changes = None
             return
-        before, after = set(self.looked), set(now)
-        gone = tuple(member for member in self.looked if member not in after)
+        before, after = set(self.seen), set(now)
+        gone = tuple(member for member in self.seen if member not in after)
         new = tuple(member for member in now if member not in before)
-        self.turns = (*self.turns, *_turns(gone, new, emptied=not now and len(gone) > 1))
-        self.looked = now
+        self.membership_changes = (
+            *self.membership_changes,
+            *_membership_changes(gone, new, emptied=not now and len(gone) > 1),
+        )
+        self.seen = now
 
-    def changes(self) -> tuple[Turn, ...]:
+    def changes(self) -> tuple[MembershipChange, ...]:
         """What to do to the set outside, in the program's turns where they are known: they decide its order."""
         self.look()
-        return self.net() if self.turns is None else self.turns
+        return self.net() if self.membership_changes is None else self.membership_changes
 
-    def net(self) -> tuple[Turn, ...]:
+    def net(self) -> tuple[MembershipChange, ...]:
         """Only what changed."""
         now = dict.fromkeys(set.__iter__(self.shadow))
         gone = tuple(member for member in self.snapshot if member not in now)
         new = tuple(member for member in now if member not in self.snapshot)
-        return _turns(gone, new, emptied=False)
+        return _membership_changes(gone, new, emptied=False)
 
     def reset(self) -> None:
         set.clear(self.shadow)
         set.update(self.shadow, self.snapshot)
 
 
-def _turns(gone: tuple[Any, ...], new: tuple[Any, ...], emptied: bool) -> tuple[Turn, ...]:
-    removed: tuple[Turn, ...] = ((("clear", ()) if emptied else ("remove", gone)),) if gone else ()
+def _membership_changes(gone: tuple[Any, ...], new: tuple[Any, ...], emptied: bool) -> tuple[MembershipChange, ...]:
+    removed: tuple[MembershipChange, ...] = ((("clear", ()) if emptied else ("remove", gone)),) if gone else ()
     return (*removed, ("add", new)) if new else removed
 
 

@@ -86,7 +86,7 @@ class MadeArrays:
     def __init__(self) -> None:
         self._made: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], torch.Tensor]] = []
 
-    def stand_in(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def substitute(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """What the constant is to be made of: a copy where it can have the array's strides."""
         copy = array.copy(order="K")
         return copy if copy.strides == array.strides else array

@@ -45,7 +45,7 @@ class GivenMemory:
         self.owners: dict[fx.Node, torch.Tensor] = {}
         self.count = 0
         self.warn: Callable[[str], None] | None = None
-        self._grown: dict[int, torch.Tensor] = {}
+        self._resized: dict[int, torch.Tensor] = {}
         self._replaced: list[TensorRecord] = []
 
     def assign(self, tensor: torch.Tensor, value: Any) -> None:
@@ -103,7 +103,7 @@ class GivenMemory:
         if value.shape != out.shape:
             self._alone(out)
             self._give(out, value, "calls an operation with out=")
-            self._grown[id(out)] = value
+            self._resized[id(out)] = value
 
     def _refill(self, out: torch.Tensor, value: torch.Tensor) -> None:
         """Resizes a tensor with elements, of which torch warns, and writes a result to it."""
@@ -146,7 +146,7 @@ class GivenMemory:
         memory = torch.empty(math.prod(size), dtype=tensor.dtype, device=tensor.device)
         memory[: whole.numel()].copy_(whole)
         self._give(tensor, memory.view(size), "calls resize_")
-        self._grown[id(tensor)] = memory
+        self._resized[id(tensor)] = memory
         return tensor
 
     def _alone(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -163,7 +163,7 @@ class GivenMemory:
             self.heap.refuse("SFX108", f"{what} that was given other memory before")
         if any(_storage(other) == place for other in others):
             self.heap.refuse("SFX108", f"{what} whose memory others are in")
-        return compat.alias_unseen(tensor).view(-1)
+        return compat.alias_hidden_from_autograd(tensor).view(-1)
 
     def _give(self, tensor: torch.Tensor, value: torch.Tensor, what: str) -> None:
         tracer = self.heap.tracer
@@ -189,12 +189,12 @@ class GivenMemory:
         node = tracer.node_of(data)
         compat.track(tensor, fx.Proxy(node, tracer.tracer), tracer.tracer)
         self.owners[node] = tensor
-        self._grown.pop(id(tensor), None)
+        self._resized.pop(id(tensor), None)
         self.count += 1
 
     def _is_counted_with_others(self, tensor: torch.Tensor) -> bool:
         known = compat.tracked_tensors(self.heap.tracer.tracer).values()
-        return any(other is not tensor and compat.one_counter(tensor, other) for other in known)
+        return any(other is not tensor and compat.share_version_counter(tensor, other) for other in known)
 
     def _refuse(self, reason: str, record: Any) -> None:
         stop = Unsupported("SFX108", reason, self.heap.locate())
@@ -218,9 +218,13 @@ class GivenMemory:
                 record.returned = True
                 continue
             record.given = self.heap.tracer.data_of(record.shadow)
-            grown = self._grown.get(id(record.shadow))
+            grown = self._resized.get(id(record.shadow))
             record.grown = grown is not None and _storage(grown) == _storage(record.shadow)
-            if grown is not None and record.grown and (grown.numel() != record.shadow.numel() or not _is_whole(record)):
+            if (
+                grown is not None
+                and record.grown
+                and (grown.numel() != record.shadow.numel() or not _covers_buffer(record))
+            ):
                 self.heap.refuse("SFX108", f"{record.source.label} was resized, and does not fill its memory any more")
 
     def record_of(self, tensor: torch.Tensor) -> TensorRecord | None:
@@ -274,7 +278,7 @@ def _warned() -> str:
     return str(said[-1].message)
 
 
-def _is_whole(record: TensorRecord) -> bool:
+def _covers_buffer(record: TensorRecord) -> bool:
     dense = sum((size - 1) * stride for size, stride in zip(record.shadow.shape, record.shadow.stride(), strict=True))
     return bool(record.shadow.storage_offset() == 0 and dense + 1 == record.shadow.numel())
 

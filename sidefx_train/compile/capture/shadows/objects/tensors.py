@@ -65,9 +65,9 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     if real.requires_grad and not static and real.is_leaf:
         heap.guard("is", heap.sources.slot(place, "grad_fn"), None)
     kind: InputKind = "static" if static else "tensor"
-    twin = _twin(heap, real if real._base is None else real._base) if not dynamic else None
+    base_fake = _base_fake(heap, real if real._base is None else real._base) if not dynamic else None
     try:
-        fake = heap.tracer.add_tensor(real, kind, source.label, dynamic, twin)
+        fake = heap.tracer.add_tensor(real, kind, source.label, dynamic, base_fake)
     except (RuntimeError, AssertionError) as error:  # a view of another type than its base, or of a leaf that
         # began to require gradients after its first stand-in was made: torch can make no fake of it
         heap.refuse("SFX109", f"{source.label} has no stand-in: {error}")
@@ -90,7 +90,7 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     return fake
 
 
-def _twin(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _base_fake(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """A detached tensor and the stand-in of another whose version counter it shares, if there is one."""
     if id(real) in heap.by_real or type(real) is not torch.Tensor or not real.is_leaf or real._is_view():
         return None
@@ -99,7 +99,7 @@ def _twin(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, torch
             return None
         plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))
         fixed = all(safe_isinstance(size, int) for size in other.shadow.shape)
-        if plain and fixed and compat.one_counter(other.real, real):
+        if plain and fixed and compat.share_version_counter(other.real, real):
             return real, other.memory
     return None
 

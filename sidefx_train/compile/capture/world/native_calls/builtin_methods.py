@@ -19,7 +19,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import function_raises, no_integer
-from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import number_in
+from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common.plain_values import is_plain, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -119,7 +119,7 @@ def dict_operator(world: CaptureContext, record: DictRecord, name: str, args: tu
             shadow[key] = args[2]
             return None
         if name == "delitem":
-            not_walked(world, shadow)
+            refuse_iteration(world, shadow)
             record.fill()
             world.guarded(dict.__delitem__ if type(shadow) is not OrderedDict else operator.delitem, (shadow, key), {})
             return None
@@ -140,7 +140,7 @@ def dict_operator(world: CaptureContext, record: DictRecord, name: str, args: tu
 _DICT_ITERATORS: tuple[type, ...] = (type(iter({})), type(iter({}.values())), type(iter({}.items())))
 
 
-def not_walked(world: CaptureContext, shadow: Any) -> None:
+def refuse_iteration(world: CaptureContext, shadow: Any) -> None:
     """Refuses to take a key out of a dict from outside that a loop walks through.
 
     What Python does then depends on the gaps that earlier deletions have left in it, of which there is no knowing.
@@ -271,7 +271,7 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
     owner = fn.__self__
     if id(owner) in world.class_views and name == "get" and args and not kwargs:
         return class_view_operator(world, name, (owner, *args))
-    if id(owner) in world.module_spaces and not kwargs:
+    if id(owner) in world.module_namespaces and not kwargs:
         if name == "get" and args:
             value = world.heap.namespace(owner).get(args[0])
             return (args[1] if len(args) > 1 else None) if value is ABSENT else value
@@ -382,7 +382,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
     if safe_isinstance(value, torch.Tensor):
         if kind is bool:
             return world.truth(value)
-        number = number_in(world, value)
+        number = host_value(world, value)
         if number is None:
             if value.dtype is torch.bool:
                 value = value.to(torch.int64)  # a symbolic bool has no symbolic int

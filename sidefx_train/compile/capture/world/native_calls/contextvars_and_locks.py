@@ -65,12 +65,12 @@ class ContextVariables:
         Raises:
             Unsupported: a token from before them was used up.
         """
-        later = self._changes[count:]
-        own = {id(change.token) for change in later if change.name == "set"}
-        if any(change.name == "reset" and id(change.token) not in own for change in later):
+        changes_since = self._changes[count:]
+        own = {id(change.token) for change in changes_since if change.name == "set"}
+        if any(change.name == "reset" and id(change.token) not in own for change in changes_since):
             self._refuse("takes back a context variable's reset")
-        used = {id(change.token) for change in later if change.name == "reset"}
-        for change in reversed(later):
+        used = {id(change.token) for change in changes_since if change.name == "reset"}
+        for change in reversed(changes_since):
             if change.name == "set" and id(change.token) not in used:
                 self._context.run(change.variable.reset, change.token)
         del self._changes[count:]
@@ -108,7 +108,7 @@ class ContextVariables:
     def _reset_outside(self, variable: contextvars.ContextVar[Any], record: Record) -> None:
         """``variable.reset`` of a token that an earlier part of the step was given."""
         heap, token = self.world.heap, record.real
-        if type(token) is not Token or not transient_objects.is_made_anew(heap, token, record.source):
+        if type(token) is not Token or not transient_objects.is_transient(heap, token, record.source):
             self._refuse("resets a context variable by a token from before the step")
         if any(change.token is token for change in self._changes):
             raise RuntimeError(f"{repr(token).replace('<Token', '<Token used', 1)} has already been used once")

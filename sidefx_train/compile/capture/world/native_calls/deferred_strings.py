@@ -10,16 +10,16 @@ import torch
 
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_c_level
 from sidefx_train.compile.capture.shadows.containers.traversal import held_by
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, Later
+from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredValue
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 Found = Literal["", "shown", "hidden"]
-_LATE = (Later, torch.Tensor, *NUMBERS)
+_LATE = (DeferredValue, torch.Tensor, *NUMBERS)
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque, slice)
 _METHODS = {"repr": ("__repr__",), "ascii": ("__repr__",), "str": ("__str__", "__repr__")}
 
 
-def later_in(value: Any, name: str = "") -> Found:
+def deferred_in(value: Any, name: str = "") -> Found:
     """Whether text of a value shows what is only known after the step.
 
     Args:

@@ -13,7 +13,7 @@ import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins.warn import Notice, arguments, place
+from sidefx_train.compile.capture.interpreter.builtins.warn import WarningSite, arguments, place
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -31,18 +31,18 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         Warning: under a filter of the step that makes it an error.
     """
     message, category, level, source, skipped = arguments(*args, **kwargs)
-    notice = place(world.interp, level, skipped)
+    site = place(world.interp, level, skipped)
     record = world.heap.namespaces.get(id(_SPACE))
     written = {} if record is None else record.values
     filters = written.get("filters", ABSENT)
     if filters is ABSENT or (record is not None and record.snapshot.get("filters") is filters):
         if not any(name in written for name in ("showwarning", "_showwarnmsg_impl")):
-            _raise_if_error(world, notice, message, category)
-            world.defer(notice, (message, category, source), {})
+            _raise_if_error(world, site, message, category)
+            world.defer(site, (message, category, source), {})
             return
         filters = warnings.filters
     world.touch(filters)
-    action = _action(filters, str(message), category, notice)
+    action = _action(filters, str(message), category, site)
     if action == "error":
         raise message if safe_isinstance(message, Warning) else category(message)
     if action == "ignore":
@@ -50,7 +50,7 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if action != "always":
         world.heap.refuse("SFX111", f"warns under a filter of its own with the action {action!r}")
     error = message if safe_isinstance(message, Warning) else category(message)
-    note = world.interp.call(warnings.WarningMessage, (error, category, notice.file, notice.line), {"source": source})
+    note = world.interp.call(warnings.WarningMessage, (error, category, site.file, site.line), {"source": source})
     world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})
 
 
@@ -83,13 +83,13 @@ def call_watched(world: CaptureContext, fn: types.FunctionType, args: tuple[Any,
 _HERE = call_watched.__code__
 
 
-def _raise_if_error(world: CaptureContext, notice: Notice, message: Any, category: type) -> None:
+def _raise_if_error(world: CaptureContext, site: WarningSite, message: Any, category: type) -> None:
     """Raises a warning that the filters outside make an error; guards whether they do."""
     text = str(message) if safe_isinstance(message, Warning) else message
     known = text if type(text) is str else None
-    verdict = Verdict(known, category, notice.module, notice.line)
+    verdict = Verdict(known, category, site.module, site.line)
     sources = world.heap.sources
-    source = sources.slot(sources.const(verdict, f"the filter of the warning at line {notice.line}"), "is_error")
+    source = sources.slot(sources.const(verdict, f"the filter of the warning at line {site.line}"), "is_error")
     answer = verdict.is_error()
     world.heap.guard("equal", sources.call(source), answer)
     if answer is None:
@@ -133,13 +133,13 @@ class Verdict:
         return str(warnings.defaultaction) == "error"  # type: ignore[attr-defined]
 
 
-def _action(filters: Any, text: str, category: type, notice: Notice) -> str:
+def _action(filters: Any, text: str, category: type, site: WarningSite) -> str:
     for action, message, kind, where, number in filters:
         if (
             (message is None or re.compile(message, re.I).match(text))
             and issubclass(category, kind)
-            and (where is None or re.compile(where).match(notice.module))
-            and number in (0, notice.line)
+            and (where is None or re.compile(where).match(site.module))
+            and number in (0, site.line)
         ):
             return str(action)
     return str(warnings.defaultaction)  # type: ignore[attr-defined]

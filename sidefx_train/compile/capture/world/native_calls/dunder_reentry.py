@@ -97,19 +97,19 @@ class Reentry:
         try:
             for value in objects:
                 cls = type(value)
-                stand_in = self._classes[cls]
-                assert stand_in is not None, f"{cls.__qualname__} was collected without a class to stand in"
+                substitute = self._classes[cls]
+                assert substitute is not None, f"{cls.__qualname__} was collected without a class to stand in"
                 try:
-                    _set_class(value, stand_in)
+                    _set_class(value, substitute)
                 except TypeError:  # another layout in memory
                     continue
-                added.append((value, cls, stand_in))
+                added.append((value, cls, substitute))
             self.swapped += added
             yield
         finally:
             self.swapped = outer
-            for value, cls, stand_in in added:
-                if type(value) is stand_in:
+            for value, cls, substitute in added:
+                if type(value) is substitute:
                     _set_class(value, cls)
 
     def outside(self, run: Callable[[], Any]) -> Any:
@@ -122,9 +122,9 @@ class Reentry:
             return run()
         finally:
             self.swapped = swapped
-            for value, cls, stand_in in swapped:
+            for value, cls, substitute in swapped:
                 if type(value) is cls:
-                    _set_class(value, stand_in)
+                    _set_class(value, substitute)
 
     def _collect(self, value: Any, found: dict[int, Any], depth: int) -> None:
         cls = type(value)

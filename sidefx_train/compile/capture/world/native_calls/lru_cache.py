@@ -55,7 +55,7 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
     if key is not None and key in world.caches.found:
         return world.caches.found[key]
     if key is not None and compat.assumes_constant(fn.__wrapped__):
-        value = settled(fn, args, kwargs)
+        value = constant_result(fn, args, kwargs)
         if value is not ABSENT:
             world.caches.found[key] = value
             return value
@@ -78,7 +78,7 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
     return value
 
 
-def settled(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def constant_result(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a function gives at any time in this process; :data:`ABSENT` if an argument or the value is an object."""
     if not is_plain(args) or not is_plain(tuple(kwargs.values())):
         return ABSENT

@@ -67,7 +67,7 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
 }
 
 
-def number_in(world: CaptureContext, tensor: Any) -> Any:
+def host_value(world: CaptureContext, tensor: Any) -> Any:
     """What ``tensor.item()`` is at this point of the step, if the prologue can tell; else ``None``.
 
     A symbolic number, or a plain bool, whose value is guarded.

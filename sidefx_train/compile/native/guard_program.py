@@ -13,12 +13,12 @@ LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "
 ``...`` for hooks that are not asked for."""
 
 TESTS = (
-    "none", "is", "same", "type", "equal", "length", "empty", "keys", "items", "absent", "no_item", "taken", "body",
-    "no_overlap", "memory",
+    "none", "is", "same", "type", "equal", "length", "empty", "keys", "items", "absent", "no_item", "names", "code",
+    "distinct", "storage_sharing",
 )  # fmt: skip
-"""What it tests; for ``taken`` and ``body`` see ``guards/definitions.py``, for ``memory`` ``guards/memory.py``. The
-operand of ``apart`` are registers whose objects must be different ones, or of which the first (their number) must be
-none of the others."""
+"""What it tests; for ``names`` and ``code`` see ``guards/definition_guards.py``, for ``storage_sharing``
+``guards/storage_guards.py``. The operands of ``distinct`` are registers whose objects must all be different, or the
+first of which (their number) must be none of the others."""
 
 SOURCE = r"""
 enum Load {
@@ -26,8 +26,8 @@ enum Load {
     L_TENSORS
 };
 enum Test {
-    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ITEMS, T_ABSENT, T_NO_ITEM, T_TAKEN, T_BODY,
-    T_APART, T_MEMORY
+    T_NONE, T_IS, T_SAME, T_TYPE, T_EQUAL, T_LENGTH, T_EMPTY, T_KEYS, T_ITEMS, T_ABSENT, T_NO_ITEM, T_NAMES, T_CODE,
+    T_DISTINCT, T_STORAGE_SHARING
 };
 
 // What every call looks at, two to a cache line. Objects are borrowed: the tuple of instructions keeps them.
@@ -355,9 +355,9 @@ static bool test_value(GuardProgram& program, const Instruction& in, PyObject* v
         case T_ITEMS: return same_items(value, in.operand);
         case T_ABSENT: return PyDict_Check(value) && PyDict_Contains(value, in.operand) == 0;
         case T_NO_ITEM: return !stored(value, in.operand) && !PyErr_Occurred();
-        case T_TAKEN: return same_names(value, in.operand, program.readings[&in - program.code.data()].version);
-        case T_BODY: return same_body(value, in.operand);
-        case T_APART: return program.groups[program.readings[&in - program.code.data()].index].holds(registers);
+        case T_NAMES: return same_names(value, in.operand, program.readings[&in - program.code.data()].version);
+        case T_CODE: return same_body(value, in.operand);
+        case T_DISTINCT: return program.groups[program.readings[&in - program.code.data()].index].holds(registers);
         default: return same_memory(program, in);
     }
 }
@@ -490,11 +490,11 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
         in.target = (int32_t)target;
         in.number = (int32_t)number;
         in.cached = load == L_CONST ? how.base : nullptr;
-        if (load == L_CONST && target < 0 && test == T_BODY && PyFunction_Check(how.base)) {
+        if (load == L_CONST && target < 0 && test == T_CODE && PyFunction_Check(how.base)) {
             program->bodies.push_back({how.base, operand});
             continue;
         }
-        if (load == L_CONST && target < 0 && test == T_TAKEN) {
+        if (load == L_CONST && target < 0 && test == T_NAMES) {
             PyObject* entries = PyType_Check(how.base) ? ((PyTypeObject*)how.base)->tp_dict : how.base;
             program->names.push_back({how.base, operand, entries, 0});
             continue;
@@ -502,7 +502,7 @@ static PyObject* guard_program(PyObject*, PyObject* instructions) {
         how.hash = load == L_ENTRY || load == L_ITEM ? PyObject_Hash(how.key) : 0;
         how.index = PyLong_CheckExact(how.key) ? (int32_t)PyLong_AsSsize_t(how.key) : -1;
         if (PyErr_Occurred()) { delete program; return nullptr; }
-        if (test == T_APART) {
+        if (test == T_DISTINCT) {
             Group group{{}, (size_t)number, {}};
             for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(operand); ++k)
                 group.registers.push_back((int32_t)PyLong_AsLong(PyTuple_GET_ITEM(operand, k)));

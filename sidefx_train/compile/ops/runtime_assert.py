@@ -13,7 +13,7 @@ from torch import fx
 from sidefx_train.errors import AssumptionFailed
 
 _library = torch.library.Library("sidefx", "FRAGMENT")
-_library.define("granted(Tensor condition, bool holds) -> ()")
+_library.define("runtime_assert(Tensor condition, bool holds) -> ()")
 
 
 def _check(condition: torch.Tensor, holds: bool) -> None:

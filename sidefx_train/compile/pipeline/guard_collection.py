@@ -85,21 +85,21 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
             if other is record or (other in written and id(other) < id(record)):
                 continue
             if storage_of(record.real) != storage_of(other.real):
-                guards.append(Guard("distinct", record.source, other.source))
+                guards.append(Guard("no_shared_storage", record.source, other.source))
             else:
                 guards.append(_placed(record, other))
     held = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "static"]
     changed = [record.real for record in held if id(record.real) in reals]
     memory = _storage_sharing(world, [record.real for record in held], changed)
     if len(held) > 1 and changed:
-        guards.append(Guard("memory", Source("const", None, memory, "held tensors"), memory))
+        guards.append(Guard("storage_sharing", Source("const", None, memory, "held tensors"), memory))
     for record in fetched:
         known = memory
         if storage_of(record.real) in memory.every:  # apart from the others
             others = [other.real for other in held if storage_of(other.real) != storage_of(record.real)]
             known = _storage_sharing(world, others, changed)
             if others:
-                guards.append(Guard("memory", Source("const", None, known, "other held tensors"), known))
+                guards.append(Guard("storage_sharing", Source("const", None, known, "other held tensors"), known))
         apart = known.every if record in written else known.changed
         if apart:
             guards.append(Guard("no_overlap", record.source, apart))
@@ -120,13 +120,13 @@ def _counters_shared(fetched: list[TensorRecord], held: list[TensorRecord]) -> l
         if not record.real.is_inference():
             for other in others:
                 shared = compat.share_version_counter(record.real, other.real)
-                found.append(Guard("counted", record.source, (other.source, shared)))
+                found.append(Guard("version_counter", record.source, (other.source, shared)))
         others.append(record)
     return found
 
 
 def _placed(record: TensorRecord, other: TensorRecord) -> Guard:
-    return Guard("placed", record.source, (other.source, other.real.data_ptr() - record.real.data_ptr()))
+    return Guard("same_storage_offset", record.source, (other.source, other.real.data_ptr() - record.real.data_ptr()))
 
 
 def _offsets(world: TraceWorld, fetched: list[TensorRecord]) -> list[Guard]:
@@ -152,7 +152,7 @@ def separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
     for cls in {type(record.real) for record in reached if id(record.base) in targets}:
         same_type = tuple(record.base for record in reached if type(record.real) is cls)
         if len(same_type) > 1:
-            found.append(Guard("separate", same_type[0], same_type))
+            found.append(Guard("all_distinct", same_type[0], same_type))
     found += _distinct_namespaces(world, targets)
     return [*found, *_distinct_from_namespaces(world, [r for r in reached if type(r.real) is dict], targets)]
 
@@ -168,7 +168,7 @@ def _distinct_namespaces(world: TraceWorld, targets: set[int]) -> list[Guard]:
         for records in spaces.values()
         if len(records) > 1 and any(id(record.owner.base) in targets for record in records)
     ]
-    return [Guard("separate", sources[0], sources) for sources in same_type]
+    return [Guard("all_distinct", sources[0], sources) for sources in same_type]
 
 
 def _distinct_from_namespaces(world: TraceWorld, dicts: list[Record], targets: set[int]) -> list[Guard]:
@@ -182,7 +182,7 @@ def _distinct_from_namespaces(world: TraceWorld, dicts: list[Record], targets: s
         if isinstance(record, InstanceDictRecord) and (written or id(record.owner.base) in targets)
     ]
     bases = tuple(record.base for record in dicts)
-    return [Guard("disjoint", spaces[0], (tuple(spaces), bases))] if spaces else []
+    return [Guard("disjoint_sets", spaces[0], (tuple(spaces), bases))] if spaces else []
 
 
 def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:

@@ -9,6 +9,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
+from sidefx_train.compile.capture.guards.kinds import describe
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
@@ -52,7 +53,7 @@ def first_to_end(world: TraceWorld, guards: Iterable[Guard], effects: SideEffect
         else:
             continue
         if not holds:
-            return guard.describe()
+            return describe(guard)
     return ""
 
 

@@ -12,8 +12,9 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard
+from sidefx_train.compile.capture.guards.kinds.objects import cell_is_set
 from sidefx_train.compile.capture.guards.native_check import follow, split
-from sidefx_train.compile.capture.guards.python_check import FETCH_ERRORS, cell_is_set, write_guards
+from sidefx_train.compile.capture.guards.python_check import FETCH_ERRORS, write_guards
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
 from sidefx_train.compile.capture.shadows.containers.iterators import advance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidefx_train.compile.capture.guards.kinds import describe
 from sidefx_train.compile.graph.step_metadata import in_words
 from sidefx_train.compile.pipeline.captured import nodes_of
 from sidefx_train.compile.pipeline.entry import Entry
@@ -39,7 +40,7 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
         seconds={"capture": captured.seconds, **executable.seconds},
         inputs=kinds,
         effects=list(captured.effects),
-        guards=[GuardRecord(g.source.label, g.kind, g.location, g.describe()) for g in captured.guards],
+        guards=[GuardRecord(g.source.label, g.kind, g.location, describe(g)) for g in captured.guards],
         sources={**sources, **executable.sources},
         caveats=caveats,
         notes=list(executable.notes),

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.kinds import describe
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
@@ -259,7 +260,7 @@ class CompiledStep:
                     self._retire(entry)
         if result is MISS:
             found = entry.why(args, kwargs)
-            what = f"{found[0].describe()}, found {short(found[1])}" if found else "the global state differs"
+            what = f"{describe(found[0])}, found {short(found[1])}" if found else "the global state differs"
             self._drop(entry)
             unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
             return self._eager(unstable, args, kwargs)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sidefx_train.compile.capture.guards.kinds import describe
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.pipeline.entry import Entry
@@ -64,7 +65,7 @@ def specialized_after(
     advanced = newest.advanced_iterators(args, kwargs)
     if advanced:
         spec = replace(spec, native_iterators=spec.native_iterators | advanced)
-    if guard.kind in ("taken", "body"):
+    if guard.kind in ("names", "code"):
         return spec, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
     # All that have changed, not the first alone: each would cost a capture of its own.
     longer = (*spec.list_growths, *newest.longer_lists(args, kwargs))
@@ -81,7 +82,7 @@ def specialized_after(
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | newest.changed_sizes(args, kwargs))
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
-    old = guard.describe() if guard.kind in ("number", "absent", "no_item") else short(guard.value)
+    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else short(guard.value)
     return spec, Missed(label, old, short(value), guard.location)
 
 

@@ -19,7 +19,7 @@ def entries_of(space: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class NamespaceFacts:
     """Names looked up in one namespace.
 
     Attributes:
@@ -50,7 +50,7 @@ class Taken:
 
 
 @dataclass(frozen=True, eq=False)
-class Body:
+class FunctionFacts:
     """What a function does when it is called, all of which can be replaced while the function stays the same.
 
     Attributes:
@@ -66,7 +66,7 @@ class Body:
     entries: tuple[Any, ...]
 
     @classmethod
-    def of(cls, fn: types.FunctionType) -> Body:
+    def of(cls, fn: types.FunctionType) -> FunctionFacts:
         return cls(fn.__code__, fn.__defaults__, fn.__kwdefaults__, _entries(fn.__kwdefaults__))
 
     def changed(self, fn: types.FunctionType) -> str:

@@ -12,33 +12,38 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.errors import Location
 
 GuardKind = Literal[
-    "is",  # the value is this object
-    "equal",  # same type, equal value
-    "value",  # the number or text that an instance of a derived class is
-    "type",  # exactly this class
-    "length",  # len(value)
-    "keys",  # list(value), by equality for plain keys and identity otherwise
-    "order",  # the members of a set, in the order it shows them
-    "members",  # the members of a set of which the step saw no order
-    "absent",  # no entry `value` in the instance __dict__ (or the mapping itself)
-    "no_item",  # no key `value` in the mapping
-    "same",  # the same object as another source
-    "tensor",  # metadata of a tensor
-    "no_overlap",  # a tensor whose memory is none of these addresses, of tensors that the entry holds
-    "memory",  # tensors that the entry holds share memory as they did (a `StorageSharing`)
-    "separate",  # objects that must not be one another
-    "disjoint",  # objects none of which is one of some others
-    "distinct",  # tensors that must not share storage
-    "placed",  # tensors in one memory, so many bytes apart
-    "counted",  # tensors in one memory that share their version counter, or do not
-    "unset_slot",  # no value in the slot `value` of an object
-    "empty_cell",  # a closure cell without contents
-    "taken",  # names of a module or class that gave what they gave (a `Taken`)
-    "body",  # code and defaults of a function (a `Body`)
-    "method",  # a bound method of C, of this descriptor
-    "has_pending_finally",  # whether code of the program runs when an iterator dies where it is
-    "number",  # a condition on symbolic numbers
+    # one object (kinds/objects.py)
+    "is",
+    "same",
+    "equal",
+    "value",
+    "type",
+    "absent",
+    "unset_slot",
+    "empty_cell",
+    "method",
+    "has_pending_finally",
+    "names",
+    "code",
+    # containers (kinds/containers.py)
+    "length",
+    "keys",
+    "no_item",
+    "order",
+    "members",
+    # tensors (kinds/tensors.py)
+    "tensor",
+    "no_shared_storage",
+    "no_overlap",
+    "same_storage_offset",
+    "version_counter",
+    "storage_sharing",
+    # several values (kinds/relations.py)
+    "all_distinct",
+    "disjoint_sets",
+    "number",
 ]
+"""Names of the kinds; each is a class in ``guards/kinds/``, which says what it tests."""
 
 
 @dataclass(frozen=True)
@@ -56,60 +61,6 @@ class Guard:
     source: Source
     value: Any
     location: Location | None = None
-
-    def describe(self) -> str:
-        """The condition, in words."""
-        label = self.source.label
-        value = shown(self.value)
-        if self.kind == "is":
-            return f"{label} is {value}"
-        if self.kind in ("equal", "value"):
-            return f"{label} == {value}"
-        if self.kind == "type":
-            return f"type({label}) is {_class_name(self.value)}"
-        if self.kind == "length":
-            return f"len({label}) == {value}"
-        if self.kind in ("keys", "members", "order"):
-            return f"{self.kind} of {label} are {value}"
-        if self.kind in ("absent", "no_item"):
-            return f"{label} has no {value}"
-        if self.kind == "unset_slot":
-            return f"{label}.{self.value} is not set"
-        if self.kind == "same":
-            return f"{label} is {self.value.label}"
-        if self.kind == "tensor":
-            return f"{label} is a {value}"
-        if self.kind == "separate":
-            return f"{', '.join(source.label for source in self.value)} are different objects"
-        if self.kind == "disjoint":
-            ones, others = (", ".join(source.label for source in sources) for sources in self.value)
-            return f"none of {ones} is one of {others}"
-        if self.kind == "no_overlap":
-            return f"{label} shares no memory with {len(self.value)} tensors that the step holds"
-        if self.kind == "memory":
-            return f"{value} share memory as they did"
-        if self.kind == "distinct":
-            return f"{label} shares no memory with {self.value.label}"
-        if self.kind == "taken":
-            return f"{len(self.value.names)} names of {label} are what they were"
-        if self.kind == "body":
-            return f"{label} has the body it had"
-        if self.kind == "placed":
-            return f"{self.value[0].label} begins {self.value[1]} bytes after {label}"
-        if self.kind == "method":
-            return f"{label} is {self.value.__qualname__} of its object"
-        if self.kind == "has_pending_finally":
-            return f"{label} {'cleans' if self.value else 'does not clean'} up when it dies"
-        if self.kind == "counted":
-            return f"{label} and {self.value[0].label} {'share' if self.value[1] else 'do not share'} a version counter"
-        if self.kind == "empty_cell":
-            return f"{label} is unbound"
-        return f"{self.value}"
-
-
-def distinct_sources(guard: Guard) -> tuple[Source, ...]:
-    """What a guard of the kind ``separate`` or ``disjoint`` is about."""
-    return (*guard.value[0], *guard.value[1]) if guard.kind == "disjoint" else guard.value
 
 
 @dataclass(frozen=True)
@@ -197,15 +148,16 @@ def shown(value: Any) -> str:
     elif cls in (tuple, list, frozenset):
         text = "[" + ", ".join(shown(item) for item in value) + "]"
     elif issubclass(cls, enum.Enum):
-        text = f"{_class_name(cls)}.{object.__getattribute__(value, '_name_')}"
+        text = f"{class_name(cls)}.{object.__getattribute__(value, '_name_')}"
     elif issubclass(cls, type):
-        text = _class_name(value)
+        text = class_name(value)
     else:
         named = issubclass(cls, (types.FunctionType, types.ModuleType, types.BuiltinFunctionType))
         name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) if named else None
-        text = name if isinstance(name, str) else f"this {_class_name(cls)}"
+        text = name if isinstance(name, str) else f"this {class_name(cls)}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _class_name(cls: type) -> str:
+def class_name(cls: type) -> str:
+    """Returns the qualified name of a class; no method of its metaclass runs."""
     return str(type.__getattribute__(cls, "__qualname__"))

@@ -15,18 +15,17 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.guards.definition_guards import Body, Taken
-from sidefx_train.compile.capture.guards.guard import Guard, distinct_sources
+from sidefx_train.compile.capture.guards.guard import Guard
+from sidefx_train.compile.capture.guards.kinds import KINDS
+from sidefx_train.compile.capture.guards.kinds.base import Instruction
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
-from sidefx_train.compile.common.plain_values import is_plain
-from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.native import guards_module, guards_ready
 from sidefx_train.compile.native.guard_program import LOADS, TESTS
 
-_KINDS = frozenset({"is", "equal", "type", "length", "keys", "absent", "no_item", "order", "taken", "body", "memory"})
-_APART = frozenset({"separate", "disjoint"})
+_RELATIONS = frozenset({"all_distinct", "disjoint_sets"})
+_OF_TENSORS = frozenset({"tensor", "storage_sharing"})
 _HOOKS = {"_backward_hooks": "hooks", "_post_accumulate_grad_hooks": "late_hooks"}
 
 
@@ -40,15 +39,12 @@ def split(guards: list[Guard]) -> tuple[list[Guard], list[Guard]]:
 
 
 def _is_held(guard: Guard) -> bool:
-    if guard.source.from_arguments or _is_unreadable(guard.source):
+    kind = KINDS[guard.kind]
+    if any(source.from_arguments or _is_unreadable(source) for source in (guard.source, *kind.others(guard))):
         return False
-    if guard.kind == "tensor":
+    if kind.phase == "tensor":
         return guard.source.kind == "const" and compat.is_plain_strided(guard.source.key)
-    if guard.kind == "same":
-        return not guard.value.from_arguments
-    if guard.kind in _APART:
-        return not any(source.from_arguments or _is_unreadable(source) for source in distinct_sources(guard))
-    return guard.kind in _KINDS
+    return kind.native
 
 
 def _is_unreadable(source: Source | None) -> bool:
@@ -106,8 +102,8 @@ def _native_check(guards: list[Guard]) -> Callable[[], bool]:
         return _python_check(guards)
     if native.tensors_readable():
         return native.guard_program(instructions(guards, tensors_readable=True))  # type: ignore[no-any-return]
-    tensors = [guard for guard in guards if guard.kind in ("tensor", "memory")]
-    objects = native.guard_program(instructions([guard for guard in guards if guard.kind not in ("tensor", "memory")]))
+    tensors = [guard for guard in guards if guard.kind in _OF_TENSORS]
+    objects = native.guard_program(instructions([guard for guard in guards if guard.kind not in _OF_TENSORS]))
     if not tensors:
         return objects  # type: ignore[no-any-return]
     check = _python_check(tensors)
@@ -145,18 +141,18 @@ class _Assembler:
         self.roots: list[Source] = []
         self.needed: set[int] = set()
         self.pairs = [guard for guard in guards if guard.kind == "same"]
-        self.apart = [guard for guard in guards if guard.kind in _APART]
-        self.memory = [guard for guard in guards if guard.kind == "memory"]
+        self.relations = [guard for guard in guards if guard.kind in _RELATIONS]
+        self.storage_sharing = [guard for guard in guards if guard.kind == "storage_sharing"]
         empty = {id(g.source) for g in guards if g.kind == "length" and g.value == 0}
         self.tensors = {id(guard.source.key): guard.source.key for guard in guards if guard.kind == "tensor"}
         self.hooks = self._tested_with_tensors(guards) if tensors_readable else {}
         folded = {id(guard) for held in self.hooks.values() for guard in held if guard is not None}
         for guard in guards:
-            if guard.kind in ("tensor", "memory") or id(guard) in folded:
+            if guard.kind in _OF_TENSORS or id(guard) in folded:
                 continue
             self._place(guard.source)
-            if guard.kind in _APART:
-                for source in distinct_sources(guard):
+            if guard.kind in _RELATIONS:
+                for source in KINDS[guard.kind].others(guard):
                     self._place(source)
                     self.needed.add(id(source))
             elif guard.kind == "same":
@@ -173,8 +169,7 @@ class _Assembler:
         used: list[int] = []
         for guard in guards:
             used.append(id(guard.source))
-            others = distinct_sources(guard) if guard.kind in _APART else (guard.value,) if guard.kind == "same" else ()
-            for source in (guard.source, *others):
+            for source in (guard.source, *KINDS[guard.kind].others(guard)):
                 while source is not None and source.parent is not None:
                     source = source.parent
                     used.append(id(source))
@@ -213,16 +208,16 @@ class _Assembler:
         for guard in self.pairs:
             first, second = (self._kept(source) for source in (guard.source, guard.value))
             self._emit(("register", first, None, None), "same", None, second)
-        for guard in self.apart:
-            kept = tuple(map(self._kept, distinct_sources(guard)))
-            ones = len(guard.value[0]) if guard.kind == "disjoint" else 0
-            self._emit(("const", -1, guard.kind, None), "no_overlap", kept, ones)
+        for guard in self.relations:
+            kept = tuple(map(self._kept, KINDS[guard.kind].others(guard)))
+            ones = len(guard.value[0]) if guard.kind == "disjoint_sets" else 0
+            self._emit(("const", -1, guard.kind, None), "distinct", kept, ones)
         if self.tensors:
             self._emit(("tensors", -1, tuple(map(self._tensor, self.tensors.values())), None), "none", None)
-        for guard in self.memory:  # when all tensors have been looked at
+        for guard in self.storage_sharing:  # when all tensors have been looked at
             everywhere = all(id(tensor) in self.tensors for tensor in guard.value.tensors)
             number = 0 if everywhere else 1  # where not every tensor is tested, the guard always looks itself
-            self._emit(("const", -1, guard.source.key, None), "memory", guard.value.refresh, number)
+            self._emit(("const", -1, guard.source.key, None), "storage_sharing", guard.value.refresh, number)
         return tuple(self.code)
 
     def _tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -271,7 +266,7 @@ class _Assembler:
         for guard in absent:
             self._emit(("register", register, None, None), "absent", guard.value)
         for source, guard in settled:
-            self._emit((load, register, None, source.key), *_test_of(guard))
+            self._emit((load, register, None, source.key), *_instruction(guard))
         skipped = len(self.code) - at - 1
         for source, rest in others:
             self._tests(source, (load, register, None, source.key), rest)
@@ -297,13 +292,13 @@ class _Assembler:
         kept = ("value", id(source))
         if source.kind == "const":
             for guard in tests:
-                self._emit(load, *_test_of(guard))
+                self._emit(load, *_instruction(guard))
             return
         target = self._new(kept) if id(source) in self.needed or len(tests) > 1 else -1
-        test, operand, number = _test_of(tests[0]) if tests else ("none", None, -1)
+        test, operand, number = _instruction(tests[0]) if tests else ("none", None, -1)
         self._emit(load, test, operand, number, target)
         for guard in tests[1:]:
-            self._emit(("register", self.registers[kept], None, None), *_test_of(guard))
+            self._emit(("register", self.registers[kept], None, None), *_instruction(guard))
 
     def _step(self, source: Source) -> tuple[str, int, Any, Any]:
         """How a value is read from its parent, where that is not a dict or a sequence."""
@@ -349,16 +344,5 @@ _HEAP_TYPE = 1 << 9
 """``Py_TPFLAGS_HEAPTYPE``."""
 
 
-def _test_of(guard: Guard) -> tuple[str, Any, int]:
-    """(test, operand, number)"""
-    if guard.kind == "length":
-        return ("empty", None, 0) if guard.value == 0 else ("length", None, guard.value)
-    if guard.kind in ("keys", "order"):
-        return "keys", tuple(guard.value), int(is_plain(guard.value))
-    if guard.kind == "taken":
-        taken: Taken = guard.value
-        return "taken", (taken.mro, taken.names, taken.values, ABSENT), -1
-    if guard.kind == "body":
-        body: Body = guard.value
-        return "body", (body.code, body.defaults, body.named, body.entries), -1
-    return guard.kind, guard.value, -1
+def _instruction(guard: Guard) -> Instruction:
+    return KINDS[guard.kind].instruction(guard)

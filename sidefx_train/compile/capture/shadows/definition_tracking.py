@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train.compile.capture.guards.abc_guards import Registered
-from sidefx_train.compile.capture.guards.definition_guards import Body, Taken, entries_of
+from sidefx_train.compile.capture.guards.definition_guards import FunctionFacts, NamespaceFacts, entries_of
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.common.library_modules import is_library
@@ -199,11 +199,11 @@ class Definitions:
             is_class = safe_isinstance(space, type)
             label = f"{space.__module__}.{space.__qualname__}" if is_class else _label(space)
             mro = type.__getattribute__(space, "__mro__") if is_class else None
-            taken = Taken(tuple(names), tuple(names.values()), mro)
-            yield Guard("taken", Source("const", None, space, label), taken, location)
+            taken = NamespaceFacts(tuple(names), tuple(names.values()), mro)
+            yield Guard("names", Source("const", None, space, label), taken, location)
         for fn, location in list(self._bodies.values()):
             source = Source("const", None, fn, f"{fn.__module__}.{fn.__qualname__}")
-            yield Guard("body", source, Body.of(fn), location)
+            yield Guard("code", source, FunctionFacts.of(fn), location)
 
 
 _CHECKS = {

@@ -37,9 +37,9 @@ class Identities:
             return
         bases = (first.base, second.base)
         if first.real is not second.real and any(base.kind != "const" for base in bases):
-            key = ("separate", *sorted(map(id, bases)))
+            key = ("all_distinct", *sorted(map(id, bases)))
             if key not in self._heap.guards:
-                self._heap.guards[key] = Guard("separate", bases[0], bases, self._heap.locate())
+                self._heap.guards[key] = Guard("all_distinct", bases[0], bases, self._heap.locate())
 
     def note_hashed(self, key: Any) -> None:
         """A key is about to be told from other keys, in a container of the step's own maybe."""
@@ -58,7 +58,7 @@ class Identities:
         for record in self._distinguished.values():
             kinds.setdefault(type(record.real), []).append(record.base)
         varying = [bases for bases in kinds.values() if any(base.kind != "const" for base in bases)]
-        return [Guard("separate", bases[0], tuple(bases), None) for bases in varying if len(bases) > 1]
+        return [Guard("all_distinct", bases[0], tuple(bases), None) for bases in varying if len(bases) > 1]
 
     def pin_key(self, key: Any) -> None:
         """The step sees what a dict or set has under a key: where that depends on which object it is, so it stays."""

@@ -17,11 +17,11 @@ LIKE = TensorFacts.of(torch.ones(2))
 
 GUARDS = {
     "same": Guard("same", FIRST, SECOND),
-    "distinct": Guard("distinct", FIRST, SECOND),
-    "placed": Guard("placed", FIRST, (SECOND, 0)),
-    "counted": Guard("counted", FIRST, (SECOND, True)),
-    "separate": Guard("separate", FIRST, (FIRST, SECOND)),
-    "disjoint": Guard("disjoint", FIRST, ((FIRST,), (SECOND,))),
+    "no_shared_storage": Guard("no_shared_storage", FIRST, SECOND),
+    "same_storage_offset": Guard("same_storage_offset", FIRST, (SECOND, 0)),
+    "version_counter": Guard("version_counter", FIRST, (SECOND, True)),
+    "all_distinct": Guard("all_distinct", FIRST, (FIRST, SECOND)),
+    "disjoint_sets": Guard("disjoint_sets", FIRST, ((FIRST,), (SECOND,))),
     "no_overlap": Guard("no_overlap", FIRST, frozenset()),
     "length": Guard("length", FIRST, 2),
     "keys": Guard("keys", FIRST, ("a",)),
@@ -42,8 +42,8 @@ def test_guards_that_hold() -> None:
     x = torch.ones(2)
     for kind, second, value in (
         ("same", x, True),
-        ("distinct", torch.ones(1), True),
-        ("separate", torch.ones(1), True),
-        ("disjoint", torch.ones(1), True),
+        ("no_shared_storage", torch.ones(1), True),
+        ("all_distinct", torch.ones(1), True),
+        ("disjoint_sets", torch.ones(1), True),
     ):
         assert failing(GUARDS[kind], (x, [0, second]), {})[0] is not value

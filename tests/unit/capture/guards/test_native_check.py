@@ -14,7 +14,7 @@ import torch
 
 from sidefx_train.compile.api import compile_step
 from sidefx_train.compile.capture.guards import native_check
-from sidefx_train.compile.capture.guards.definition_guards import Body, Taken
+from sidefx_train.compile.capture.guards.definition_guards import FunctionFacts, NamespaceFacts
 from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source, SourceTable
@@ -69,10 +69,10 @@ class Slotted:
         self.inner = "value"
 
 
-def taken(space: Any, *names: str) -> Taken:
+def taken(space: Any, *names: str) -> NamespaceFacts:
     entries = vars(space) if isinstance(space, type) else space
     mro = space.__mro__ if isinstance(space, type) else None
-    return Taken(names, tuple(entries.get(name, ABSENT) for name in names), mro)
+    return NamespaceFacts(names, tuple(entries.get(name, ABSENT) for name in names), mro)
 
 
 def everything(thing: Thing) -> list[Guard]:
@@ -119,14 +119,14 @@ def everything(thing: Thing) -> list[Guard]:
         Guard("type", state, dict),
         Guard("length", state, 2),
         Guard("same", table.item(attr("items"), 1), table.item(attr("items"), 1)),
-        Guard("taken", table.const(thing.kind, "kind"), taken(thing.kind, "run", "limit", "missing")),
-        Guard("taken", table.const(thing.base, "base"), taken(thing.base, "limit", "missing")),
-        Guard("taken", table.const(thing.space, "space"), taken(thing.space, "run", "missing")),
-        Guard("body", table.const(thing.function, "function"), Body.of(thing.function)),
+        Guard("names", table.const(thing.kind, "kind"), taken(thing.kind, "run", "limit", "missing")),
+        Guard("names", table.const(thing.base, "base"), taken(thing.base, "limit", "missing")),
+        Guard("names", table.const(thing.space, "space"), taken(thing.space, "run", "missing")),
+        Guard("code", table.const(thing.function, "function"), FunctionFacts.of(thing.function)),
     ]
     spare = [table.item(attr("spare"), place) for place in range(3)]
-    guards.append(Guard("separate", spare[0], (*spare, attr("log"))))
-    guards.append(Guard("disjoint", root, ((root, attr("table")), (attr("ordered"), attr("counts")))))
+    guards.append(Guard("all_distinct", spare[0], (*spare, attr("log"))))
+    guards.append(Guard("disjoint_sets", root, ((root, attr("table")), (attr("ordered"), attr("counts")))))
     for key in ("step", "avg"):
         held = thing.state[thing.weight][key]
         guards.append(Guard("is", table.item(state, key), held))
@@ -343,7 +343,7 @@ def test_objects_in_a_list_are_compared_at_once() -> None:
 
 def test_other_objects_as_different() -> None:
     thing = Thing()
-    guards = [guard for guard in everything(thing) if guard.kind in ("separate", "disjoint")]
+    guards = [guard for guard in everything(thing) if guard.kind in ("all_distinct", "disjoint_sets")]
     checks = _checks(guards)
     for change in (
         lambda: None,
@@ -446,17 +446,17 @@ def test_references_are_balanced() -> None:
 
 def _function_number(number: int) -> tuple[Guard, Any, dict[str, Any]]:
     function = types.FunctionType((lambda a=1: a).__code__, {}, f"f{number}", (number,))
-    return Guard("body", SourceTable().const(function, "function"), Body.of(function)), function, {}
+    return Guard("code", SourceTable().const(function, "function"), FunctionFacts.of(function)), function, {}
 
 
 def _class_number(number: int) -> tuple[Guard, Any, dict[str, Any]]:
     cls = type(f"C{number}", (), {"run": number})
-    return Guard("taken", SourceTable().const(cls, "class"), Taken(("run",), (number,), cls.__mro__)), cls, {}
+    return Guard("names", SourceTable().const(cls, "class"), NamespaceFacts(("run",), (number,), cls.__mro__)), cls, {}
 
 
 def _module_number(number: int) -> tuple[Guard, Any, dict[str, Any]]:
     space = {"run": number}
-    return Guard("taken", SourceTable().const(space, "module"), Taken(("run",), (number,), None)), None, space
+    return Guard("names", SourceTable().const(space, "module"), NamespaceFacts(("run",), (number,), None)), None, space
 
 
 @pytest.mark.parametrize("make", [_function_number, _class_number, _module_number])

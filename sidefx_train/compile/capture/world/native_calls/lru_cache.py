@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.guards.python_check import cell_is_set
+from sidefx_train.compile.capture.guards.kinds.objects import cell_is_set
 from sidefx_train.compile.capture.shadows.definition_tracking import chains_of
 from sidefx_train.compile.capture.side_effects import collect
 from sidefx_train.compile.common.library_modules import is_library

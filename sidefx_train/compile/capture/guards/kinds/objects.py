@@ -1,0 +1,250 @@
+"""Guards on one object: its identity, value, type, attributes and definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidefx_train.compile.capture.guards.definition_guards import FunctionFacts, NamespaceFacts
+from sidefx_train.compile.capture.guards.guard import Guard, class_name, same_value, shown
+from sidefx_train.compile.capture.guards.kinds.base import Arguments, Instruction, Kind, register, target
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
+from sidefx_train.compile.common.plain_values import DERIVED_FROM, exact_value, is_set
+from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import descriptor_of
+
+
+@register("is")
+class Is(Kind):
+    """The value is this object."""
+
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} is {shown(guard.value)}"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"{target(writer, guard)} is not {writer.constant(guard.value, guard.source.label)}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return value is not guard.value, value
+
+    def instruction(self, guard: Guard) -> Instruction:
+        return "is", guard.value, -1
+
+
+@register("same")
+class Same(Kind):
+    """The value is the object that another source gives."""
+
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} is {guard.value.label}"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"{target(writer, guard)} is not {writer.value(guard.value)}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return value is not guard.value.fetch(*arguments), value
+
+    def others(self, guard: Guard) -> tuple[Source, ...]:
+        return (guard.value,)
+
+
+@register("equal")
+class Equal(Kind):
+    """The value has this type and equals this value."""
+
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} == {shown(guard.value)}"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        value = writer.value(guard.source)
+        expected = writer.constant(guard.value, guard.source.label)
+        if type(guard.value) in (tuple, frozenset, float, complex) and not is_simple(guard.value):
+            return f"not {writer.constant(same_value)}({value}, {expected})"
+        # The class first: what is there now may be a tensor, or compare itself in Python.
+        return f"type({value}) is not {writer.constant(type(guard.value))} or {value} != {expected}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return not same_value(value, guard.value), value
+
+    def instruction(self, guard: Guard) -> Instruction:
+        return "equal", guard.value, -1
+
+
+@register("value")
+class Value(Kind):
+    """An instance of a class derived from a builtin number or text is this number or text."""
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} == {shown(guard.value)}"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        exact = f"{writer.constant(exact_value)}({writer.value(guard.source)})"
+        return f"not {writer.constant(same_value)}({exact}, {writer.constant(guard.value, guard.source.label)})"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return not isinstance(value, DERIVED_FROM) or not same_value(exact_value(value), guard.value), value
+
+
+@register("type")
+class Type(Kind):
+    """The value has exactly this class."""
+
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        return f"type({guard.source.label}) is {class_name(guard.value)}"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"type({writer.value(guard.source)}) is not {writer.constant(guard.value)}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return type(value) is not guard.value, type(value)
+
+    def instruction(self, guard: Guard) -> Instruction:
+        return "type", guard.value, -1
+
+
+@register("absent")
+class Absent(Kind):
+    """The instance ``__dict__`` of the value has no entry of this name."""
+
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} has no {shown(guard.value)}"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"{writer.constant(guard.value)} in {writer.space(guard.source)}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        entries = object.__getattribute__(value, "__dict__")
+        return guard.value in entries, entries.get(guard.value)
+
+    def instruction(self, guard: Guard) -> Instruction:
+        return "absent", guard.value, -1
+
+
+@register("unset_slot")
+class UnsetSlot(Kind):
+    """The slot of this name has no value."""
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label}.{guard.value} is not set"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"{writer.constant(is_set)}({writer.value(guard.source)}, {writer.constant(guard.value)})"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return is_set(value, guard.value), value
+
+
+@register("empty_cell")
+class EmptyCell(Kind):
+    """The closure cell has no contents."""
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} is unbound"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"{writer.constant(cell_is_set)}({writer.value(guard.source)})"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return cell_is_set(value), value
+
+
+@register("method")
+class Method(Kind):
+    """The value is a bound method written in C, made from this descriptor."""
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} is {guard.value.__qualname__} of its object"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        descriptor = writer.constant(guard.value, "descriptor")
+        return f"{writer.constant(descriptor_of)}({writer.value(guard.source)}) is not {descriptor}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return descriptor_of(value) is not guard.value, value
+
+
+@register("has_pending_finally")
+class PendingFinally(Kind):
+    """The iterator would run code of the program if it were finalized now, or would not."""
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} {'cleans' if guard.value else 'does not clean'} up when it is finalized"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"{writer.constant(has_pending_finally)}({writer.value(guard.source)}) is not {guard.value}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return has_pending_finally(value) is not guard.value, "suspended elsewhere"
+
+
+@register("names")
+class Names(Kind):
+    """Names of a module or class give what they gave: a :class:`NamespaceFacts`."""
+
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        return f"{len(guard.value.names)} names of {guard.source.label} are what they were"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return _unless_it_holds(writer, guard)
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        changed = guard.value.changed(value)
+        return bool(changed), changed
+
+    def instruction(self, guard: Guard) -> Instruction:
+        facts: NamespaceFacts = guard.value
+        return "names", (facts.mro, facts.names, facts.values, ABSENT), -1
+
+
+@register("code")
+class Code(Kind):
+    """A function has the code and defaults that it had: a :class:`FunctionFacts`."""
+
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} has the code and defaults it had"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return _unless_it_holds(writer, guard)
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        changed = guard.value.changed(value)
+        return bool(changed), changed
+
+    def instruction(self, guard: Guard) -> Instruction:
+        facts: FunctionFacts = guard.value
+        return "code", (facts.code, facts.defaults, facts.named, facts.entries), -1
+
+
+def _unless_it_holds(writer: Writer, guard: Guard) -> str:
+    return f"not {writer.constant(guard.value.holds, guard.kind)}({writer.value(guard.source)})"
+
+
+def is_simple(value: Any) -> bool:
+    """True for a number that equals nothing but itself among numbers of its type, and for tuples of text."""
+    if type(value) is tuple:
+        return all(type(item) is str for item in value)
+    return type(value) is float and value != 0 and value == value
+
+
+def cell_is_set(cell: Any) -> bool:
+    """True if a closure cell has contents."""
+    try:
+        cell.cell_contents  # noqa: B018 - the access is the test
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""Guards that compare several objects, and conditions on symbolic numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
+from sidefx_train.compile.capture.guards.kinds.base import Arguments, Kind, register
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
+
+
+@register("all_distinct")
+class AllDistinct(Kind):
+    """Several sources give different objects."""
+
+    phase = "relation"
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        return f"{', '.join(source.label for source in guard.value)} are different objects"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"len({{{_ids(writer, guard.value)}}}) != {len(guard.value)}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return len({id(source.fetch(*arguments)) for source in guard.value}) != len(guard.value), "one object twice"
+
+    def others(self, guard: Guard) -> tuple[Source, ...]:
+        return guard.value  # type: ignore[no-any-return]
+
+
+@register("disjoint_sets")
+class DisjointSets(Kind):
+    """None of some objects is one of some others."""
+
+    phase = "relation"
+    native = True
+
+    def describe(self, guard: Guard) -> str:
+        ones, others = (", ".join(source.label for source in sources) for sources in guard.value)
+        return f"none of {ones} is one of {others}"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        ones, others = (_ids(writer, sources) for sources in guard.value)
+        return f"not {{{ones}}}.isdisjoint(({others},))"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        ones, others = ({id(source.fetch(*arguments)) for source in sources} for sources in guard.value)
+        return not ones.isdisjoint(others), "one object in both"
+
+    def others(self, guard: Guard) -> tuple[Source, ...]:
+        return (*guard.value[0], *guard.value[1])
+
+
+@register("number")
+class Number(Kind):
+    """A condition on symbolic numbers holds: a :class:`NumberCondition`."""
+
+    phase = "relation"
+
+    def describe(self, guard: Guard) -> str:
+        return str(guard.value)
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        condition: NumberCondition = guard.value
+        writer.names.update(CONDITION_NAMES)
+        code = condition.code
+        for name, source in condition.names:
+            code = re.sub(rf"\b{name}\b", writer.value(source), code)
+        return f"not ({code})"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        condition: NumberCondition = guard.value
+        names = {name: source.fetch(*arguments) for name, source in condition.names}
+        held = bool(eval(condition.code, dict(CONDITION_NAMES), names))
+        return not held, ", ".join(f"{source.label} = {names[name]!r}" for name, source in condition.names)
+
+    def others(self, guard: Guard) -> tuple[Source, ...]:
+        return tuple(source for _, source in guard.value.names)
+
+
+def _ids(writer: Writer, sources: tuple[Source, ...]) -> str:
+    return ", ".join(f"id({writer.value(source)})" for source in sources)

@@ -25,9 +25,9 @@ NARROW = 2
 
 _library = torch.library.Library("sidefx", "FRAGMENT")
 _INPUTS = "Tensor q, Tensor k, Tensor v"
-_library.define(f"attention({_INPUTS}, bool causal, float scale, int turned) -> (Tensor, Tensor)")
+_library.define(f"attention({_INPUTS}, bool causal, float scale, int heads_last) -> (Tensor, Tensor)")
 _BACKWARD_INPUTS = f"Tensor grad, {_INPUTS}, Tensor out, Tensor sums, bool causal, float scale"
-_library.define(f"attention_backward({_BACKWARD_INPUTS}, int turned) -> (Tensor, Tensor, Tensor)")
+_library.define(f"attention_backward({_BACKWARD_INPUTS}, int heads_last) -> (Tensor, Tensor, Tensor)")
 _library.define(f"attention_backward_joined({_BACKWARD_INPUTS}) -> Tensor")
 
 

@@ -76,7 +76,7 @@ class Process:
         run: Run = {"status": "failed", "note": self._failure or f"exit: {self._process.returncode}"}
         if self._result.exists() and not self._failure:
             run = json.loads(self._result.read_text())
-        return {**run, "turns": self._steps, "process_s": time.perf_counter() - self._started}
+        return {**run, "slices": self._steps, "process_s": time.perf_counter() - self._started}
 
     def close(self) -> None:
         """Ends it, wherever it is."""

@@ -92,8 +92,8 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
         contender,
         "ok",
         "; ".join(sorted({run["note"] for run in mine if run.get("note")})),
-        step_s=_median([_median(run["turns"]) for run in good]),
-        step_min_s=min(min(run["turns"]) for run in good),
+        step_s=_median([_median(run["slices"]) for run in good]),
+        step_min_s=min(min(run["slices"]) for run in good),
         ratio=_median(ratios),
         ratio_low=min(ratios, default=math.nan),
         ratio_high=max(ratios, default=math.nan),
@@ -119,7 +119,7 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
 
 def _ratio(eager: Run, run: Run) -> float:
     """Eager's time of a step to that of another process of the same round, turn by turn."""
-    return _median([theirs / mine for theirs, mine in zip(eager["turns"], run["turns"], strict=True)])
+    return _median([theirs / mine for theirs, mine in zip(eager["slices"], run["slices"], strict=True)])
 
 
 def _medians(found: list[dict[str, float]]) -> dict[str, float]:

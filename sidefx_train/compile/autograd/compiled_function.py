@@ -120,7 +120,7 @@ def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
     if not changed:  # it was freed, or this torch does not tell
         raise stopped
     wanted = {i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and compat.is_asked_for(node)}
-    met = [look.saved for look in stage.looks if not look.tangents <= missing and look.grads & wanted]
+    met = [look.saved for look in stage.saved_checks if not look.tangents <= missing and look.grads & wanted]
     first = next((i for i in changed if any(i in looked_at for looked_at in met)), None)
     if first is None:  # eager does not come by
         return saved

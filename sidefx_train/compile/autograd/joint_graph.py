@@ -29,7 +29,7 @@ class Stage:
             detours.
         depends: for each of them, the tangents that its gradient is made of.
         saved: what eager says of the inputs of the backward, tangents apart, where they were changed.
-        looks: which of them eager looks at on the way from a tangent to a gradient.
+        saved_checks: which of them eager looks at on the way from a tangent to a gradient.
         any_layout: tangents are taken as they come: eager adds up their elements in the order of their memory.
         tape: the same backward node by node, for derivatives of a higher order.
     """

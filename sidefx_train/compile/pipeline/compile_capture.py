@@ -458,7 +458,7 @@ def bind(
     late = _late_guards(captured, executable)
     replay = link(captured.residual, captured.name, bindings)
     if isinstance(executable.run, Proving):  # replays that come after are to pay nothing for it
-        executable.run.settled = functools.partial(operator.setitem, replay.__globals__, "run")
+        executable.run.on_proven = functools.partial(operator.setitem, replay.__globals__, "run")
     replay = _behind(late, replay)
     if captured.suspension is not None and not is_part:
         replay = driven(replay)

@@ -21,7 +21,7 @@ from sidefx_train.bench.summary import summarize
 
 
 def run(contender: str, index: int, step: float, **values):
-    fixed = {"status": "ok", "turns": [step] * 3, "first_s": 5.0 - index, "memory_mb": 100.0}
+    fixed = {"status": "ok", "slices": [step] * 3, "first_s": 5.0 - index, "memory_mb": 100.0}
     errors = {"loss_error": 0.0, "parameter_error": 0.0}
     return {"workload": "mlp_tiny", "contender": contender, "round": index, **fixed, **errors, **values}
 
@@ -40,7 +40,7 @@ def test_ratios_are_of_the_same_round():
 
 
 def test_ratios_are_of_turns_beside_each_other():
-    runs = [run("eager", 0, 1.0, turns=[1.0, 8.0, 2.0]), run("sidefx", 0, 1.0, turns=[0.5, 4.0, 1.5])]
+    runs = [run("eager", 0, 1.0, slices=[1.0, 8.0, 2.0]), run("sidefx", 0, 1.0, slices=[0.5, 4.0, 1.5])]
     _, ours = summarize(PLAN, runs)
     assert ours.ratio == 2.0 and ours.step_s == 1.5 and ours.step_min_s == 0.5, ours
 
@@ -159,7 +159,7 @@ def test_processes_take_turns_and_end_alone(tmp_path, monkeypatch):
     assert found["early"]["note"] == "exit: 3" and found["late"]["note"] == "exit: 1"
     assert found["silent"]["note"] == "exit: timeout after 5 s"
     assert found["odd"]["note"] == "it answered 'no time'" and found["odd"]["status"] == "failed"
-    assert [len(found[name]["turns"]) for name in names] == [5, 0, 2, 1, 3, 5]
+    assert [len(found[name]["slices"]) for name in names] == [5, 0, 2, 1, 3, 5]
     said = [line for line in (tmp_path / "said").read_text().splitlines() if line.split()[0] in ("eager", "sidefx")]
     first = [f"{name} first steps" for name in ("eager", "sidefx")]
     assert said == [*first, *["eager go", "sidefx go"] * 5, "eager end", "sidefx end"]

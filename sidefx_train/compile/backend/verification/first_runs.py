@@ -116,7 +116,7 @@ class Proving:
         self._executable, self._traced, self._report, self._done = executable, traced, report, done
         self._make_reference = reference
         self.compiled = executable.run
-        self.settled: Callable[[Callable[[list[Any]], Sequence[Any]]], None] = lambda run: None
+        self.on_proven: Callable[[Callable[[list[Any]], Sequence[Any]]], None] = lambda run: None
         self._left = 1 if runs is None else runs
         self._deferred = list(LATER) if runs is None else []
         self._reference: Reference | None = None
@@ -223,7 +223,7 @@ class Proving:
     def _settle(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
         self._run = run
         self._executable.functional.clear()  # nothing is compared with it any more
-        self.settled(run)
+        self.on_proven(run)
 
     def _waiting(self, runs: int) -> Callable[[list[Any]], Sequence[Any]]:
         """Runs the compiled graph a few times before it is compared again."""

@@ -22,7 +22,7 @@ from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_C
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
-from sidefx_train.compile.capture.world.call_handling import CallingWorld
+from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
     caller_frames,
@@ -51,12 +51,12 @@ _SHOWN_TYPES: dict[type, type] = {
 }
 
 
-class AttributeWorld(CallingWorld):
-    """The part of ``TraceWorld`` (``trace_world.py``) that reads, sets and deletes attributes."""
+class Attributes:
+    """Reads, sets and deletes attributes of classes, instances and values of C."""
 
-    tagged: dict[int, tuple[torch.Tensor, dict[str, None]]]
-    _class_namespaces: dict[type, Any]
-    _attribute_hooks: dict[str, list[tuple[type, registry.AttributeHook]]]
+    def __init__(self, world: CaptureWorldAPI) -> None:
+        self.world = world
+        self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
 
     def type_of(self, obj: Any) -> type:
         cls = type(obj)
@@ -68,21 +68,21 @@ class AttributeWorld(CallingWorld):
         return obj.cls if issubclass(cls, OutsideIterator) else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
-        if id(cls) not in self.new_classes:
+        if id(cls) not in self.world.new_classes:
             self.heap.definitions.looked_at(cls)
         for base in type.__getattribute__(cls, "__mro__"):
             value = self.class_entry(base, name)
             if value is not ABSENT:
-                if self.reads.listening:
-                    self.reads.class_attribute(base, name, value)
+                if self.world.reads.listening:
+                    self.world.reads.class_attribute(base, name, value)
                 return value
         return ABSENT
 
     def class_entry(self, cls: type, name: str) -> Any:
-        if id(cls) in self.new_classes:
+        if id(cls) in self.world.new_classes:
             return type.__getattribute__(cls, "__dict__").get(name, ABSENT)
-        if (cls, name) in self.class_writes:
-            return self.class_writes[cls, name]
+        if (cls, name) in self.world.class_writes:
+            return self.world.class_writes[cls, name]
         if (cls, name) in registry.COUNTERS:
             return registry.COUNTERS[cls, name]
         space = type.__getattribute__(cls, "__dict__")
@@ -93,21 +93,21 @@ class AttributeWorld(CallingWorld):
             if not cls.__flags__ & IMMUTABLE_CLASS:
                 self.heap.definitions.took(cls, name, value)
             return value
-        proxy = self._class_namespaces.setdefault(cls, space)
+        proxy = self.world.class_namespaces.setdefault(cls, space)
         source = self.heap.sources.item(self.heap.sources.const(proxy, cls.__qualname__), name)
         if definition:
             self.heap.guard("is", source, value)
             return value
-        value = self.class_snapshot[cls, name] = self.heap.shadow(value, source, name)
+        value = self.world.class_snapshot[cls, name] = self.heap.shadow(value, source, name)
         return value
 
     def instance_attr(self, obj: Any, name: str) -> Any:
         value = self._instance_attr(obj, name)
-        if self.mutated_after_graph and id(obj) in self.mutated_after_graph and value is not ABSENT:
-            by = self.mutated_after_graph[id(obj)]
+        if self.world.mutated_after_graph and id(obj) in self.world.mutated_after_graph and value is not ABSENT:
+            by = self.world.mutated_after_graph[id(obj)]
             self.heap.refuse("SFX103", f"reads {name} of an object that {by}, called before, changes after the graph")
-        if self.reads.listening:
-            self.reads.attribute(obj, name, value)
+        if self.world.reads.listening:
+            self.world.reads.attribute(obj, name, value)
         return value
 
     def _instance_attr(self, obj: Any, name: str) -> Any:
@@ -116,7 +116,7 @@ class AttributeWorld(CallingWorld):
         if issubclass(type(obj), types.ModuleType):
             space = vars(obj)
             value = space.get(name, ABSENT)
-            if id(obj) in self.new_modules:
+            if id(obj) in self.world.new_modules:
                 return value
             record = self.heap.namespaces.get(id(space))
             if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
@@ -151,10 +151,10 @@ class AttributeWorld(CallingWorld):
 
     def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
         if issubclass(type(obj), type):
-            class_creation.set_class_attribute(self, obj, name, value)
+            class_creation.set_class_attribute(self.world, obj, name, value)
             return
         if issubclass(type(obj), types.ModuleType):
-            if id(obj) in self.new_modules:
+            if id(obj) in self.world.new_modules:
                 vars(obj)[name] = value
             else:
                 self.heap.namespace(vars(obj)).set(name, value)
@@ -162,13 +162,13 @@ class AttributeWorld(CallingWorld):
         field = self.class_attr(type(obj), name)
         if type(obj) is types.FunctionType:
             if type(field) in _C_DESCRIPTORS:
-                class_creation.set_function_field(self, obj, name, value)
+                class_creation.set_function_field(self.world, obj, name, value)
                 return
             self._function(obj)
         record = self.heap.record_of(obj)
         if issubclass(type(obj), LOCAL):
             space = thread_dict(self.heap, obj)
-            builtin_methods.dict_operator(self, space, "setitem", (space.shadow, name, value))
+            builtin_methods.dict_operator(self.world, space, "setitem", (space.shadow, name, value))
             return
         if safe_isinstance(record, TensorRecord):
             record = record.own_attributes()
@@ -187,14 +187,14 @@ class AttributeWorld(CallingWorld):
             self.heap.refuse("SFX104", f"sets {name!r} of {record.source.label}, which cannot be shadowed")
         else:
             if name == "__dict__":  # all that it shares from now on
-                self.touch(value, deep=False)
+                self.world.touch(value, deep=False)
             if type(obj) is compat.FakeTensor and type(field) not in _C_DESCRIPTORS:
-                self.tagged.setdefault(id(obj), (obj, {}))[1][name] = None
+                self.world.tagged.setdefault(id(obj), (obj, {}))[1][name] = None
             object.__setattr__(obj, name, value)
 
     def _function(self, fn: types.FunctionType) -> None:
         """Has the attributes of an outside function shadowed."""
-        if id(fn) not in self.new_functions and self.heap.record_of(fn) is None:
+        if id(fn) not in self.world.new_functions and self.heap.record_of(fn) is None:
             self.heap.shadow(fn, self.heap.sources.const(fn, fn.__qualname__))
 
     def del_instance_attr(self, obj: Any, name: str) -> None:
@@ -205,7 +205,7 @@ class AttributeWorld(CallingWorld):
             space = thread_dict(self.heap, obj)
             if not space.bring(name):
                 raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
-            builtin_methods.dict_operator(self, space, "delitem", (space.shadow, name))
+            builtin_methods.dict_operator(self.world, space, "delitem", (space.shadow, name))
             return
         if safe_isinstance(record, TensorRecord):
             record = record.own_attributes()
@@ -218,12 +218,12 @@ class AttributeWorld(CallingWorld):
         elif safe_isinstance(record, InstanceRecord) and record.has_dict:
             if not record.delete(name):
                 raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
-        elif id(obj) in self.new_modules and name in vars(obj):
+        elif id(obj) in self.world.new_modules and name in vars(obj):
             del vars(obj)[name]
         elif (record is not None and not safe_isinstance(obj, type)) or safe_isinstance(obj, types.ModuleType):
             self.heap.refuse("SFX111", f"deletes the attribute {name!r} of {trace_rules.describe(obj)}")
         elif safe_isinstance(obj, type):
-            class_creation.delete_class_attribute(self, obj, name)
+            class_creation.delete_class_attribute(self.world, obj, name)
         else:
             object.__delattr__(obj, name)
 
@@ -242,10 +242,10 @@ class AttributeWorld(CallingWorld):
             if safe_isinstance(self.class_attr(type(obj), name), types.MemberDescriptorType):
                 return owner.get_slot(name)
         if name == "__dict__" and issubclass(type(obj), types.ModuleType):
-            return self.globals_dict(vars(obj))
-        if name == "__dict__" and safe_isinstance(obj, type) and id(obj) not in self.new_classes:
+            return self.world.globals_dict(vars(obj))
+        if name == "__dict__" and safe_isinstance(obj, type) and id(obj) not in self.world.new_classes:
             view = type.__getattribute__(obj, "__dict__")
-            self.class_views[id(view)] = (view, obj)
+            self.world.class_views[id(view)] = (view, obj)
             return view
         if issubclass(type(obj), torch.Tensor) and name in trace_rules.VALUE_METHODS:
             self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
@@ -255,15 +255,17 @@ class AttributeWorld(CallingWorld):
             self.heap.refuse("SFX111", "reads the callback of a weak reference")
         if safe_isinstance(record, ArrayRecord):
             record.look(name)
-        value = self.guarded(getattr, (obj, name), {}) if issubclass(type(obj), torch.Tensor) else getattr(obj, name)
+        value = (
+            self.world.guarded(getattr, (obj, name), {}) if issubclass(type(obj), torch.Tensor) else getattr(obj, name)
+        )
         if safe_isinstance(obj, types.FunctionType) and name in ("__defaults__", "__kwdefaults__"):
             values = value.values() if safe_isinstance(value, dict) else value or ()
             held = self.heap.sources.const(obj, obj.__qualname__) if record is None else record.base
             body_guarded = held.kind == "const" and all(is_plain(item) for item in values)
-            if id(obj) in self.new_functions or body_guarded:
+            if id(obj) in self.world.new_functions or body_guarded:
                 return value
             shadow = self.heap.shadow(value, self.heap.sources.slot(held, name))
-            self.touch(shadow, deep=False)
+            self.world.touch(shadow, deep=False)
             return shadow
         if record is not None and record.shadow is record.real and not is_definition(value):
             if safe_isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
@@ -282,13 +284,13 @@ class AttributeWorld(CallingWorld):
             kind = _SHOWN_TYPES[type(obj)]
             if name in _OF_ALL_NUMBERS or not hasattr(kind, name):
                 return getattr(kind(), name)
-            return getattr(self.guarded(builtin_methods.concrete, (obj,), {}), name)
+            return getattr(self.world.guarded(builtin_methods.concrete, (obj,), {}), name)
         if issubclass(type(obj), OutsideIterator):
             obj.refuse()
         if type(obj) in weakref.ProxyTypes:
-            return attributes.load(self.interp, weakref_calls.through(self, obj), name)
+            return attributes.load(self.interp, weakref_calls.through(self.world, obj), name)
         if type(obj) is types.FrameType and name == "f_back":
-            return caller_frames.caller_of(self, obj)
+            return caller_frames.caller_of(self.world, obj)
         if type(obj) is compat.FakeTensor:
             if name == "data":
                 return self.tracer.data_of(obj)
@@ -298,12 +300,12 @@ class AttributeWorld(CallingWorld):
         if type(obj) in compat.OPERATORS:
             return getattr(obj, name)
         if issubclass(type(obj), torch.nn.Module):
-            for base, hook in self._attribute_hooks.get(name, ()):
+            for base, hook in self.world.attribute_hooks.get(name, ()):
                 if safe_isinstance(obj, base):
-                    value = hook(self, obj, name)
+                    value = hook(self.world, obj, name)
                     if value is not ABSENT:
                         return value
-            return builtin_methods.module_getattr(self, obj, name)
+            return builtin_methods.module_getattr(self.world, obj, name)
         return ABSENT
 
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
@@ -318,21 +320,16 @@ class AttributeWorld(CallingWorld):
                 return True
             return False
         if type(obj) in weakref.ProxyTypes:
-            attributes.store(self.interp, weakref_calls.through(self, obj), name, value)
+            attributes.store(self.interp, weakref_calls.through(self.world, obj), name, value)
             return True
         if issubclass(type(obj), torch.nn.Module):
-            return builtin_methods.module_setattr(self, obj, name, value)
+            return builtin_methods.module_setattr(self.world, obj, name, value)
         return False
 
     def override_delattr(self, obj: Any, name: str) -> bool:
         if type(obj) in weakref.ProxyTypes:
-            attributes.delete(self.interp, weakref_calls.through(self, obj), name)
+            attributes.delete(self.interp, weakref_calls.through(self.world, obj), name)
             return True
         if issubclass(type(obj), torch.nn.Module):
-            return builtin_methods.module_delattr(self, obj, name)
+            return builtin_methods.module_delattr(self.world, obj, name)
         return False
-
-    def globals_dict(self, space: dict[str, Any]) -> dict[str, Any]:
-        if id(space) not in self.own_namespaces:
-            self.module_namespaces[id(space)] = space
-        return space

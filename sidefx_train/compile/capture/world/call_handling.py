@@ -17,24 +17,19 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
-from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.interpreter.object_model import formatting
-from sidefx_train.compile.capture.recording import float_comparisons, runtime_asserts
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
-from sidefx_train.compile.capture.recording.finiteness_tests import if_finite
-from sidefx_train.compile.capture.recording.float_comparisons import decided_by_algebra
-from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, HIDDEN_FROM_AUTOGRAD, SetRecord, by_address
 from sidefx_train.compile.capture.shadows.containers.traversal import READ_BY_C, attributes_of, held_by
-from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall, DeferredValue, message_of
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, message_of
 from sidefx_train.compile.capture.shadows.finalizers import deletes
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
-from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot, deferred_string
-from sidefx_train.compile.capture.world.backward_reads import Reads
+from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
+from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
     BARE,
     BUFFERS,
@@ -78,20 +73,18 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.native_calls.class_creation import make_class, makes_class
 from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tensors, takes_lengths
 from sidefx_train.compile.capture.world.native_calls.deferred_strings import deferred_in
-from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry, only_looks
-from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
-from sidefx_train.compile.common.library_modules import is_library, is_standard
+from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
-from sidefx_train.errors import Location, Unsupported
+from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.frame import Frame
+    pass
 
 
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
@@ -101,105 +94,16 @@ STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionT
 _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 
 
-class CallingWorld(CaptureContext):
-    """The part of :class:`~sidefx_train.compile.capture.world.trace_world.TraceWorld` that calls and defers.
+class Calls:
+    """Runs, intercepts and refuses calls of C code.
 
     C code runs on shadows. Before it does, what it is about to read is brought in (:meth:`touch`); what it could change
     outside is refused by code SFX103 or SFX104; what only shows or records something is deferred.
     """
 
-    context: contextvars_and_locks.ContextVariables
-    locks: contextvars_and_locks.Locks
-    reads: Reads
-    new_descriptors: dict[int, Any]
-    new_modules: dict[int, types.ModuleType]
-    own_namespaces: dict[int, dict[str, Any]]
-    caches: caches.Caches
-    branching: bool
-    assumptions: dict[Location, None]
-    hooked: set[Any]
-    mutated_after_graph: dict[int, str]
-    reentry: Reentry
-    reentry_callbacks: list[Callable[..., Any]]
-    defined_at: Location | None
-    queries: Queries
-    _methods: dict[str, list[tuple[type, registry.Interceptor]]]
-
-    def run_in(self, space: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def wrapped_text(self, method: str, value: Any) -> Any:
-        raise NotImplementedError
-
-    def _check_hidden(self, name: str, found: str) -> None:
-        raise NotImplementedError
-
-    def locate(self) -> Location | None:
-        """The user's line that is being interpreted, or where the step is defined."""
-        return self.interp.location() if self.interp.current_frame is not None else self.defined_at
-
-    def truth(self, value: Any) -> Any:
-        record = self.heap.record_of(value)
-        if safe_isinstance(record, DictRecord):
-            length = record.length()
-            if length is not None:
-                return length > 0
-        if safe_isinstance(record, ListRecord) and record.shadow is value:
-            length = record.length()
-            if length is not None:
-                return bool(record.appended) or bool(length > 0)
-        if safe_isinstance(value, DeferredValue):
-            self.heap.refuse("SFX106", "branches on a value that is known only after the step")
-        if type(value) is compat.FakeTensor:
-            known = constant_value(self.tracer, value)
-            if known is not None:
-                return bool(known)
-            number = host_value(self, value)
-            if number is not None:
-                value = number  # a comparison: algebra may decide it, past NaN and infinity
-        decided = decided_by_algebra(self.tracer, value)
-        if decided is not None:
-            return self._by_algebra(value, *decided)
-        finite = if_finite(runtime_asserts.asked_of(self.tracer, value))
-        if finite is not None and self.grant(value, finite):
-            return finite
-        if id(value) in self.module_namespaces:
-            return True  # there is at least its name
-        self.touch(value, asked="contains")
-        try:
-            return self.guarded(bool, (value,), {})
-        except Unsupported as stop:
-            if stop.code != "SFX101":
-                raise
-            reason = "branches on a tensor's value, which exists only when the graph runs"
-            raise Unsupported("SFX101", reason, stop.location) from stop
-
-    def _by_algebra(self, condition: torch.SymBool, holds: bool, floats: list[Any]) -> bool:
-        """What algebra says of floats, where these are such that arithmetic says the same."""
-        if not float_comparisons.known_before(floats):
-            if self.grant(condition, holds):
-                return holds
-            raise Unsupported("SFX101", "compares a number, which exists only when the graph runs", self.locate())
-        if not float_comparisons.of_one_number(self.tracer, condition) or not float_comparisons.rely_on_finite(floats):
-            builtin_methods.concrete_within(floats)  # they must be what they are now: so is what comes of them
-            return float_comparisons.worked_out(self.tracer, condition)
-        return holds
-
-    def grant(self, condition: Any, holds: bool) -> bool:
-        """Takes the truth of what only the graph knows for granted, and has it checked; false where that cannot be."""
-        may = not (self.branching or self.specialization.assumes_nothing)
-        return may and self._noted(runtime_asserts.grant(self.tracer, condition, holds))
-
-    def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
-        """Likewise that a number is not infinite, or not NaN."""
-        may = not (self.branching or self.specialization.assumes_nothing)
-        return may and self._noted(runtime_asserts.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
-
-    def _noted(self, assumptions: bool) -> bool:
-        location = self.locate()
-        if assumptions and location is not None:
-            self.assumptions.setdefault(location)
-        return assumptions
+    def __init__(self, world: CaptureWorldAPI) -> None:
+        self.world = world
+        self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
 
     def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
         """C code is about to read a container: bring its contents in, nested ones too if ``deep``.
@@ -212,10 +116,10 @@ class CallingWorld(CaptureContext):
         given, todo, seen = value, [value], set()
         while todo:
             value = todo.pop()
-            if id(value) in self.module_namespaces and not self.heap.trusts(value):
+            if id(value) in self.world.module_namespaces and not self.heap.trusts(value):
                 self.heap.refuse("SFX111", f"reads the whole namespace of {value.get('__name__')}")
-            if id(value) in self.class_views:
-                cls = self.class_views[id(value)][1]
+            if id(value) in self.world.class_views:
+                cls = self.world.class_views[id(value)][1]
                 self.heap.refuse("SFX111", f"reads the whole namespace of the class {cls.__qualname__}")
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value:
@@ -232,7 +136,7 @@ class CallingWorld(CaptureContext):
                 ):
                     record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
                     if safe_isinstance(record, InstanceRecord):
-                        self._compares_by(type(value))
+                        self.world.keys.compares_by(type(value))
                 elif safe_isinstance(record, InstanceDictRecord) or type(value) in READ_BY_C:
                     record.fill()
                 elif not safe_isinstance(value, (tuple, types.MappingProxyType, functools.partial, BaseException)):
@@ -249,32 +153,30 @@ class CallingWorld(CaptureContext):
                 ):  # the methods of the object itself are led back
                     todo += [item for item in attributes_of(value) if type(item) not in PLAIN_TYPES]
 
-    # --- calls ---------------------------------------------------------------------------------------------------
-
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cls = type(fn)
         if cls in compat.OPERATORS:  # their Python only finds the kernel
             handler = registry.INTERCEPTORS.get(cls)
-            answer = ABSENT if handler is None else handler(self, (fn, *args), kwargs)
+            answer = ABSENT if handler is None else handler(self.world, (fn, *args), kwargs)
             return self.native_call(fn, args, kwargs) if answer is ABSENT else answer
         if safe_isinstance(fn, type) or (cls in HASHABLE and safe_isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:
-                answer = handler(self, args, kwargs)
+                answer = handler(self.world, args, kwargs)
                 if answer is not ABSENT:
                     return answer
         if cls is types.BuiltinMethodType and type(fn.__self__) is compat.FakeTensor:
             handler = registry.INTERCEPTORS.get(getattr(torch.Tensor, fn.__name__, None))
             if handler is not None:
-                answer = handler(self, (fn.__self__, *args), kwargs)
+                answer = handler(self.world, (fn.__self__, *args), kwargs)
                 if answer is not ABSENT:
                     return answer
         if cls is types.FunctionType:
-            handlers = self._methods.get(fn.__name__)
+            handlers = self.world.method_interceptors.get(fn.__name__)
             if handlers and args:
                 for base, handler in handlers:
                     if issubclass(type(args[0]), base):
-                        answer = handler(self, args, kwargs)
+                        answer = handler(self.world, args, kwargs)
                         if answer is not ABSENT:
                             return answer
             if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
@@ -289,33 +191,33 @@ class CallingWorld(CaptureContext):
                 if inner is not None:
                     return self.interp.call(inner, args, kwargs)
         if cls in weakref.ProxyTypes:
-            return self.interp.call(weakref_calls.through(self, fn), args, kwargs)
+            return self.interp.call(weakref_calls.through(self.world, fn), args, kwargs)
         if fn is int or fn is float or fn is bool:
-            return builtin_methods.convert_number(self, fn, args)
+            return builtin_methods.convert_number(self.world, fn, args)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
         if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := deferred_in([*args, *kwargs.values()])):
-            self._check_hidden(fn.__name__, found)
-            return deferred_string(self, fn, args, kwargs)
+            self.world.operators.check_hidden(fn.__name__, found)
+            return deferred_string(self.world, fn, args, kwargs)
         if cls in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
             owner = fn.__self__ if cls is types.MethodWrapperType else args[0] if args else None
             if fn.__objclass__ is not object and not safe_isinstance(
                 owner, (str, torch.Tensor, *builtin_methods.NUMBERS)
             ):
-                found = self.wrapped_text(fn.__name__, owner)
+                found = self.world.wrapped_text(fn.__name__, owner)
                 if found is not ABSENT:
                     return found
         if fn is print and self._writes_inside(kwargs.get("file")):
             self._print_now(args, **kwargs)
             return None
         if fn is warnings.warn:
-            return deferred_warnings.warn(self, args, kwargs)
+            return deferred_warnings.warn(self.world, args, kwargs)
         if trace_rules.is_deferred(fn, args):
-            self.defer(fn, args, kwargs)
+            self.world.defer(fn, args, kwargs)
             return None
         frame = self.interp.current_frame
         if fn is id and len(args) == 1 and not kwargs:
-            return self._address(args[0], frame)
+            return self.world.keys.address(args[0], frame)
         if fn is sys.getrecursionlimit and not args and not kwargs:  # a capture sets one of its own
             source = self.heap.sources.call(self.heap.sources.const(fn, "sys.getrecursionlimit"))
             self.heap.guard("equal", source, self.interp.max_depth)
@@ -323,23 +225,23 @@ class CallingWorld(CaptureContext):
         if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
             return fn()  # a library tells threads apart: a step runs in one
         if safe_isinstance(fn, weakref.ReferenceType):
-            return ABSENT if args or kwargs else weakref_calls.called(self, fn)
+            return ABSENT if args or kwargs else weakref_calls.called(self.world, fn)
         if fn is weakref.ref:
-            return weakref_calls.make(self, args)
+            return weakref_calls.make(self.world, args)
         if fn is weakref.ref.__new__:
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(args[0])}")
         if safe_isinstance(attribute_of(fn, "__self__"), contextvars.ContextVar):
-            return self.context.call(fn.__name__, fn.__self__, args)
+            return self.world.context.call(fn.__name__, fn.__self__, args)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
-            return self.context.call(fn.__name__, args[0], args[1:])
+            return self.world.context.call(fn.__name__, args[0], args[1:])
         if safe_isinstance(attribute_of(fn, "__self__"), contextvars_and_locks.LOCKS):
-            return self.locks.call(fn.__name__, fn.__self__, args, kwargs)
+            return self.world.locks.call(fn.__name__, fn.__self__, args, kwargs)
         if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars_and_locks.LOCKS):
-            return self.locks.call(fn.__name__, args[0], args[1:], kwargs)
+            return self.world.locks.call(fn.__name__, args[0], args[1:], kwargs)
         if cls is functools._lru_cache_wrapper:
-            return caches.call(self, fn, args, kwargs)
+            return caches.call(self.world, fn, args, kwargs)
         if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
-            return builtin_methods.container_method(self, fn, args, kwargs)
+            return builtin_methods.container_method(self.world, fn, args, kwargs)
         return ABSENT
 
     def _writes_inside(self, file: Any) -> bool:
@@ -368,11 +270,11 @@ class CallingWorld(CaptureContext):
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if attribute_of(fn, "__name__", "") in REGISTERS_HOOK:
-            if self.branching:
+            if self.world.branching:
                 self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
             owner = attribute_of(fn, "__self__", args[0] if args else None)
             self._watch_from_outside(fn.__name__, owner)
-            self.hooked.add(owner if not safe_isinstance(owner, torch.Tensor) else owner.grad_fn)
+            self.world.hooked.add(owner if not safe_isinstance(owner, torch.Tensor) else owner.grad_fn)
         if safe_isinstance(fn, type) or attribute_of(fn, "__name__", "") in MAKES_SUBCLASS:
             for made in (fn, *args):
                 if safe_isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
@@ -384,22 +286,22 @@ class CallingWorld(CaptureContext):
             self._check_generator(fn)
         if not torch_call:
             owner = attribute_of(fn, "__self__")
-            if self.reads.listening:
-                self.reads.containers((owner, *args))
+            if self.world.reads.listening:
+                self.world.reads.containers((owner, *args))
             if makes_class(fn, args):
-                return make_class(self, fn, args, kwargs)
+                return make_class(self.world, fn, args, kwargs)
             if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):
                 self.heap.refuse("SFX111", f"changes an attribute of {trace_rules.describe(args[0])} by C code")
             if fn is functools._lru_cache_wrapper:
-                return caches.make(self, args, kwargs)
+                return caches.make(self.world, args, kwargs)
             if type(owner) is functools._lru_cache_wrapper:
-                caches.check_method(self, owner, fn.__name__)
+                caches.check_method(self.world, owner, fn.__name__)
             if type(owner) not in CONTAINERS or fn.__name__ not in STORING_METHODS:
                 self._refuse_unshadowed(fn, args)
             record = self.heap.record_of(owner)
             keys = 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
             if fn is operator.contains and safe_isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
-                self.own_key(args[1])
+                self.world.own_key(args[1])
             if safe_isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
                 for value in args:
                     self.touch(value, deep=False, asked=fn.__name__)
@@ -409,12 +311,12 @@ class CallingWorld(CaptureContext):
             elif safe_isinstance(owner, dict):
                 args = (*map(builtin_methods.concrete, args[:keys]), *args[keys:])
             if safe_isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
-                builtin_methods.refuse_iteration(self, owner)
+                builtin_methods.refuse_iteration(self.world, owner)
             if type(owner) in CONTAINERS or record is not None:
                 self.touch(owner, deep=fn.__name__ in DEEP_METHODS, asked=fn.__name__)
                 if record is not None and safe_isinstance(owner, (dict, set)):
                     for value in args[:keys]:
-                        self.own_key(value)
+                        self.world.own_key(value)
                 hashes = safe_isinstance(owner, (dict, set)) and not all(
                     type(value) in PLAIN_TYPES for value in args[:1]
                 )
@@ -428,14 +330,14 @@ class CallingWorld(CaptureContext):
                 and not (safe_isinstance(fn, type) and id(fn.__new__) in BARE)
                 and callable(fn)
             ):
-                self._refuse_call(fn)
+                self.refuse_call(fn)
         elif attribute_of(fn, "__name__", "") in READS_VALUE:
             owner = attribute_of(fn, "__self__")
             owner = owner if safe_isinstance(owner, torch.Tensor) else args[0] if args else None
             known = constant_value(self.tracer, owner) if safe_isinstance(owner, torch.Tensor) else None
             if known is not None:
                 return getattr(known, fn.__name__)()
-            number = host_value(self, owner)
+            number = host_value(self.world, owner)
             if number is not None and fn.__name__ in ("item", "tolist"):
                 return number
             if fn.__name__ == "tolist":
@@ -457,12 +359,12 @@ class CallingWorld(CaptureContext):
                 self.touch(args[1], asked=name)
             else:
                 if name in COMPARES_IDENTITY:
-                    self._guard_distinct([attribute_of(fn, "__self__"), *args])
+                    self.world.keys.guard_distinct([attribute_of(fn, "__self__"), *args])
                 deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
                 for value in (*args, *kwargs.values()):
                     self.touch(value, deep, asked=name)
         if not torch_call and not safe_isinstance(fn, type) and id(fn) not in builtin_methods.ARITHMETIC:
-            substitute = builtin_methods.number_function(self, fn, args, kwargs)
+            substitute = builtin_methods.number_function(self.world, fn, args, kwargs)
             if substitute is not ABSENT:
                 return substitute
             for value in args:
@@ -471,26 +373,26 @@ class CallingWorld(CaptureContext):
                         "SFX106", f"{trace_rules.describe(fn)} of a value that is known only after the step"
                     )
         if not torch_call and (fn is repr or fn is str or not keeps_callables(fn) or asks_missing(fn, args)):
-            objects = self.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
+            objects = self.world.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
             if objects:
-                with self.reentry.around(objects):
+                with self.world.reentry.around(objects):
                     return self.guarded(fn, args, kwargs)
         into = kwargs.get("out") if torch_call else None
         before = into._version if safe_isinstance(into, torch.Tensor) else 0
         if takes_lengths(fn):
             args, kwargs = as_tensors(self.guarded, args, kwargs)
-        made = self.guarded(fn, args, kwargs) if torch_call else self._run(fn, args, kwargs)
+        made = self.guarded(fn, args, kwargs) if torch_call else self.run_native(fn, args, kwargs)
         if safe_isinstance(into, torch.Tensor) and into._version == before:
             # Some of torch's composite operators forget to write where tensors are not plain ones.
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
         if safe_isinstance(made, STANDING):
             self._note_made(fn, args, made)
         if type(fn) in _ASKS:
-            made = self.queries.note(fn, args, kwargs, made)
+            made = self.world.queries.note(fn, args, kwargs, made)
             for ask in compat.settings_of(fn):
-                self.queries.note(ask, (), {}, ask())
+                self.world.queries.note(ask, (), {}, ask())
         if not torch_call and type(fn) in HASHABLE:
-            self.heap.definitions.asked(fn, args, made, self.new_classes.keys())
+            self.heap.definitions.asked(fn, args, made, self.world.new_classes.keys())
         return made
 
     def _note_made(self, fn: Any, args: tuple[Any, ...], made: Any) -> None:
@@ -498,98 +400,23 @@ class CallingWorld(CaptureContext):
         if not safe_isinstance(fn, type) and attribute_of(fn, "__name__") not in _MAKES_DESCRIPTOR:
             return
         if type(made) is types.CellType:
-            self.new_cells[id(made)] = made
+            self.world.new_cells[id(made)] = made
         elif safe_isinstance(made, types.ModuleType):
-            self.new_modules[id(made)] = made
-            self.own_namespaces[id(vars(made))] = vars(made)
+            self.world.new_modules[id(made)] = made
+            self.world.own_namespaces[id(vars(made))] = vars(made)
         elif type(made) is types.FunctionType:
-            self.new_functions[id(made)] = made
-            self.run_in(made.__globals__)
+            self.world.new_functions[id(made)] = made
+            self.world.run_in(made.__globals__)
         else:
-            self.new_descriptors[id(made)] = made
-
-    def _guard_distinct(self, values: list[Any]) -> None:
-        """C code is about to compare objects, those of most classes by what they are."""
-        found, todo, seen = [], values, set()
-        while todo:
-            value = todo.pop()
-            if type(value) in PLAIN_TYPES or id(value) in seen:
-                continue
-            seen.add(id(value))
-            todo += held_by(value)
-            if type(value) is types.MethodType:
-                todo.append(value.__self__)
-            elif safe_isinstance(value, weakref.ReferenceType):
-                todo.append(value())
-            if safe_isinstance(self.heap.record_of(value), InstanceRecord):
-                found.append(value)
-        if len(found) > 1:
-            for value in found:
-                self.heap.identities.note_distinguished(value)
-
-    def _address(self, value: Any, frame: Frame | None) -> int:
-        """``id(value)``: that of the object outside, which is guarded where the number may be kept.
-
-        The standard library (``copy``, say) only tells objects apart, and a library keeps no address of an argument.
-        """
-        record = self.heap.record_of(value)
-        if record is None:
-            self.heap.identities.note_hashed(value)
-            return id(value)
-        name = str(frame.globals.get("__name__", "")) if frame is not None else ""
-        if is_standard(name) or (is_library(name) and record.base.from_arguments):
-            self.heap.identities.note_hashed(value)
-        else:
-            self.heap.guard("is", record.base, record.real)
-        return id(record.real)
+            self.world.new_descriptors[id(made)] = made
 
     def _watch_from_outside(self, name: str, owner: Any) -> None:
         """``retain_grad`` and hooks on an autograd graph from outside: a backward after this graph runs them."""
         records = [r for r in self.heap.by_real.values() if safe_isinstance(r, TensorRecord) and r.edge is not None]
         if name == "retain_grad" and any(record.shadow is owner for record in records):
-            self.defer(torch.Tensor.retain_grad, (owner,), {})
+            self.world.defer(torch.Tensor.retain_grad, (owner,), {})
         elif any(record.edge.node is owner for record in records):
             self.heap.refuse("SFX111", "registers a hook in an autograd graph that was made before")
-
-    def as_key(self, key: Any) -> Any:
-        if type(key) not in PLAIN_TYPES:
-            self.heap.identities.note_hashed(key)
-        return builtin_methods.concrete(key)
-
-    def own_key(self, key: Any, pin: bool = True) -> Any:
-        """A key for an outside dict or set, which the heap hashes and compares on its own account.
-
-        Args:
-            key: the key.
-            pin: the step sees whether it is there, so that another object would be another step.
-        """
-        key = builtin_methods.concrete(key)
-        cls = type(key)
-        if cls in PLAIN_TYPES:
-            return key
-        if cls is tuple:
-            return tuple(self.own_key(item, pin) for item in key)
-        self.heap.identities.note_hashed(key)
-        if pin:
-            self.heap.identities.pin_key(key)
-        if safe_isinstance(key, weakref.ReferenceType):
-            self.own_key(key(), pin)  # its hash and equality are those of what it refers to
-        if not compares_in_python(cls) or issubclass(cls, torch.Tensor):
-            return key
-        self._compares_by(cls)
-        if not only_looks(cls):
-            reason = f"uses a {cls.__qualname__} as a key outside, whose __hash__ or __eq__ does more than look at it"
-            self.heap.refuse("SFX111", reason)
-        self.touch(key, asked="hash")
-        builtin_methods.settle(key)
-        return key
-
-    def _compares_by(self, cls: type) -> None:
-        """C code is about to run the methods by which instances of a class are told apart."""
-        for name in ("__hash__", "__eq__"):
-            method = self.interp.world.class_attr(cls, name)
-            if safe_isinstance(method, types.FunctionType):
-                self.heap.definitions.runs(method)
 
     def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
         """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
@@ -619,7 +446,7 @@ class CallingWorld(CaptureContext):
                 kind = type(value).__qualname__
                 self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} gets {record.source.label}, a {kind}")
 
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_native(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code, which sees the values of numbers that change where it takes Python's own only."""
         if wants_values(fn):
             return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
@@ -635,34 +462,34 @@ class CallingWorld(CaptureContext):
                 or not any(safe_isinstance(value, builtin_methods.NUMBERS) for value in given)
             ):
                 raise
-        self.last_error = None
+        self.world.last_error = None
         return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
 
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; torch's complaints about values it cannot know stop the capture."""
         try:
             if type(fn) is types.FunctionType:
-                return deferred_warnings.call_watched(self, fn, args, kwargs)
+                return deferred_warnings.call_watched(self.world, fn, args, kwargs)
             return fn(*args, **kwargs)
         except compat.data_dependent_errors() as error:
             reason = f"{trace_rules.describe(fn)} asks for a value that exists only when the graph runs"
-            raise Unsupported("SFX101", reason, self.locate()) from error
+            raise Unsupported("SFX101", reason, self.world.locate()) from error
         except compat.unsupported_fake_errors() as error:
-            raise Unsupported("SFX102", first_line(error), self.locate()) from error
+            raise Unsupported("SFX102", first_line(error), self.world.locate()) from error
         except Exception as error:
             if safe_isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
                 reason = "hashes a number that may change from call to call"
-                raise Unsupported("SFX111", reason, self.locate()) from error
+                raise Unsupported("SFX111", reason, self.world.locate()) from error
             noted = safe_isinstance(error, TypeError) and DEFERRED_ARGUMENT in message_of(error)  # made by a callback
             if noted or any(known_late(value, error) for value in inside((args, kwargs))):
                 reason = (
                     f"{trace_rules.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 )
-                raise Unsupported("SFX106", reason, self.locate()) from error
+                raise Unsupported("SFX106", reason, self.world.locate()) from error
             if is_fake_tensor_error(error) and self._is_handled():
                 reason = f"{trace_rules.describe(fn)} raises what eager says in other words: {first_line(error)}"
-                raise Unsupported("SFX102", reason, self.locate()) from error
-            self.last_error = (error, fn, self.locate())
+                raise Unsupported("SFX102", reason, self.world.locate()) from error
+            self.world.last_error = (error, fn, self.world.locate())
             raise
 
     def _is_handled(self) -> bool:
@@ -674,14 +501,6 @@ class CallingWorld(CaptureContext):
             frame = frame.back
         return False
 
-    def refusal(self, error: BaseException) -> Unsupported | None:
-        if safe_isinstance(error, compat.data_dependent_errors()):
-            return Unsupported("SFX101", "asks for a value that exists only when the graph runs", None)
-        return None
-
-    def unheard(self, error: BaseException) -> bool:
-        return False  # it is reported: an effect
-
     def _check_generator(self, fn: Any) -> None:
         """Refuses methods of a generator of the step that has drawn by then, in the graph, and what seeds it anew."""
         if fn.__name__ == "seed":
@@ -690,7 +509,7 @@ class CallingWorld(CaptureContext):
         if any(one_generator(fn.__self__, each) for each in held):
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, of a generator that the graph draws from")
 
-    def _refuse_call(self, fn: Any) -> None:
+    def refuse_call(self, fn: Any) -> None:
         owner = attribute_of(fn, "__self__")
         if safe_isinstance(owner, torch.Generator):
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}")
@@ -699,8 +518,8 @@ class CallingWorld(CaptureContext):
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
         # By a weak reference: autograd graphs hold such functions, and the world holds tensors with these graphs,
         # a cycle that Python's collector cannot see whole.
-        number, world = len(self.reentry_callbacks), weakref.ref(self)
-        self.reentry_callbacks.append(reenter)
+        number, world = len(self.world.reentry_callbacks), weakref.ref(self.world)
+        self.world.reentry_callbacks.append(reenter)
 
         def reentry_callbacks(*args: Any, **kwargs: Any) -> Any:
             alive = world()
@@ -721,29 +540,3 @@ class CallingWorld(CaptureContext):
         NATIVE_CODE.add(id(reentry_callbacks.__code__))
         vars(reentry_callbacks)["leads_to"] = fn
         return reentry_callbacks
-
-    def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Replays a call after the graph, with its arguments as they are now."""
-        shown = trace_rules.shows_text(fn)
-        snapshots = ArgumentSnapshot(self, shown)
-        caller = self.interp.current_frame
-        place = Place(caller) if caller is not None and trace_rules.looks_at_callers(fn) else None
-        call = DeferredCall(fn, snapshots.many(args), snapshots.named(kwargs), self.locate(), place)
-        self.deferred.append(call)
-        if args and trace_rules.moves_object(fn):
-            self.mutated_after_graph[id(args[0])] = trace_rules.describe(fn)
-
-    def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
-        """Replays ``fn(*args)``, which changes its first argument, after the graph; who reads that first breaks it."""
-        self.defer(fn, args, {})
-        self.mutated_after_graph[id(args[0])] = what
-
-    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
-        """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
-        self.defer(fn, args, kwargs)
-        result = self.deferred[-1].result = CallResult()
-        return result
-
-    def freeze(self, value: Any) -> Any:
-        """A value that text is made of, as it is at this moment."""
-        return ArgumentSnapshot(self, shown=True).value(value)

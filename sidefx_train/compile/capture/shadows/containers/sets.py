@@ -54,11 +54,11 @@ class SetRecord(Record):
 
     Attributes:
         unordered: the shadow shows its members in another order than the set outside.
-        turns: what was added and removed, until the members were last looked at; ``None`` if that is not kept.
-        looked: the members at that time.
+        membership_changes: what was added and removed, until the members were last looked at; ``None`` if that is not kept.
+        seen: the members at that time.
     """
 
-    NOTES = ("filled", "snapshot", "unordered", "turns", "looked")
+    NOTES = ("filled", "snapshot", "unordered", "membership_changes", "seen")
 
     def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)

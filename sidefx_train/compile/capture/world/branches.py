@@ -1,0 +1,96 @@
+"""Branches on values that only the graph knows: decided, assumed, or refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording import float_comparisons, runtime_asserts
+from sidefx_train.compile.capture.recording.constant_folding import constant_value
+from sidefx_train.compile.capture.recording.finiteness_tests import if_finite
+from sidefx_train.compile.capture.recording.float_comparisons import decided_by_algebra
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
+from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
+from sidefx_train.compile.capture.world.native_calls import (
+    builtin_methods,
+)
+from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
+from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    pass
+
+
+class Branches:
+    """Decides what ``bool(value)`` is during a capture."""
+
+    def __init__(self, world: CaptureWorldAPI) -> None:
+        self.world = world
+        self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
+
+    def truth(self, value: Any) -> Any:
+        record = self.heap.record_of(value)
+        if safe_isinstance(record, DictRecord):
+            length = record.length()
+            if length is not None:
+                return length > 0
+        if safe_isinstance(record, ListRecord) and record.shadow is value:
+            length = record.length()
+            if length is not None:
+                return bool(record.appended) or bool(length > 0)
+        if safe_isinstance(value, DeferredValue):
+            self.heap.refuse("SFX106", "branches on a value that is known only after the step")
+        if type(value) is compat.FakeTensor:
+            known = constant_value(self.tracer, value)
+            if known is not None:
+                return bool(known)
+            number = host_value(self.world, value)
+            if number is not None:
+                value = number  # a comparison: algebra may decide it, past NaN and infinity
+        decided = decided_by_algebra(self.tracer, value)
+        if decided is not None:
+            return self._by_algebra(value, *decided)
+        finite = if_finite(runtime_asserts.asked_of(self.tracer, value))
+        if finite is not None and self.grant(value, finite):
+            return finite
+        if id(value) in self.world.module_namespaces:
+            return True  # there is at least its name
+        self.world.touch(value, asked="contains")
+        try:
+            return self.world.guarded(bool, (value,), {})
+        except Unsupported as stop:
+            if stop.code != "SFX101":
+                raise
+            reason = "branches on a tensor's value, which exists only when the graph runs"
+            raise Unsupported("SFX101", reason, stop.location) from stop
+
+    def _by_algebra(self, condition: torch.SymBool, holds: bool, floats: list[Any]) -> bool:
+        """What algebra says of floats, where these are such that arithmetic says the same."""
+        if not float_comparisons.known_before(floats):
+            if self.grant(condition, holds):
+                return holds
+            raise Unsupported("SFX101", "compares a number, which exists only when the graph runs", self.world.locate())
+        if not float_comparisons.of_one_number(self.tracer, condition) or not float_comparisons.rely_on_finite(floats):
+            builtin_methods.concrete_within(floats)  # they must be what they are now: so is what comes of them
+            return float_comparisons.worked_out(self.tracer, condition)
+        return holds
+
+    def grant(self, condition: Any, holds: bool) -> bool:
+        """Takes the truth of what only the graph knows for granted, and has it checked; false where that cannot be."""
+        may = not (self.world.branching or self.world.specialization.assumes_nothing)
+        return may and self._noted(runtime_asserts.grant(self.tracer, condition, holds))
+
+    def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
+        """Likewise that a number is not infinite, or not NaN."""
+        may = not (self.world.branching or self.world.specialization.assumes_nothing)
+        return may and self._noted(runtime_asserts.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
+
+    def _noted(self, assumptions: bool) -> bool:
+        location = self.world.locate()
+        if assumptions and location is not None:
+            self.world.assumptions.setdefault(location)
+        return assumptions

@@ -1,0 +1,49 @@
+"""Calls that are replayed after the graph, with their arguments as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sidefx_train.compile.capture.interpreter.frame_objects import Place
+from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall
+from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot
+from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
+from sidefx_train.compile.common import trace_rules
+
+if TYPE_CHECKING:
+    pass
+
+
+class Deferral:
+    """Records calls that only show or record something; the epilogue replays them."""
+
+    def __init__(self, world: CaptureWorldAPI) -> None:
+        self.world = world
+        self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
+
+    def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Replays a call after the graph, with its arguments as they are now."""
+        shown = trace_rules.shows_text(fn)
+        snapshots = ArgumentSnapshot(self.world, shown)
+        caller = self.interp.current_frame
+        place = Place(caller) if caller is not None and trace_rules.looks_at_callers(fn) else None
+        call = DeferredCall(fn, snapshots.many(args), snapshots.named(kwargs), self.world.locate(), place)
+        self.world.deferred.append(call)
+        if args and trace_rules.moves_object(fn):
+            self.world.mutated_after_graph[id(args[0])] = trace_rules.describe(fn)
+
+    def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
+        """Replays ``fn(*args)``, which changes its first argument, after the graph; who reads that first breaks it."""
+        self.defer(fn, args, {})
+        self.world.mutated_after_graph[id(args[0])] = what
+
+    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
+        """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
+        self.defer(fn, args, kwargs)
+        result = self.world.deferred[-1].result = CallResult()
+        return result
+
+    def freeze(self, value: Any) -> Any:
+        """A value that text is made of, as it is at this moment."""
+        return ArgumentSnapshot(self.world, shown=True).value(value)

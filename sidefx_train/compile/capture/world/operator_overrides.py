@@ -1,0 +1,200 @@
+"""Operators in the capturing world: on tensors, symbolic numbers, deferred text and shadows."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interpreter.object_model import operators
+from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
+from sidefx_train.compile.capture.recording import symbolic_indexing
+from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
+from sidefx_train.compile.capture.shadows.deferred_values import (
+    NUMBERS,
+    DeferredValue,
+    join_text,
+    percent,
+)
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
+from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
+from sidefx_train.compile.capture.world.native_call_facts import HASHED
+from sidefx_train.compile.capture.world.native_calls import (
+    builtin_methods,
+)
+from sidefx_train.compile.capture.world.native_calls.deferred_strings import as_shown, deferred_in
+from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
+from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
+from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
+
+
+class Operators:
+    """Answers operators that CPython's own code would compute from values the capture does not have."""
+
+    def __init__(self, world: CaptureWorldAPI) -> None:
+        self.world = world
+        self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
+
+    def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
+        first = args[0] if args else None
+        if self.world.reads.listening:
+            self.world.reads.containers(args)
+        if safe_isinstance(first, OutsideIterator) and name in ("iter", "next"):
+            return first if name == "iter" else first.__next__()
+        if name in _TEXT:
+            return self._text(name, args)
+        if name == "mod" and safe_isinstance(first, str):
+            found = self._percent(first, args[1])
+            if found is not ABSENT:
+                return found
+        if name == "is_":
+            self.heap.identities.guard_distinct(*args)
+            return builtin_methods.one_object(*args)
+        if name in ("add", "iadd") and all(type(value) is str or _is_text(value) for value in args):
+            return deferred_string(self.world, operator.add, args) if any(map(_is_text, args)) else ABSENT
+        for value in args[:2] if name == "setitem" else args:  # any value may be stored
+            if issubclass(type(value), DeferredValue):
+                self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
+        if name == "contains" and type(args[1]) is torch.SymBool:
+            return operators.contains(self.interp, first, builtin_methods.concrete(args[1]))
+        if name == "contains" and type(args[1]) is torch.SymInt:
+            found = builtin_methods.among(self.world, first, args[1])
+            if found is not ABSENT:
+                return found
+        if id(first) in self.world.module_namespaces and name in ("getitem", "setitem", "delitem", "contains"):
+            return builtin_methods.namespace_operator(self.world, name, args)
+        if id(first) in self.world.class_views and name in ("getitem", "contains"):
+            return builtin_methods.class_view_operator(self.world, name, args)
+        record = self.heap.by_shadow.get(id(first))
+        if (
+            name == "getitem"
+            and safe_isinstance(record, ListRecord)
+            and record.shadow is first
+            and type(args[1]) is int
+        ):
+            item = record.from_end(args[1])
+            if item is not ABSENT:
+                return item
+        if safe_isinstance(record, DictRecord) and record.shadow is first and record.plain:
+            return builtin_methods.dict_operator(self.world, record, name, args)
+        if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
+            return ABSENT
+        traced = any(type(value) in _TRACED for value in args)
+        if (
+            traced
+            and name in builtin_methods.OPERATORS
+            and not (any(map(_decides, args[:2])) or number_subclasses.decides(self.world, name, args))
+        ):
+            self._touch_operands(name, args)
+            if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
+                self._refuse_unknown_index(args[1])
+                view = symbolic_indexing.view_of(first, args[1], self.world.calls.run_native)
+                if view is not ABSENT:
+                    return (
+                        view
+                        if name == "getitem"
+                        else self.world.calls.run_native(builtin_methods.OPERATORS[name], (view, ..., args[2]), {})
+                    )
+            by_value = number_subclasses.needs_value(args) or (
+                name in _COMPARES and any(type(value) is torch.SymBool for value in args)
+            )
+            if by_value or operator_raises(self.world, name, args) or needs_values(self.world, name, args):
+                args = builtin_methods.concrete_within(args)
+            if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple))):
+                return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
+        for value in args:
+            array = self.heap.by_shadow.get(id(value))
+            if safe_isinstance(array, ArrayRecord) and array.shadow is value:
+                array.operate(name if value is first else "")
+        if name in _SHALLOW:
+            self.world.touch(first, deep=False, asked=name)
+        else:
+            self._touch_operands(name, args)
+        if name in ("getitem", "setitem", "delitem") and type(first) in (list, tuple, deque):
+            if name == "setitem" and type(args[1]) is slice:
+                self.world.touch(args[2], deep=False)
+            return self.world.guarded(
+                builtin_methods.OPERATORS[name], (first, builtin_methods.concrete(args[1]), *args[2:]), {}
+            )
+        if name == "next" and record is not None and record.shadow is record.real:
+            self.heap.refuse("SFX103", f"advances the outside iterator {record.source.label}")
+        return ABSENT
+
+    def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
+        keyed = name == "contains" and type(args[0]) in HASHED
+        for i, value in enumerate(args):
+            self.world.touch(value, deep=i > 0 or not keyed, asked=name)
+
+    def _refuse_unknown_index(self, index: Any) -> None:
+        for item in index if safe_isinstance(index, tuple) else (index,):
+            if safe_isinstance(item, torch.SymInt) and compat.is_unbacked(item):
+                self.heap.refuse("SFX106", "indexes a tensor by a number that exists only when the graph runs")
+
+    def _text(self, name: str, args: tuple[Any, ...]) -> Any:
+        for value in args:
+            self.world.touch(value)  # numbers that change are only then to be seen
+        if name == "build_string":
+            parts = tuple(args[0])
+            return deferred_string(self.world, join_text, (parts,)) if deferred_in(parts) else ABSENT
+        found = deferred_in(args[0], name)
+        self.check_hidden(name, found)
+        return deferred_string(self.world, _TEXT[name], args) if found else ABSENT
+
+    def check_hidden(self, name: str, found: str) -> None:
+        if found == "hidden":
+            self.heap.refuse("SFX106", f"{name} of a value that is known only after the step, within an object of C")
+
+    def _percent(self, text: str, values: Any) -> Any:
+        """``text % values``, where it shows what is only known later; else :data:`ABSENT`."""
+        if safe_isinstance(values, tuple):  # a tuple of any class is a tuple of values
+            values = tuple(tuple.__iter__(values))
+        self.world.touch(values)
+        found = deferred_in(values)
+        self.check_hidden("%", found)
+        return deferred_string(self.world, percent, (text, values)) if found else ABSENT
+
+    def wrapped_text(self, method: str, value: Any) -> Any:
+        """The text that a slot wrapper (``list.__repr__``, say) makes of a value; else :data:`ABSENT`."""
+        self.world.touch(value)
+        found = deferred_in(value)
+        if not found:
+            return ABSENT
+        shown = as_shown(value, method)
+        if shown is None:
+            found = "hidden"
+        self.check_hidden(method, found)
+        return deferred_string(self.world, repr, (shown,))
+
+
+def _decides(value: Any) -> bool:
+    """True for an instance of a class written in Python, whose own methods say what an operator does."""
+    cls = type(value)
+    return cls not in _TRACED and not is_static(cls) and not issubclass(cls, _VALUES)
+
+
+_VALUES = (int, float, complex, str, tuple, list, dict, torch.Tensor)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is DeferredValue and value.fn in _MAKES_TEXT
+
+
+_COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
+"""Operators that torch's symbolic truth values have not, or not with Python's own."""
+_SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
+_TRACED = frozenset({compat.FakeTensor, *NUMBERS})
+_TEXT: dict[str, Callable[..., Any]] = {
+    "format": format,
+    "str": str,
+    "repr": repr,
+    "ascii": ascii,
+    "build_string": join_text,
+}
+_MAKES_TEXT = frozenset({*_TEXT.values(), percent, join_text, operator.add})

@@ -54,7 +54,7 @@ class SetRecord(Record):
 
     Attributes:
         unordered: the shadow shows its members in another order than the set outside.
-        membership_changes: what was added and removed, until the members were last looked at; ``None`` if that is not kept.
+        membership_changes: what was added and removed since the members were last looked at; ``None`` if not kept.
         seen: the members at that time.
     """
 

@@ -124,7 +124,7 @@ def line(run: Run) -> str:
     name = f"round {run['round']}  {run['workload']:13s} {run['contender']:24s}"
     if run["status"] != "ok":
         return f"{name} {run['status']}: {run.get('note', '')}"
-    return f"{name} {statistics.median(run['turns']) * 1e3:9.3f} ms   first {run['first_s']:.2f} s"
+    return f"{name} {statistics.median(run['slices']) * 1e3:9.3f} ms   first {run['first_s']:.2f} s"
 
 
 def write_json(path: Path, plan: Plan, rows: Sequence[Row], runs: Sequence[Run]) -> None:
@@ -210,7 +210,7 @@ def _bar_label(height: float, row: Row) -> str:
 
 
 def log_to_wandb(folder: Path, rows: Sequence[Row]) -> str:
-    """WriteLog an offline W&B run below ``folder``; returns where."""
+    """Writes an offline W&B run below ``folder``; returns where."""
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)

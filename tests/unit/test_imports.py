@@ -45,3 +45,21 @@ def test_a_first_step_finds_its_imports_done_and_a_workers_process_does_without_
     file.write_text(PROGRAM)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0 and "as it should be" in done.stdout, done.stderr
+
+
+REGISTERED = """
+import sys
+from pathlib import Path
+import sidefx_train
+import sidefx_train.compile.pipeline.compile_capture
+root = Path(sidefx_train.__file__).parent
+registering = [p for p in root.rglob("*.py") if "@registry.intercept" in p.read_text()]
+names = [".".join(p.relative_to(root.parent).with_suffix("").parts) for p in registering]
+missing = [name for name in names if name not in sys.modules and not name.startswith("sidefx_train.callbacks")]
+assert len(names) > 20 and not missing, missing
+"""
+
+
+def test_every_file_that_registers_interceptors_is_imported():
+    """A file that nothing refers to by name is imported for what it registers, or it does nothing."""
+    subprocess.run([sys.executable, "-c", REGISTERED], check=True)

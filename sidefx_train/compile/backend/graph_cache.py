@@ -96,7 +96,7 @@ def is_kept(key: str) -> bool:
 
 
 def keep(key: str, lowered: Lowered) -> None:
-    """WriteLog a lowered graph to the cache, if it can be."""
+    """Writes a lowered graph to the cache, if it can be."""
     if lowered.library is None:
         return
     try:

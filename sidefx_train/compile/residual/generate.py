@@ -85,7 +85,7 @@ def plan(
     keywords: tuple[str, ...],
     suspended: bool = False,
 ) -> Residual:
-    """WriteLog the residual.
+    """Writes the residual.
 
     Args:
         world: the world of the capture.

@@ -244,7 +244,7 @@ MEASURES["attention"] = _measure
 
 
 class _Expansion:
-    """WriteLog the nodes of one attention in front of the fused one."""
+    """Writes the nodes of one attention in front of the fused one."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
         self.graph = graph

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def write_tail(graph: RunnerPlan, source: Source) -> None:
-    """WriteLog the lines of every tail operation."""
+    """Writes the lines of every tail operation."""
     calls = list(graph.tail)
     native = native_module() if calls else None
     i = 0

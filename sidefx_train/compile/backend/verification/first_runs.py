@@ -98,7 +98,7 @@ class Proving:
     """A compiled graph that is being compared, called like one.
 
     Attributes:
-        settled: called with what is to be called from now on, when no more is compared.
+        on_proven: called with what is to be called from now on, when no more is compared.
         compiled: the compiled graph.
     """
 
@@ -136,6 +136,10 @@ class Proving:
 
     def compare(self, args: list[Any]) -> Verdict:
         """Runs both on copies of the inputs; the random state is afterwards what it was."""
+        with compat.default_device_cpu():  # the caller's default device is not for tensors that a comparison makes
+            return self._compare(args)
+
+    def _compare(self, args: list[Any]) -> Verdict:
         if not all(compat.has_memory(value) for value in args if isinstance(value, torch.Tensor)):
             return Verdict(unproven="an input has no memory")
         began = time.perf_counter()

@@ -4,6 +4,7 @@ from sidefx_train.compile.capture.interceptors import comparisons as comparisons
 from sidefx_train.compile.capture.interceptors import control_flow as control_flow
 from sidefx_train.compile.capture.interceptors import finite_numbers as finite_numbers
 from sidefx_train.compile.capture.interceptors import frames as frames
+from sidefx_train.compile.capture.interceptors import import_statements as import_statements
 from sidefx_train.compile.capture.interceptors import numbers as numbers
 from sidefx_train.compile.capture.interceptors import numpy_conversion as numpy_conversion
 from sidefx_train.compile.capture.interceptors import parameters as parameters

@@ -1,4 +1,4 @@
-"""WriteLog whose result depends on the order in which elements are visited.
+"""Writes whose result depends on the order in which elements are visited.
 
 Eager raises, or gives what its kernel happens to do. A functional graph would read everything before it writes, in
 silence, so such a write is left to eager.

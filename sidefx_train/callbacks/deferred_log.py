@@ -16,7 +16,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.callbacks.training_step import Lightning
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -161,9 +161,9 @@ def _samples(world: Any, value: Any) -> Any:
     if hasattr(value, "fake"):  # a tensor as it was when it was logged
         value = value.fake
     if isinstance(value, torch.Tensor):
-        sizes = [int(compat.hint_of(size)) if isinstance(size, NUMBERS) else size for size in value.shape]
+        sizes = [int(compat.hint_of(size)) if isinstance(size, compat.SYMBOLS) else size for size in value.shape]
         return torch.zeros(sizes, dtype=value.dtype, device=value.device)
-    if isinstance(value, NUMBERS):
+    if isinstance(value, compat.SYMBOLS):
         return 1.0 if compat.is_unbacked(value) else compat.hint_of(value)
     if isinstance(value, DeferredValue):
         raise _Unknown

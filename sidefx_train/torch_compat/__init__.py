@@ -151,6 +151,7 @@ from sidefx_train.torch_compat.symbolic_math import host_functions as host_funct
 from sidefx_train.torch_compat.symbolic_math import is_numpy_scalar as is_numpy_scalar
 from sidefx_train.torch_compat.symbolic_math import plain_number as plain_number
 from sidefx_train.torch_compat.symbolic_math import symbolic_function as symbolic_function
+from sidefx_train.torch_compat.symbols import SYMBOLS as SYMBOLS
 from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NUMBER
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
 from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked_sizes

@@ -16,6 +16,9 @@ from sidefx_train.torch_compat.early_imports import NEEDED, _load_submodule
 
 _CACHED_OF_TABLES = [(name, value) for name, value in vars(ShapeEnv).items() if type(value) is _lru_cache_wrapper]
 
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Classes of numbers that stand for a symbol."""
+
 
 class _QuietShapeEnv(ShapeEnv):
     """Does not look for the user's line of every symbol: the capture knows it, and to look for it imports half of

@@ -236,7 +236,7 @@ def _value(value: Any) -> str:
             raise CannotKeep("a symbolic size")
         flags = (value.requires_grad, value.is_conj(), value.is_neg())
         return f"{value.dtype} {value.device} {tuple(value.shape)} {layout} {flags}"
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, compat.SYMBOLS):
         return f"{type(value).__name__} {compat.symbol_of(value)}"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(_value(item) for item in value)})"

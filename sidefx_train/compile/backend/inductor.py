@@ -465,7 +465,7 @@ def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[
 def _has_symbols(module: fx.GraphModule) -> bool:
     values = (node.meta.get("val") for node in module.graph.nodes)
     return any(
-        isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        isinstance(number, compat.SYMBOLS)
         for value in values
         for number in ((*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,))
     )

@@ -41,10 +41,11 @@ DERIVED_FROM: tuple[type, ...] = (int, float, complex, str, bytes)
 
 def is_derived(cls: type) -> bool:
     """True for a class written in Python whose instances are numbers or text."""
-    return bool(cls.__flags__ & _HEAP_TYPE) and issubclass(cls, DERIVED_FROM) and not issubclass(cls, enum.Enum)
+    return bool(cls.__flags__ & HEAP_TYPE) and issubclass(cls, DERIVED_FROM) and not issubclass(cls, enum.Enum)
 
 
-_HEAP_TYPE = 1 << 9
+HEAP_TYPE = 1 << 9
+"""``Py_TPFLAGS_HEAPTYPE``: the flag of classes that are not static in C."""
 
 
 def exact_value(value: Any) -> Any:

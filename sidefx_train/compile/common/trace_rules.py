@@ -167,7 +167,6 @@ DEFERRED_METHODS: dict[str, frozenset[str]] = {
 }
 """Calls by package and name that only show or record what they are given."""
 
-RNG_FUNCTIONS = frozenset({"manual_seed", "seed", "set_rng_state", "get_rng_state", "initial_seed", "fork_rng"})
 
 VALUE_METHODS = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
 """Tensor methods that ask for contents or addresses, which exist only when the graph runs."""

@@ -21,7 +21,6 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.functionalization.check import check_functional
 from sidefx_train.compile.functionalization.error_hazards import deferred_mutations, factorizes, find_raising_ops
 from sidefx_train.compile.functionalization.input_views import refuse_unsupported, view_bits, view_layout
 from sidefx_train.compile.functionalization.optimizer_tail import Tail, find_tail
@@ -36,7 +35,7 @@ from sidefx_train.compile.functionalization.scalar_placement import (
 from sidefx_train.compile.functionalization.synthetic_bases import find_bases
 from sidefx_train.compile.graph.alias_analysis import Aliases, drop_dead
 from sidefx_train.compile.graph.artifacts import OWN, FunctionalGraph, Name, Output, TailCall, TracedGraph
-from sidefx_train.compile.graph.validation import check_graph
+from sidefx_train.compile.graph.validation import check_functional, check_graph
 from sidefx_train.compile.graph.view_chains import way_up
 from sidefx_train.compile.ops.runtime_assert import conditions
 

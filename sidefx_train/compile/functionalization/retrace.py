@@ -484,7 +484,7 @@ class Retracer:
 
 
 def _symbolic(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) for a in args)
+    return any(isinstance(a, compat.SYMBOLS) for a in args)
 
 
 def _bits(value: Any) -> tuple[bool, bool]:

@@ -13,7 +13,7 @@ from sidefx_train import torch_compat as compat
 
 _MOST_ELEMENTS = 1 << 16
 _KEEPS_LAYOUT = (torch.ops.aten.view.default, torch.ops.aten.empty_like.default, torch.ops.aten.clone.default)
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLS = compat.SYMBOLS
 
 
 def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:

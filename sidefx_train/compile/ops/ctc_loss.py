@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
+from sidefx_train.compile.ops.registration import define_operator
+
 aten = torch.ops.aten
 
-_library = torch.library.Library("sidefx", "FRAGMENT")
-_library.define(
+_FORWARD = (
     "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank,"
     " bool zero_infinity) -> (Tensor, Tensor)"
 )
-_library.define(
+_BACKWARD = (
     "ctc_loss_backward(Tensor grad, Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths,"
     " Tensor losses, Tensor saved, int blank, bool zero_infinity) -> Tensor"
 )
@@ -55,10 +56,8 @@ def _backward_fake(grad: Any, log_probs: Any, *_: Any) -> torch.Tensor:
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
-_library.impl("ctc_loss", _forward, "CPU")
-_library.impl("ctc_loss_backward", _backward, "CPU")
-torch.library.register_fake("sidefx::ctc_loss", _forward_fake, lib=_library)
-torch.library.register_fake("sidefx::ctc_loss_backward", _backward_fake, lib=_library)
+define_operator(_FORWARD, _forward, _forward_fake)
+define_operator(_BACKWARD, _backward, _backward_fake)
 
 
 def forward(*args: Any, blank: int = 0, zero_infinity: bool = False) -> Any:

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.ops.registration import define_operator
 
 aten = torch.ops.aten
 
-_library = torch.library.Library("sidefx", "FRAGMENT")
-_library.define(
+_FORWARD = (
     "rnn_layer(Tensor input, Tensor w0, Tensor w1, Tensor w2, Tensor w3, Tensor hx, Tensor cx, bool reverse,"
     " int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional,"
     " bool batch_first, bool train, int workspace) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-_library.define(
+_BACKWARD = (
     "rnn_layer_backward(Tensor input, Tensor w1, Tensor w2, Tensor w3, Tensor w4, Tensor hx, Tensor cx, Tensor output,"
     " Tensor hy, Tensor cy, Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, bool reverse, int mode,"
     " int hidden_size, int num_layers, bool has_biases, bool train, bool bidirectional,"
@@ -55,10 +55,8 @@ def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
     return tuple(made)
 
 
-_library.impl("rnn_layer", _forward, "CPU")
-_library.impl("rnn_layer_backward", _backward, "CPU")
-torch.library.register_fake("sidefx::rnn_layer", _forward_fake, lib=_library)
-torch.library.register_fake("sidefx::rnn_layer_backward", _backward, lib=_library)
+define_operator(_FORWARD, _forward, _forward_fake)
+define_operator(_BACKWARD, _backward, _backward)
 
 
 def workspace_bytes(args: tuple[Any, ...]) -> int:

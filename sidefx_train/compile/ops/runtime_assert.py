@@ -10,10 +10,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from sidefx_train.compile.ops.registration import define_operator
 from sidefx_train.errors import AssumptionFailed
-
-_library = torch.library.Library("sidefx", "FRAGMENT")
-_library.define("runtime_assert(Tensor condition, bool holds) -> ()")
 
 
 def _check(condition: torch.Tensor, holds: bool) -> None:
@@ -21,8 +19,12 @@ def _check(condition: torch.Tensor, holds: bool) -> None:
         raise AssumptionFailed()
 
 
-_library.impl("runtime_assert", _check, "CompositeExplicitAutograd")
-torch.library.register_fake("sidefx::runtime_assert", lambda condition, holds: None, lib=_library)
+define_operator(
+    "runtime_assert(Tensor condition, bool holds) -> ()",
+    _check,
+    lambda condition, holds: None,
+    key="CompositeExplicitAutograd",
+)
 
 RUNTIME_ASSERT = torch.ops.sidefx.runtime_assert.default
 """``runtime_assert(condition, holds)`` raises ``AssumptionFailed`` where ``bool(condition) != holds``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.python_check import failing
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 
 _MOST_LENGTHS = 12
 """How many lengths of a bounded deque are captured."""
+
+
+class Changes(NamedTuple):
+    """Values, by their labels, that are not what a capture saw.
+
+    Attributes:
+        sizes: (label, dimension) of every tensor that misses by its size alone.
+        numbers: numbers, also in tuples and slices, and lengths of lists.
+        lists: lists that are longer than in the capture.
+        texts: texts among the arguments.
+        iterators: iterators that are at another place.
+    """
+
+    sizes: set[tuple[str, int]]
+    numbers: set[str]
+    lists: list[str]
+    texts: list[str]
+    iterators: set[str]
 
 
 @dataclass
@@ -48,67 +66,50 @@ class Entry:
         """The first guard that fails, with the value found."""
         return first_failure(self.guards, args, kwargs)
 
-    def changed_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[tuple[str, int]]:
-        """(label, dimension) of every tensor that misses by its size alone."""
-        changed: set[tuple[str, int]] = set()
+    def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Changes:
+        """What a call has that the capture had not, of the values that a later capture may treat as changing."""
+        changes = Changes(set(), set(), [], [], set())
+        iterators = set(self.captured.iterators)
         for guard in self.guards:
-            if guard.kind == "tensor":
-                missed, found = failing(guard, args, kwargs)
-                if missed and isinstance(found, TensorFacts):
-                    changed |= {(guard.source.label, dim) for dim in guard.value.sizes_that_differ(found)}
-        return frozenset(changed)
-
-    def changed_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the numbers, also in tuples, and of the lengths that are not what the capture saw."""
-        changed = {f"{label}.__len__()" for label in self.longer_lists(args, kwargs)}
-        for guard in self.guards:
-            if guard.kind == "equal" and type(guard.value) in (int, float, tuple, slice):
-                missed, found = failing(guard, args, kwargs)
-                if missed and type(found) is type(guard.value):
-                    changed |= _changed(guard.source.label, guard.value, found)
-        return frozenset(changed)
-
-    def longer_lists(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the lists that are longer than in the capture."""
-        grown: set[str] = set()
-        for guard in self.guards:
-            if guard.kind == "length":
-                missed, found = failing(guard, args, kwargs)
-                if missed and type(found) is int and found > guard.value and not _bounded(guard.source, args, kwargs):
-                    grown.add(guard.source.label)
-        return frozenset(grown)
-
-    def changed_texts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the texts among the arguments that are not what the capture saw."""
-        changed: set[str] = set()
-        for guard in self.guards:
-            if guard.kind == "equal" and type(guard.value) is str and guard.source.from_arguments:
-                missed, found = failing(guard, args, kwargs)
-                if missed and type(found) is str:
-                    changed.add(guard.source.label)
-        return frozenset(changed)
-
-    def advanced_iterators(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-        """Labels of the iterators that are at another place than in the capture."""
-        known = set(self.captured.iterators)
-        advanced: set[str] = set()
-        for guard in self.guards:
-            source: Source | None = guard.source
-            while source is not None and source not in known:
-                source = source.parent
-            if source is not None and source.label not in advanced and failing(guard, args, kwargs)[0]:
-                advanced.add(source.label)
-        return frozenset(advanced)
+            below = _below(guard.source, iterators) if iterators else None
+            if below is None and guard.kind not in ("tensor", "equal", "length"):
+                continue
+            missed, found = failing(guard, args, kwargs)
+            if not missed:
+                continue
+            label = guard.source.label
+            if below is not None:
+                changes.iterators.add(below.label)
+            if guard.kind == "tensor" and isinstance(found, TensorFacts):
+                changes.sizes.update((label, dim) for dim in guard.value.sizes_that_differ(found))
+            elif guard.kind == "equal" and type(found) is type(guard.value):
+                if type(found) in (int, float, tuple, slice):
+                    changes.numbers.update(_changed(label, guard.value, found))
+                elif type(found) is str and guard.source.from_arguments:
+                    changes.texts.append(label)
+            elif guard.kind == "length" and _is_longer(guard, found, args, kwargs):
+                changes.lists.append(label)
+                changes.numbers.add(f"{label}.__len__()")
+        return changes
 
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """The generated function with ``run`` in place of the compiled graph, for measuring."""
         return link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})  # type: ignore[no-any-return]
 
 
-def _bounded(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True for a deque that stops growing before long."""
-    found = source.fetch(args, kwargs)
-    return isinstance(found, deque) and found.maxlen is not None and found.maxlen <= _MOST_LENGTHS
+def _below(source: Source | None, known: set[Source]) -> Source | None:
+    """The source on the way to this one, or itself, that is among the known ones."""
+    while source is not None and source not in known:
+        source = source.parent
+    return source
+
+
+def _is_longer(guard: Guard, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True for more items than in the capture, except in a deque that stops growing before long."""
+    if type(found) is not int or found <= guard.value:
+        return False
+    held = guard.source.fetch(args, kwargs)
+    return not (isinstance(held, deque) and held.maxlen is not None and held.maxlen <= _MOST_LENGTHS)
 
 
 def _changed(label: str, old: Any, new: Any) -> set[str]:

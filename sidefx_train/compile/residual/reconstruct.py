@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import same_value
 from sidefx_train.compile.capture.guards.source import stored_keys
 from sidefx_train.compile.capture.guards.source_writer import Writer
@@ -35,7 +36,6 @@ from sidefx_train.compile.capture.shadows.containers.iterators import (
 )
 from sidefx_train.compile.capture.shadows.containers.sets import insertion, wide_set
 from sidefx_train.compile.capture.shadows.deferred_values import (
-    NUMBERS,
     DeferredCall,
     DeferredValue,
     TensorSnapshot,
@@ -89,7 +89,9 @@ class Rebuilder(TensorRebuilder):
         """Code for a value of the trace."""
         plain = type(value) in PLAIN_TYPES or safe_isinstance(value, (*BY_IDENTITY, *BY_VALUE))
         if plain and not is_derived(type(value)):
-            if not safe_isinstance(value, torch.Size) or not any(safe_isinstance(size, NUMBERS) for size in value):
+            if not safe_isinstance(value, torch.Size) or not any(
+                safe_isinstance(size, compat.SYMBOLS) for size in value
+            ):
                 return self.writer.constant(value)
             return f"{self.writer.constant(torch.Size)}(({', '.join(map(self.expression, value))},))"
         if safe_isinstance(value, torch.Tensor):
@@ -110,7 +112,7 @@ class Rebuilder(TensorRebuilder):
             made = self._remember(value, self._marked(value, self.tensor(value)))
             self._tag(value, made)
             return self._with_gradient(value, made)
-        if safe_isinstance(value, NUMBERS):
+        if safe_isinstance(value, compat.SYMBOLS):
             return self._number(value)
         if safe_isinstance(value, TensorSnapshot):
             return self._tensor_snapshot(value)

@@ -62,24 +62,24 @@ def specialized_after(
         return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found
     label = guard.source.label
-    advanced = newest.advanced_iterators(args, kwargs)
-    if advanced:
-        spec = replace(spec, native_iterators=spec.native_iterators | advanced)
+    changes = newest.changes(args, kwargs)
+    if changes.iterators:
+        spec = replace(spec, native_iterators=spec.native_iterators | changes.iterators)
     if guard.kind in ("names", "code"):
         return spec, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
     # All that have changed, not the first alone: each would cost a capture of its own.
-    longer = (*spec.list_growths, *newest.longer_lists(args, kwargs))
-    texts = (*spec.string_changes, *newest.changed_texts(args, kwargs))
+    longer = (*spec.list_growths, *dict.fromkeys(changes.lists))
+    texts = (*spec.string_changes, *dict.fromkeys(changes.texts))
     spec = replace(
         spec,
-        symbolic_numbers=spec.symbolic_numbers | newest.changed_numbers(args, kwargs),
+        symbolic_numbers=spec.symbolic_numbers | changes.numbers,
         list_growths=longer,
         string_changes=texts,
         pass_through_strings=frozenset(label for label in texts if texts.count(label) > 1 and not spec.guards_strings),
         unbounded_lists=frozenset(label for label in longer if longer.count(label) > _GROWTHS),
     )
     if guard.kind == "tensor" and sizes:
-        spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | newest.changed_sizes(args, kwargs))
+        spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | changes.sizes)
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
     old = describe(guard) if guard.kind in ("number", "absent", "no_item") else short(guard.value)

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sidefx_train.compile.functionalization.check import check_functional
 from sidefx_train.compile.functionalization.error_hazards import deferred_mutations, find_raising_ops
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import IndexCheck
 from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.compile.graph.validation import check_functional
 from sidefx_train.errors import BackendError
 from tests.support.graphs import trace_fn, trace_step
 

@@ -22,6 +22,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune.timing import MEASURES, Task, fastest, measured, timings
 from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.native import lstm_module
+from sidefx_train.compile.ops.registration import define_operator
 from sidefx_train.report import ChoiceRecord
 
 aten = torch.ops.aten
@@ -41,12 +42,11 @@ _FEWEST = 8
 INPUT, WEIGHTS, STATES = 1, 2, 4
 """Which gradients are wanted, added up: of the input, of weights and bias, of the initial states."""
 
-_library = torch.library.Library("sidefx", "FRAGMENT")
-_library.define(
+_FORWARD = (
     "lstm(Tensor x, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? hx, Tensor? cx, bool reverse,"
     " bool keep) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-_library.define(
+_BACKWARD = (
     "lstm_backward(Tensor x, Tensor w_ih, Tensor w_hh, Tensor? hx, Tensor? cx, Tensor output, Tensor kept,"
     " Tensor? grad, Tensor? grad_hy, Tensor? grad_cy, bool reverse, int wanted)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -96,9 +96,8 @@ def _strided(tensor: torch.Tensor | None, dims: int) -> list[int]:
     return [0] * 4 if tensor is None else [tensor.data_ptr(), *([0] * (3 - dims)), *tensor.stride()]
 
 
-for _name, _kernel, _fake in (("lstm", _forward, _forward_fake), ("lstm_backward", _backward, _backward_fake)):
-    _library.impl(_name, _kernel, "CPU")
-    torch.library.register_fake(f"sidefx::{_name}", _fake, lib=_library)
+define_operator(_FORWARD, _forward, _forward_fake)
+define_operator(_BACKWARD, _backward, _backward_fake)
 
 
 # --- measuring ---------------------------------------------------------------------------------------------------

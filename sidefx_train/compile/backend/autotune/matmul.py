@@ -19,12 +19,10 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune.timing import LARGEST, MEASURES, Task, fastest, measured, timings
 from sidefx_train.compile.native import NARROW, products_module
+from sidefx_train.compile.ops.registration import define_operator
 from sidefx_train.report import ChoiceRecord
 
 aten = torch.ops.aten
-
-_library = torch.library.Library("sidefx", "FRAGMENT")
-_library.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -35,8 +33,7 @@ def _linear_fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-_library.impl("linear", _linear, "CPU")
-torch.library.register_fake("sidefx::linear", _linear_fake, lib=_library)
+define_operator("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _linear, _linear_fake)
 
 
 def _define_product(name: str, relu: int) -> None:
@@ -52,12 +49,11 @@ def _define_product(name: str, relu: int) -> None:
     def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return out_of(a, b, bias, out=a.new_empty(a.shape[0], b.shape[1]))
 
-    _library.define(f"{name}(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
-    _library.define(f"{name}.out(Tensor a, Tensor b, Tensor? bias=None, *, Tensor(a!) out) -> Tensor(a!)")
-    _library.impl(name, product, "CPU")
-    _library.impl(f"{name}.out", out_of, "CPU")
-    fake = lambda a, b, bias=None: a.new_empty(a.shape[0], b.shape[1])  # noqa: E731
-    torch.library.register_fake(f"sidefx::{name}", fake, lib=_library)
+    def fake(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return a.new_empty(a.shape[0], b.shape[1])
+
+    define_operator(f"{name}(Tensor a, Tensor b, Tensor? bias=None) -> Tensor", product, fake)
+    define_operator(f"{name}.out(Tensor a, Tensor b, Tensor? bias=None, *, Tensor(a!) out) -> Tensor(a!)", out_of)
 
 
 def _numbers(a: torch.Tensor, b: torch.Tensor, bias: int, out: torch.Tensor, relu: int) -> list[int]:
@@ -81,11 +77,12 @@ def _products_fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 _define_product("product", 0)
 _define_product("product_relu", 1)
-_library.define("products(Tensor a, Tensor b) -> Tensor")
-_library.define("products.out(Tensor a, Tensor b, *, Tensor(a!) out) -> Tensor(a!)")
-_library.impl("products", lambda a, b: products_out_of(a, b, out=_products_fake(a, b)), "CPU")
-_library.impl("products.out", products_out_of, "CPU")
-torch.library.register_fake("sidefx::products", _products_fake, lib=_library)
+define_operator(
+    "products(Tensor a, Tensor b) -> Tensor",
+    lambda a, b: products_out_of(a, b, out=_products_fake(a, b)),
+    _products_fake,
+)
+define_operator("products.out(Tensor a, Tensor b, *, Tensor(a!) out) -> Tensor(a!)", products_out_of)
 
 
 def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dict[str, float]:

@@ -17,18 +17,15 @@ from torch import fx
 
 from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.native import attention_module
+from sidefx_train.compile.ops.registration import define_operator
 
 aten = torch.ops.aten
 
 NARROW = 2
 """Added to what the kernel is told of how: the numbers are bfloat16."""
 
-_library = torch.library.Library("sidefx", "FRAGMENT")
 _INPUTS = "Tensor q, Tensor k, Tensor v"
-_library.define(f"attention({_INPUTS}, bool causal, float scale, int heads_last) -> (Tensor, Tensor)")
 _BACKWARD_INPUTS = f"Tensor grad, {_INPUTS}, Tensor out, Tensor sums, bool causal, float scale"
-_library.define(f"attention_backward({_BACKWARD_INPUTS}, int heads_last) -> (Tensor, Tensor, Tensor)")
-_library.define(f"attention_backward_joined({_BACKWARD_INPUTS}) -> Tensor")
 
 
 def _empty(like: torch.Tensor, heads_last: bool) -> torch.Tensor:
@@ -89,13 +86,13 @@ def _strided(tensor: torch.Tensor) -> list[int]:
     return [tensor.data_ptr(), *tensor.stride()]
 
 
-for _name, _kernel, _fake in (
-    ("attention", _forward, _forward_fake),
-    ("attention_backward", _backward, _backward_fake),
-    ("attention_backward_joined", _backward_joined, _joined_fake),
-):
-    _library.impl(_name, _kernel, "CPU")
-    torch.library.register_fake(f"sidefx::{_name}", _fake, lib=_library)
+define_operator(
+    f"attention({_INPUTS}, bool causal, float scale, int heads_last) -> (Tensor, Tensor)", _forward, _forward_fake
+)
+define_operator(
+    f"attention_backward({_BACKWARD_INPUTS}, int heads_last) -> (Tensor, Tensor, Tensor)", _backward, _backward_fake
+)
+define_operator(f"attention_backward_joined({_BACKWARD_INPUTS}) -> Tensor", _backward_joined, _joined_fake)
 
 
 def attend(q: Any, k: Any, v: Any, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,6 +24,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import emit
+from sidefx_train.compile.ops.registration import define_operator
 
 aten = torch.ops.aten
 
@@ -33,17 +34,13 @@ _FEWEST = 3 << 19
 _FEWEST_WINDOWS = 1 << 12
 """Numbers from which on it is worth a call through torch's dispatcher."""
 
-_library = torch.library.Library("sidefx", "FRAGMENT")
-_library.define("zeros_around(Tensor input, int[] widths) -> Tensor")
-"""Of padding the one form without a number as an argument, which C++ around a graph's kernels cannot give."""
-
 
 def _zeros_around(x: torch.Tensor, widths: list[int]) -> torch.Tensor:
     return aten.constant_pad_nd.default(x, widths, 0)
 
 
-_library.impl("zeros_around", _zeros_around, "CPU")
-torch.library.register_fake("sidefx::zeros_around", _zeros_around, lib=_library)
+define_operator("zeros_around(Tensor input, int[] widths) -> Tensor", _zeros_around, _zeros_around)
+"""Padding with zeros, without a number as an argument: C++ around a graph's kernels cannot give one."""
 
 _NORMS = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
 

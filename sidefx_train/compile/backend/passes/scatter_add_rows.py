@@ -18,6 +18,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.native import rows_module
+from sidefx_train.compile.ops.registration import define_operator
 
 aten = torch.ops.aten
 
@@ -32,10 +33,6 @@ _LEFT_OUT = -(2**63)
 
 _Parts = tuple[fx.Node, fx.Node | None, fx.Node, fx.Node]
 """What is added to, which rows are added (``None``: all), where, and the rows."""
-
-_library = torch.library.Library("sidefx", "FRAGMENT")
-_library.define("sum_rows(Tensor index, Tensor values, int height) -> Tensor")
-_library.define("sum_rows.out(Tensor index, Tensor values, *, Tensor(a!) out) -> Tensor(a!)")
 
 
 def _sum_rows_out(index: torch.Tensor, values: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -55,9 +52,8 @@ def _sum_rows(index: torch.Tensor, values: torch.Tensor, height: int) -> torch.T
     return _sum_rows_out(index.contiguous(), values.contiguous(), out=_sum_rows_fake(index, values, height))
 
 
-_library.impl("sum_rows", _sum_rows, "CPU")
-_library.impl("sum_rows.out", _sum_rows_out, "CPU")
-torch.library.register_fake("sidefx::sum_rows", _sum_rows_fake, lib=_library)
+define_operator("sum_rows(Tensor index, Tensor values, int height) -> Tensor", _sum_rows, _sum_rows_fake)
+define_operator("sum_rows.out(Tensor index, Tensor values, *, Tensor(a!) out) -> Tensor(a!)", _sum_rows_out)
 
 
 _ADDED = {"embedding_dense_backward": 0, "index_put": 2, "index_put_": 2, "index_add": 3, "index_add_": 3}

@@ -21,6 +21,7 @@ from sidefx_train.compile.capture.guards.kinds.base import Instruction
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.common.plain_values import HEAP_TYPE
 from sidefx_train.compile.native import guards_module, guards_ready
 from sidefx_train.compile.native.guard_program import LOADS, TESTS
 
@@ -336,12 +337,8 @@ class _Assembler:
 def _is_firm(guard: Guard) -> bool:
     """True for a test of an entry that holds as long as the entry is the same object."""
     if guard.kind == "type":
-        return not guard.value.__flags__ & _HEAP_TYPE  # instances of others may be given another class
+        return not guard.value.__flags__ & HEAP_TYPE  # instances of others may be given another class
     return guard.kind in ("is", "equal")
-
-
-_HEAP_TYPE = 1 << 9
-"""``Py_TPFLAGS_HEAPTYPE``."""
 
 
 def _instruction(guard: Guard) -> Instruction:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 def _register(fn: Any, symbolic: Any) -> None:
     @registry.intercept(fn)
     def choose(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) != 2 or kwargs or not all(safe_isinstance(value, (*NUMBERS, int, float)) for value in args):
+        if len(args) != 2 or kwargs or not all(safe_isinstance(value, (*compat.SYMBOLS, int, float)) for value in args):
             return ABSENT
-        if not any(safe_isinstance(value, NUMBERS) and compat.is_unbacked(value) for value in args):
+        if not any(safe_isinstance(value, compat.SYMBOLS) and compat.is_unbacked(value) for value in args):
             return ABSENT
         kinds = {world.type_of(value) for value in args}
         return symbolic(*args) if len(kinds) == 1 else ABSENT

@@ -15,7 +15,6 @@ import types
 from typing import Any
 
 VERSION = sys.version_info[:2]
-SUPPORTED = ((3, 11), (3, 12), (3, 13))
 
 SEND_KEEPS_RECEIVER = VERSION >= (3, 12)
 """On the end of a ``yield from`` the receiver stays on the stack until ``END_SEND``."""

@@ -88,7 +88,7 @@ class Region:
         if compat.is_random(node.target):
             self._refuse("draws random numbers")
         values = value if safe_isinstance(value, (list, tuple)) else [value]
-        if any(safe_isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)) for item in values):
+        if any(safe_isinstance(item, compat.SYMBOLS) for item in values):
             self._refuse("computes a number")
 
     def _refuse(self, reason: str) -> None:

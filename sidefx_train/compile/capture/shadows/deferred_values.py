@@ -6,14 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torch
 from torch import fx
 
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.common.type_checks import attribute_of
 from sidefx_train.errors import Location, Unsupported
-
-NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class DeferredValue:

@@ -22,6 +22,7 @@ from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_C
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import Attributes, InstanceRecord, Record
 from sidefx_train.compile.common.plain_values import (
+    HEAP_TYPE,
     bounds_of,
     empty_like,
     exact_value,
@@ -37,8 +38,6 @@ from sidefx_train.compile.common.type_checks import bound, descriptor_of, safe_i
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
-
-_HEAP_TYPE = 1 << 9
 
 IMMUTABLE_C: tuple[type, ...] = (
     int,  # and what derives from it
@@ -276,5 +275,5 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
 
 def _is_of_c(cls: type) -> bool:
     """True for a class of C that could be made empty, in a state that its methods do not expect (files, since 3.12)."""
-    made_by_c = _HEAP_TYPE | IMMUTABLE_CLASS
+    made_by_c = HEAP_TYPE | IMMUTABLE_CLASS
     return any(base.__flags__ & made_by_c == made_by_c for base in cls.__mro__)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import (
-    NUMBERS,
     DeferredCall,
     DeferredValue,
     TensorSnapshot,
@@ -110,7 +110,9 @@ class Comparison:
         todo = [(a, b, where)]
         while todo:
             a, b, where = todo.pop()
-            if safe_isinstance(a, (torch.Tensor, *NUMBERS)) and safe_isinstance(b, (torch.Tensor, *NUMBERS)):
+            if safe_isinstance(a, (torch.Tensor, *compat.SYMBOLS)) and safe_isinstance(
+                b, (torch.Tensor, *compat.SYMBOLS)
+            ):
                 if not self.same_tensor(a, b):
                     yield f"{where}: another {_kind(a)}"
                 if not safe_isinstance(a, torch.Tensor) or not safe_isinstance(b, torch.Tensor):

@@ -10,7 +10,6 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import (
-    NUMBERS,
     CallResult,
     DeferredValue,
     Shown,
@@ -49,7 +48,7 @@ class ArgumentSnapshot:
     def value(self, value: Any) -> Any:
         """The value as it is now."""
         cls = type(value)
-        if cls in PLAIN_TYPES or safe_isinstance(value, (*NUMBERS, DeferredValue)):
+        if cls in PLAIN_TYPES or safe_isinstance(value, (*compat.SYMBOLS, DeferredValue)):
             return value
         record = self.world.heap.record_of(value)
         if safe_isinstance(record, ArrayRecord):
@@ -114,7 +113,7 @@ def deferred_string(
 
 def _sample(value: Any, number: float) -> Any:
     """Something of the kind that a frozen value will be, a float ``number``: its formatting succeeds or fails alike."""
-    if safe_isinstance(value, NUMBERS):
+    if safe_isinstance(value, compat.SYMBOLS):
         if not compat.is_unbacked(value):
             return _KINDS[type(value)](compat.hint_of(value))
         return number if safe_isinstance(value, torch.SymFloat) else _KINDS[type(value)](1)

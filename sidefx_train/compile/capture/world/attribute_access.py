@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.shadows.containers.instance_dicts import (
     thread_dict,
 )
 from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
@@ -278,7 +278,7 @@ class Attributes:
     def override_getattr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), DeferredValue):
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
-        if type(obj) in NUMBERS:
+        if type(obj) in compat.SYMBOLS:
             if name in ("real", "numerator") and type(obj) is not torch.SymBool:
                 return obj
             kind = _SHOWN_TYPES[type(obj)]

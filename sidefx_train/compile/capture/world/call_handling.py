@@ -201,9 +201,7 @@ class Calls:
             return deferred_string(self.world, fn, args, kwargs)
         if cls in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
             owner = fn.__self__ if cls is types.MethodWrapperType else args[0] if args else None
-            if fn.__objclass__ is not object and not safe_isinstance(
-                owner, (str, torch.Tensor, *builtin_methods.NUMBERS)
-            ):
+            if fn.__objclass__ is not object and not safe_isinstance(owner, (str, torch.Tensor, *compat.SYMBOLS)):
                 found = self.world.wrapped_text(fn.__name__, owner)
                 if found is not ABSENT:
                     return found
@@ -459,7 +457,7 @@ class Calls:
             if (
                 deeper
                 or any(map(callable, given))
-                or not any(safe_isinstance(value, builtin_methods.NUMBERS) for value in given)
+                or not any(safe_isinstance(value, compat.SYMBOLS) for value in given)
             ):
                 raise
         self.world.last_error = None

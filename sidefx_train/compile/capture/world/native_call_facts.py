@@ -14,7 +14,6 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, message_of
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
-from sidefx_train.compile.capture.world.native_calls import builtin_methods
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 BARE = frozenset({id(object.__new__), id(object.__init__)})
@@ -80,7 +79,7 @@ def known_late(value: Any, error: Exception) -> bool:
     """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
     if safe_isinstance(value, DeferredValue):
         return True
-    if safe_isinstance(value, builtin_methods.NUMBERS):
+    if safe_isinstance(value, compat.SYMBOLS):
         return compat.is_unbacked(value)
     return safe_isinstance(error, TypeError) and type(value) is compat.FakeTensor and value.dim() == 0
 

@@ -16,7 +16,6 @@ from sidefx_train.compile.capture.recording import symbolic_indexing
 from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import (
-    NUMBERS,
     DeferredValue,
     join_text,
     percent,
@@ -189,7 +188,7 @@ def _is_text(value: Any) -> bool:
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
 """Operators that torch's symbolic truth values have not, or not with Python's own."""
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
-_TRACED = frozenset({compat.FakeTensor, *NUMBERS})
+_TRACED = frozenset({compat.FakeTensor, *compat.SYMBOLS})
 _TEXT: dict[str, Callable[..., Any]] = {
     "format": format,
     "str": str,

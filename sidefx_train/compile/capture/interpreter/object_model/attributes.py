@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame_objects import of_frame
 from sidefx_train.compile.capture.interpreter.world import LOCAL
+from sidefx_train.compile.common.plain_values import HEAP_TYPE
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -28,7 +29,6 @@ _BUILTIN = types.BuiltinFunctionType
 _FUNCTION = types.FunctionType
 _object_getattribute = object.__getattribute__
 _type_lookup = type.__getattribute__
-_HEAP_TYPE = 1 << 9
 _SPACES = (types.SimpleNamespace, LOCAL)
 _GENERIC = frozenset(
     {
@@ -45,11 +45,11 @@ _STATIC: dict[type, bool] = {}
 
 def is_static(cls: type) -> bool:
     """True if ``cls`` and all its bases are types made in C, which Python code cannot change."""
-    if cls.__flags__ & _HEAP_TYPE:  # never kept: what a step makes dies with it
+    if cls.__flags__ & HEAP_TYPE:  # never kept: what a step makes dies with it
         return False
     known = _STATIC.get(cls)
     if known is None:
-        known = _STATIC[cls] = not any(base.__flags__ & _HEAP_TYPE for base in _type_lookup(cls, "__mro__"))
+        known = _STATIC[cls] = not any(base.__flags__ & HEAP_TYPE for base in _type_lookup(cls, "__mro__"))
     return known
 
 

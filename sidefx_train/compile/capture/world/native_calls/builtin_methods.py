@@ -15,7 +15,6 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import function_raises, no_integer
@@ -202,15 +201,16 @@ def concrete(value: Any) -> Any:
 def one_object(left: Any, right: Any) -> Any:
     """``left is right`` where one is a symbolic number, which Python may have as one object with an equal one."""
     kinds = (type(left), type(right))
-    if left is right or not all(kind in _PYTHON_NUMBERS for kind in kinds) or not any(k in NUMBERS for k in kinds):
+    known = all(kind in _PYTHON_NUMBERS for kind in kinds) and any(kind in compat.SYMBOLS for kind in kinds)
+    if left is right or not known:
         return ABSENT
     return concrete(left) is concrete(right)
 
 
-_PYTHON_NUMBERS = frozenset({int, float, bool, *NUMBERS})
+_PYTHON_NUMBERS = frozenset({int, float, bool, *compat.SYMBOLS})
 
 
-def concrete_within(value: Any, kinds: tuple[type, ...] = NUMBERS) -> Any:
+def concrete_within(value: Any, kinds: tuple[type, ...] = compat.SYMBOLS) -> Any:
     """A value with :func:`concrete` numbers, also in plain containers, of which new ones are made where needed.
 
     Args:
@@ -323,7 +323,7 @@ _TO_INTEGER = (math.floor, math.ceil, math.trunc)
 
 def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
-    if kwargs or not any(safe_isinstance(value, NUMBERS) for value in args):
+    if kwargs or not any(safe_isinstance(value, compat.SYMBOLS) for value in args):
         return ABSENT
     found = number_subclasses.slot_operator(world, fn, args)
     if found is not ABSENT:
@@ -388,7 +388,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
                 value = value.to(torch.int64)  # a symbolic bool has no symbolic int
             number = world.guarded(value.item, (), {})
         value = number
-    if not safe_isinstance(value, NUMBERS):
+    if not safe_isinstance(value, compat.SYMBOLS):
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:
         return world.truth(value)

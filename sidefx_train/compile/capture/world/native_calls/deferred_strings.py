@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_c_level
 from sidefx_train.compile.capture.shadows.containers.traversal import held_by
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS, DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 Found = Literal["", "shown", "hidden"]
-_LATE = (DeferredValue, torch.Tensor, *NUMBERS)
+_LATE = (DeferredValue, torch.Tensor, *compat.SYMBOLS)
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque, slice)
 _METHODS = {"repr": ("__repr__",), "ascii": ("__repr__",), "str": ("__str__", "__repr__")}
 

@@ -17,7 +17,6 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import special
-from sidefx_train.compile.capture.shadows.deferred_values import NUMBERS
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import operator_raises
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -31,7 +30,7 @@ _BASES = (int, float)
 
 def decides(world: CaptureContext, name: str, operands: tuple[Any, ...]) -> bool:
     """True if the class of a number beside a symbolic one defines an operator itself, in the program."""
-    if not any(type(value) in NUMBERS for value in operands) or needs_value(operands):
+    if not any(type(value) in compat.SYMBOLS for value in operands) or needs_value(operands):
         return False
     derived = [value for value in operands if type(value) not in operators.SIMPLE and issubclass(type(value), _BASES)]
     methods = operators.methods_of(name)
@@ -40,9 +39,9 @@ def decides(world: CaptureContext, name: str, operands: tuple[Any, ...]) -> bool
 
 def needs_value(operands: tuple[Any, ...]) -> bool:
     """True for a symbolic number beside what makes something of its own of both: a numpy scalar, a flag."""
-    if not any(type(value) in NUMBERS for value in operands):
+    if not any(type(value) in compat.SYMBOLS for value in operands):
         return False
-    others = [value for value in operands if type(value) not in NUMBERS]
+    others = [value for value in operands if type(value) not in compat.SYMBOLS]
     return any(compat.is_numpy_scalar(value) or safe_isinstance(value, enum.Flag) for value in others)
 
 
@@ -53,9 +52,9 @@ def slot_operator(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
     if type(fn) is not types.WrapperDescriptorType or fn.__objclass__ not in _BASES or len(args) != 2:
         return ABSENT
     name, swapped = _BY_METHOD.get(fn.__name__, ("", False))
-    if not name or not any(type(value) in NUMBERS for value in args):
+    if not name or not any(type(value) in compat.SYMBOLS for value in args):
         return ABSENT
-    takes = (int, torch.SymInt, torch.SymBool) if fn.__objclass__ is int else (int, float, *NUMBERS)
+    takes = (int, torch.SymInt, torch.SymBool) if fn.__objclass__ is int else (int, float, *compat.SYMBOLS)
     if not all(safe_isinstance(value, takes) for value in args):
         return NotImplemented
     numbers = tuple(bool(value) if type(value) is torch.SymBool else compat.plain_number(value) for value in args)

@@ -171,7 +171,8 @@ from sidefx_train.torch_compat.tensors import allocations as allocations
 from sidefx_train.torch_compat.tensors import c10_flags as c10_flags
 from sidefx_train.torch_compat.tensors import has_memory as has_memory
 from sidefx_train.torch_compat.tensors import is_plain_strided as is_plain_strided
-from sidefx_train.torch_compat.tensors import storage_identity as storage_identity
+from sidefx_train.torch_compat.tensors import storage_address as storage_address
+from sidefx_train.torch_compat.tensors import storage_id as storage_id
 from sidefx_train.torch_compat.tensors import tensor_data_ptr_address as tensor_data_ptr_address
 from sidefx_train.torch_compat.tensors import tensor_guards as tensor_guards
 from sidefx_train.torch_compat.tensors import tensor_impl_address as tensor_impl_address

@@ -26,7 +26,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._pytree import tree_leaves
 
 from sidefx_train.torch_compat.op_overloads import HigherOrderOperator
-from sidefx_train.torch_compat.tensors import storage_identity
+from sidefx_train.torch_compat.tensors import storage_id
 
 _SOURCES_KEPT = 128
 
@@ -237,7 +237,7 @@ def _shares_memory(made: Any, args: Any, kwargs: Any) -> bool:
     if not isinstance(made, torch.Tensor):
         return True
     given = (value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor))
-    return any(storage_identity(value) == storage_identity(made) for value in given)
+    return any(storage_id(value) == storage_id(made) for value in given)
 
 
 @contextmanager

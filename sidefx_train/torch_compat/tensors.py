@@ -51,9 +51,14 @@ def is_plain_strided(tensor: Any) -> bool:
     )
 
 
-def storage_identity(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory, fake ones included, while both live."""
-    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory, fake ones included, while both live; one without strides is on its own."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else id(tensor)
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage, whatever part of it the tensor shows; 0 without memory."""
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def allocations(run: Callable[[], Any]) -> list[int]:

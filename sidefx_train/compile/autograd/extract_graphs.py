@@ -24,7 +24,7 @@ from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only impo
 from sidefx_train.compile.capture.recording.tracer import GraphTracer, drop_profiler_nodes, replace_inplace_views
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.artifacts import ORIGIN, OWN, SAME, GraphInput, TracedGraph
-from sidefx_train.compile.graph.view_chains import first_of, own_counter, storage_of
+from sidefx_train.compile.graph.view_chains import first_of, own_counter
 from sidefx_train.compile.residual.saved_tensor_refs import Shown
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     stages = [_placed(stage, each, returned) for stage, each in zip(stages, recorded.stages, strict=True)]
     forward = _graph(tracer, extractor.inputs, list(before), extractor.results)
     storages = [
-        storage_of(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
+        compat.storage_id(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
         for node in extractor.results
     ]
     for i in residual.customs:  # of inputs, whose version counters they have
@@ -168,7 +168,7 @@ def _metadata_mutated(world: TraceWorld, extractor: _Extractor, outputs: int) ->
             ("result", i)
             for i, node in enumerate(extractor.results[:outputs])
             if isinstance(value := node.meta.get("val"), torch.Tensor)
-            and storage_of(value) == storage_of(base)
+            and compat.storage_id(value) == compat.storage_id(base)
             and own_counter(node) is counter
         ]
         shared = [r for r in records if compat.share_version_counter(r.shadow, base)]

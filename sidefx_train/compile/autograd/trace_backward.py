@@ -19,7 +19,7 @@ from sidefx_train.compile.autograd.shared_intermediates import Hidden, shared_va
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import observe
 from sidefx_train.compile.capture.side_effects.compare import difference
-from sidefx_train.compile.graph.view_chains import gradient_edge, gradient_edges_behind, own_counter, storage_of
+from sidefx_train.compile.graph.view_chains import gradient_edge, gradient_edges_behind, own_counter
 from sidefx_train.compile.residual.view_replay import IntermediateView
 
 if TYPE_CHECKING:
@@ -401,15 +401,15 @@ def _without_gradients(fakes: list[torch.Tensor]) -> Iterator[None]:
 
 def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
     """Views of each other or of an input, both needing autograd, would not tell it of later in-place changes."""
-    outside = {storage_of(r.memory) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
+    outside = {compat.storage_id(r.memory) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
     taken = set(outside)
     for fake in fakes:
         node = world.tracer.node_of(fake)
-        if storage_of(fake) in outside and own_counter(node) is node:
+        if compat.storage_id(fake) in outside and own_counter(node) is node:
             continue  # autograd does not know of it in eager either
-        if storage_of(fake) in taken:
+        if compat.storage_id(fake) in taken:
             world.heap.refuse("SFX107", "a view that needs autograd leaves the step together with what it is a view of")
-        taken.add(storage_of(fake))
+        taken.add(compat.storage_id(fake))
 
 
 def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int, Any]]:

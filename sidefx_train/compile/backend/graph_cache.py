@@ -182,7 +182,7 @@ def _inputs(traced: TracedGraph) -> list[str]:
     for item in traced.inputs:
         shared = -1
         if isinstance(item.example, torch.Tensor):
-            shared = memory.setdefault(compat.storage_identity(item.example), len(memory))
+            shared = memory.setdefault(compat.storage_id(item.example), len(memory))
         lines.append(f"input {item.kind} {_value(item.example)} memory {shared} writes {item.writes} {item.counter}")
     return lines
 

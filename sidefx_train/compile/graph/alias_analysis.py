@@ -87,7 +87,7 @@ def overlapping(placeholders: list[fx.Node]) -> list[list[fx.Node]]:
     for node in placeholders:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and node.users:
-            by_storage.setdefault(value.untyped_storage()._cdata, []).append(node)
+            by_storage.setdefault(compat.storage_id(value), []).append(node)
     groups: list[list[fx.Node]] = []
     for nodes in by_storage.values():
         if len(nodes) == 1:

@@ -77,7 +77,7 @@ def has_other_strides(func: Any, args: tuple[Any, ...], made: Any) -> bool:
         return False
     if not all(isinstance(n, int) for n in made.shape) or 0 not in made.shape:
         return False  # a comparison of symbols would be recorded
-    return bool(made.untyped_storage()._cdata != args[0].untyped_storage()._cdata)
+    return bool(compat.storage_id(made) != compat.storage_id(args[0]))
 
 
 def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -18,11 +18,6 @@ STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default
 """Views by arbitrary sizes and strides, whose derivative goes by what they are made of."""
 
 
-def storage_of(value: torch.Tensor) -> int:
-    """What tells a fake tensor's memory from that of others."""
-    return int(value.untyped_storage()._cdata) if value.layout is torch.strided else id(value)
-
-
 def gradient_edge(value: torch.Tensor) -> tuple[Any, int]:
     """What leads to a tensor in the autograd graph: the node that made it, and which of its outputs it is."""
     return value.grad_fn, value.output_nr
@@ -63,7 +58,7 @@ def way_up(node: fx.Node) -> list[fx.Node]:
 def memory_of(node: fx.Node) -> int:
     """What tells the memory of a node's value from that of others."""
     value = node.meta.get("val")
-    return storage_of(value) if safe_isinstance(value, torch.Tensor) else id(node)
+    return compat.storage_id(value) if safe_isinstance(value, torch.Tensor) else id(node)
 
 
 def parent_of(node: fx.Node) -> fx.Node | None:

@@ -37,7 +37,6 @@ from sidefx_train.compile.capture.guards.native_check import object_check, split
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
 from sidefx_train.compile.capture.guards.specialization import Specialization
-from sidefx_train.compile.capture.guards.storage_guards import storage_of
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions
 from sidefx_train.compile.capture.interpreter.interpreter import Suspended
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
@@ -275,7 +274,7 @@ def _count_writes(world: TraceWorld) -> None:
     for record in world.heap.by_real.values():
         if isinstance(record, TensorRecord) and not record.shadow.is_inference():
             writes = record.version - record.entry_version
-            alike = counted.setdefault(storage_of(record.real), []) if writes else []
+            alike = counted.setdefault(compat.storage_address(record.real), []) if writes else []
             first = _same_counter(record, alike)
             if writes and first is None:
                 alike.append(record)

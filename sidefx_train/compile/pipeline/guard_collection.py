@@ -14,7 +14,7 @@ from sidefx_train.compile.capture.guards.native_check import follow, object_chec
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
-from sidefx_train.compile.capture.guards.storage_guards import StorageSharing, storage_of
+from sidefx_train.compile.capture.guards.storage_guards import StorageSharing
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions, size_conditions
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
@@ -84,7 +84,7 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
         for other in fetched:
             if other is record or (other in written and id(other) < id(record)):
                 continue
-            if storage_of(record.real) != storage_of(other.real):
+            if compat.storage_address(record.real) != compat.storage_address(other.real):
                 guards.append(Guard("no_shared_storage", record.source, other.source))
             else:
                 guards.append(_placed(record, other))
@@ -94,9 +94,9 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
     if len(held) > 1 and changed:
         guards.append(Guard("storage_sharing", Source("const", None, memory, "held tensors"), memory))
     for record in fetched:
-        known = memory
-        if storage_of(record.real) in memory.every:  # apart from the others
-            others = [other.real for other in held if storage_of(other.real) != storage_of(record.real)]
+        known, address = memory, compat.storage_address(record.real)
+        if address in memory.every:  # apart from the others
+            others = [other.real for other in held if compat.storage_address(other.real) != address]
             known = _storage_sharing(world, others, changed)
             if others:
                 guards.append(Guard("storage_sharing", Source("const", None, known, "other held tensors"), known))
@@ -104,7 +104,8 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
         if apart:
             guards.append(Guard("no_overlap", record.source, apart))
         for other in held:
-            if storage_of(other.real) == storage_of(record.real) and (record in written or id(other.real) in reals):
+            matters = record in written or id(other.real) in reals
+            if matters and compat.storage_address(other.real) == address:
                 guards.append(_placed(record, other))
     return [*guards, *_counters_shared(fetched, held), *_offsets(world, fetched)]
 
@@ -114,9 +115,9 @@ def _counters_shared(fetched: list[TensorRecord], held: list[TensorRecord]) -> l
     found: list[Guard] = []
     known: dict[int, list[TensorRecord]] = {}
     for record in held:
-        known.setdefault(storage_of(record.real), []).append(record)
+        known.setdefault(compat.storage_address(record.real), []).append(record)
     for record in fetched:
-        others = known.setdefault(storage_of(record.real), [])
+        others = known.setdefault(compat.storage_address(record.real), [])
         if not record.real.is_inference():
             for other in others:
                 shared = compat.share_version_counter(record.real, other.real)

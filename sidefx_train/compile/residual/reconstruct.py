@@ -62,7 +62,6 @@ from sidefx_train.compile.common.plain_values import (
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.source_literals import is_name
 from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, safe_isinstance, shows_another
-from sidefx_train.compile.graph.view_chains import storage_of as fake_storage
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
 from sidefx_train.compile.residual.view_replay import KnownOutputs
 
@@ -180,7 +179,7 @@ class Rebuilder(TensorRebuilder):
 
     def _tensor_snapshot(self, snapshot: TensorSnapshot) -> str:
         node = snapshot.node
-        moved = fake_storage(snapshot.fake) != fake_storage(node.meta["val"])
+        moved = compat.storage_id(snapshot.fake) != compat.storage_id(node.meta["val"])
         if moved or len(self.world.writes.to(snapshot.fake)) != snapshot.writes:
             held = self.output(self.world.tracer.clone_after(snapshot.fake, node, snapshot.after))
             if safe_isinstance(snapshot.fake, (torch.nn.Parameter, torch.nn.Buffer)):

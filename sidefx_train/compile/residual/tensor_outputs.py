@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import fx
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.capture.side_effects.effect import Effect
@@ -21,7 +22,6 @@ from sidefx_train.compile.graph.view_chains import (
     gradient_edge,
     gradient_edges_behind,
     own_counter,
-    storage_of,
 )
 from sidefx_train.compile.residual.autograd_nodes import freed, pass_through, whole_view
 from sidefx_train.compile.residual.input_metadata import input_facts
@@ -91,7 +91,7 @@ class TensorRebuilder(ABC):
         self.world.replayed = self._metadata_mutated
         for base, count in self._metadata_mutated:
             counter = own_counter(self.world.tracer.node_of(base))
-            for node in self.returned.get(storage_of(base), ()):
+            for node in self.returned.get(compat.storage_id(base), ()):
                 if OWN in node.meta and own_counter(node) is counter:
                     node.meta[OWN] -= count
 
@@ -182,9 +182,9 @@ class TensorRebuilder(ABC):
         custom = self._is_custom_view(value)
         if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed and not custom:
             self.world.heap.refuse("SFX107", "a view that needs autograd leaves the step, in a way not made again")
-        self.returned.setdefault(storage_of(value), set()).add(node)
+        self.returned.setdefault(compat.storage_id(value), set()).add(node)
         if value.is_inference() and not torch.is_inference_mode_enabled():
-            if storage_of(value) in self.leaving.shared or value.is_conj() or value.is_neg():
+            if compat.storage_id(value) in self.leaving.shared or value.is_conj() or value.is_neg():
                 self.world.heap.refuse("SFX111", "tensors made in inference mode leave the step in one memory")
             return f"{self.writer.constant(as_inference)}({self.output(node)})"
         if not value._is_view() and not value.is_inference():
@@ -214,7 +214,7 @@ class TensorRebuilder(ABC):
 
     def _is_custom_view(self, value: torch.Tensor) -> bool:
         """True for a view that a custom autograd function made, alone in its memory of all that leaves."""
-        if not value._is_view() or storage_of(value) in self.leaving.shared or value._version:
+        if not value._is_view() or compat.storage_id(value) in self.leaving.shared or value._version:
             return False
         return safe_isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
 
@@ -295,7 +295,7 @@ class TensorRebuilder(ABC):
 
     def _base(self, path: Path) -> str:
         if safe_isinstance(path.base, fx.Node):
-            self.returned.setdefault(storage_of(path.base.meta["val"]), set()).add(path.base)
+            self.returned.setdefault(compat.storage_id(path.base.meta["val"]), set()).add(path.base)
             return self.output(path.base)
         mutates_metadata = sum(op.mutates_metadata for op in path.ops if path.grad and not path.regenerates_grad_fn)
         if mutates_metadata:

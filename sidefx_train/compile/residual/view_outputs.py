@@ -35,7 +35,6 @@ from sidefx_train.compile.graph.view_chains import (
     leaves_autograd,
     parent_of,
     same_layout,
-    storage_of,
     way_up,
     written_since,
 )
@@ -65,7 +64,7 @@ class Views:
             id(real): node for real, node in zip(world.tracer.real_inputs, world.tracer.placeholders, strict=True)
         }
         self._records = {placeholder[id(r.real)]: r for r in records}
-        self._outside = {storage_of(r.memory) for r in records}
+        self._outside = {compat.storage_id(r.memory) for r in records}
 
     def path(self, value: torch.Tensor, node: fx.Node, custom: bool = False) -> Path | None:
         """How to make ``value`` outside, or ``None`` if the graph is to return it as it is.
@@ -76,7 +75,7 @@ class Views:
             custom: a custom autograd function made it a view: its history is not asked for.
         """
         self._before_mutation: ViewOp | None = None
-        storage = storage_of(value)
+        storage = compat.storage_id(value)
         if not (value._is_view() or storage in self._outside or storage in self.shared) or value.is_inference():
             return None
         up = way_up(node)
@@ -194,7 +193,7 @@ class Views:
         """True for a value in the memory of an input; the graph's own results are not."""
         if value.is_inference():
             return False
-        return storage_of(value) in self._outside
+        return compat.storage_id(value) in self._outside
 
     def _base(self, value: torch.Tensor, up: list[fx.Node]) -> tuple[Any, list[fx.Node]]:
         """What ``value`` is a view of, and the nodes from ``value`` up to it."""
@@ -265,7 +264,7 @@ class Views:
     def _enlarged(self, value: torch.Tensor) -> TensorRecord | None:
         """The tensor from outside in whose enlarged memory ``value`` is: that is its own, not the graph's result."""
         known = [record for record in self.world.heap.memory.replaced() if record.grown and record.given is not value]
-        return next((record for record in known if storage_of(record.shadow) == storage_of(value)), None)
+        return next((record for record in known if compat.storage_id(record.shadow) == compat.storage_id(value)), None)
 
     def _below_moved(self, record: TensorRecord, up: list[fx.Node]) -> list[fx.Node]:
         """The nodes of a view that come after the tensor from outside of which it is one, in its new memory."""
@@ -280,7 +279,7 @@ class Views:
 
     def _refuse_metadata_mutated_base(self, value: torch.Tensor) -> None:
         """A view of what a tensor was before it was turned has nothing to be made from, where that leaves too."""
-        if value.requires_grad or storage_of(value) in self.shared | self._outside:
+        if value.requires_grad or compat.storage_id(value) in self.shared | self._outside:
             reason = "a view leaves the step whose base is turned in place after it was made"
             self.world.heap.refuse("SFX111", reason)
 
@@ -288,7 +287,7 @@ class Views:
         """True if an input was written that shares memory with ``base`` in a way that stand-ins do not know of."""
         if safe_isinstance(base, fx.Node) or not base.requires_grad:
             return False
-        records = [r for r in self._records.values() if storage_of(r.memory) == storage_of(base)]
+        records = [r for r in self._records.values() if compat.storage_id(r.memory) == compat.storage_id(base)]
         return any(r.version != r.entry_version and not compat.share_version_counter(r.shadow, base) for r in records)
 
     def _made(self, base: torch.Tensor, up: list[fx.Node]) -> bool:

@@ -361,7 +361,7 @@ STORED = """
 import torch, sidefx_train
 from torch import nn
 from torch.nn import functional as F
-from sidefx_train.compile.backend import attention
+from sidefx_train.compile.backend.autotune import attention
 attention.timings = lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, "native": 0.1})
 torch.manual_seed(0)
 layer, x = nn.Linear(8, 24), torch.randn(2, 5, 8)

@@ -111,7 +111,8 @@ import sys, time
 import torch
 sys.path.insert(0, {root!r})
 from tests.unit.runtime.test_deterministic import Words, words
-from sidefx_train import fit, loop
+from sidefx_train import fit
+from sidefx_train.fit import loop
 from pathlib import Path
 folder, kill = Path(sys.argv[1]), len(sys.argv) > 2
 torch.manual_seed(5)

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-
-def storage_of(tensor: Any) -> int:
-    """Address of the memory under a tensor, whatever part of it the tensor shows."""
-    return int(tensor.untyped_storage().data_ptr())
+from sidefx_train import torch_compat as compat
 
 
 class StorageSharing:
@@ -37,7 +34,7 @@ class StorageSharing:
 
     def holds(self) -> bool:
         """True if written tensors share memory with those with which they shared it during the capture."""
-        return self._groups([storage_of(tensor) for tensor in self.tensors]) == self._shared
+        return self._groups([compat.storage_address(tensor) for tensor in self.tensors]) == self._shared
 
     def refresh(self) -> bool:
         """:meth:`holds`, and notes the addresses if so: memory has moved."""
@@ -47,7 +44,7 @@ class StorageSharing:
         return True
 
     def _look(self) -> frozenset[frozenset[int]]:
-        places = [storage_of(tensor) for tensor in self.tensors]
+        places = [compat.storage_address(tensor) for tensor in self.tensors]
         for known in (self.every, self.changed):
             known.clear()
         self.every.update(places)

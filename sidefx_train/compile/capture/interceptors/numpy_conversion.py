@@ -41,7 +41,7 @@ def _over_made(
     made = over = world.guarded(torch.from_numpy, (held,), {})
     if fn is not torch.from_numpy:
         made = world.guarded(fn, (over, *args[1:]), rest)
-    if held is array or compat.storage_identity(made) == compat.storage_identity(over):
+    if held is array or compat.storage_id(made) == compat.storage_id(over):
         world.heap.made_arrays.note(array, over)
     return made
 

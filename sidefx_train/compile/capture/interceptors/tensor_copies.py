@@ -65,8 +65,8 @@ def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
         return "with a memo that copy.deepcopy did not make"
     if world.heap.record_of(memo) is not None:
         return "with a memo from outside the step"
-    others = {compat.storage_identity(t) for m, t in world.deep_copies if m is memo and t is not tensor}
-    if others and not _lies_alone(world, compat.storage_identity(tensor), others):
+    others = {compat.storage_id(t) for m, t in world.deep_copies if m is memo and t is not tensor}
+    if others and not _lies_alone(world, compat.storage_id(tensor), others):
         return "together with another one that shares its storage, or may do so at another call"
     if world.interp.getattr(tensor, "grad") is not None:
         return "that has a gradient"
@@ -83,7 +83,7 @@ def _lies_alone(world: TraceWorld, memory: int, others: set[int]) -> bool:
     if memory in others:
         return False
     given = {
-        compat.storage_identity(record.memory)
+        compat.storage_id(record.memory)
         for record in world.heap.by_real.values()
         if isinstance(record, TensorRecord) and record.memory.layout is torch.strided
     }

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import written_args
-from sidefx_train.compile.graph.view_chains import storage_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.interfaces import GraphRecorder
@@ -80,4 +79,4 @@ def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
 def _memory(node: fx.Node) -> set[int]:
     """The storages of what a node makes."""
     found = pytree.tree_leaves(node.meta.get("val"))
-    return {storage_of(value) for value in found if safe_isinstance(value, torch.Tensor)}
+    return {compat.storage_id(value) for value in found if safe_isinstance(value, torch.Tensor)}

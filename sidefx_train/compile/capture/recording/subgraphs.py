@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -11,6 +11,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.compile.graph.view_chains import memory_of
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class Region:
             for item in node.all_input_nodes:
                 if item not in inside:
                     found[item] = None
-        shared = {_storage(item) for item in found}
+        shared = {memory_of(item) for item in found}
         for node in inside:
-            if any(_storage(item) in shared for item in written_args(node)):
+            if any(memory_of(item) in shared for item in written_args(node)):
                 self._refuse("writes in place to a tensor from outside")
         return list(found)
 
@@ -65,14 +66,14 @@ class Region:
         inside = self.nodes()
         for node in inside:
             copies[node] = graph.node_copy(node, lambda item: copies[item])
-        taken = {_storage(node) for node in inputs}
+        taken = {memory_of(node) for node in inputs}
         results = []
         for node in outputs:
             result = copies[node]
-            if _storage(node) in taken:  # a branch returns tensors of its own
+            if memory_of(node) in taken:  # a branch returns tensors of its own
                 result = graph.call_function(aten.clone.default, (result,))
                 result.meta["val"] = node.meta.get("val")
-            taken.add(_storage(node))
+            taken.add(memory_of(node))
             results.append(result)
         graph.output(tuple(results))
         for node in reversed(inside):
@@ -93,8 +94,3 @@ class Region:
 
     def _refuse(self, reason: str) -> None:
         raise Unsupported("SFX111", f"{self.what} {reason}")
-
-
-def _storage(node: fx.Node) -> Any:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if safe_isinstance(value, torch.Tensor) else node

@@ -20,7 +20,6 @@ from sidefx_train.compile.capture.recording.dispatch_mode import RepeatingMode
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
 from sidefx_train.compile.graph.artifacts import COUNTER, DATA, GraphInput, InputKind, TracedGraph
 from sidefx_train.compile.graph.fx_utils import written_args
-from sidefx_train.compile.graph.view_chains import storage_of
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class GraphTracer:
         return fake
 
     def _note_counter(self, real: torch.Tensor, node: fx.Node) -> None:
-        others = self._sharing.setdefault(storage_of(real), [])
+        others = self._sharing.setdefault(compat.storage_id(real), [])
         same = next((n for t, n in others if compat.share_version_counter(t, real)), None)
         counter = same.meta.get(COUNTER) if same is not None else node if others else None
         if counter is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import written_args
 
 
@@ -36,7 +37,7 @@ _ANY = -1
 
 def _storage(tensor: torch.Tensor) -> int:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return compat.storage_id(tensor) if tensor.layout is torch.strided else _ANY
     except NotImplementedError:
         return _ANY
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
@@ -217,9 +218,9 @@ def _written_under(record: TensorRecord) -> bool:
     """True for a view from outside whose memory was written, perhaps through another: autograd makes its node anew."""
     if not record.real._is_view():
         return False
-    memory = record.memory.untyped_storage()._cdata
+    memory = compat.storage_id(record.memory)
     others = [r for r in record.heap.by_real.values() if safe_isinstance(r, TensorRecord)]
-    return any(r.version != r.entry_version for r in others if r.memory.untyped_storage()._cdata == memory)
+    return any(r.version != r.entry_version for r in others if compat.storage_id(r.memory) == memory)
 
 
 def bases_wanted(world: CaptureContext) -> frozenset[str]:

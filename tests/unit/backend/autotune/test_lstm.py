@@ -299,8 +299,8 @@ def test_of_a_long_sequence_a_part_is_measured():
 STORED = """
 import torch, sidefx_train
 from torch import nn
-from sidefx_train.compile.backend import recurrent
-recurrent.timings = lambda tasks: dict.fromkeys(tasks, {"onednn": 1.0, "native": 0.1})
+from sidefx_train.compile.backend.autotune import lstm
+lstm.timings = lambda tasks: dict.fromkeys(tasks, {"onednn": 1.0, "native": 0.1})
 torch.manual_seed(0)
 model, x = nn.LSTM(6, 10), torch.randn(4, 7, 6)
 @sidefx_train.compile

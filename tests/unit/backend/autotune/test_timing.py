@@ -12,7 +12,8 @@ _PROGRAM = """
 import json, os, signal, sys
 import torch
 import sidefx_train
-from sidefx_train.compile.backend import attention, convolutions, measuring, products, recurrent
+from sidefx_train.compile.backend.autotune import attention, conv_layout, lstm, matmul
+from sidefx_train.compile.backend.autotune import timing as measuring
 from sidefx_train.compile.backend.cpp_codegen.forked_lowering import begin_fork, start_fork
 
 torch.set_num_threads(2)
@@ -33,7 +34,7 @@ if child == 0:
         "product": ("product", [[[256, 256], [256, 1]], [[256, 256], [256, 1]], 2]),
         "attention": ("attention", [[2, 2, 64, 32], True, 2]),
         "convolution": ("convolution", json.loads(sys.argv[1])),
-        "lstm": ("lstm", [5, 8, 64, 64, recurrent.WEIGHTS, 2]),
+        "lstm": ("lstm", [5, 8, 64, 64, lstm.WEIGHTS, 2]),
     }
     found = measuring.timings(tasks)
     kernels()  # on the first thread, and on it alone

@@ -11,7 +11,6 @@ from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts, shown
 from sidefx_train.compile.capture.guards.kinds.base import Arguments, Kind, register
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
-from sidefx_train.compile.capture.guards.storage_guards import storage_of
 
 
 @register("tensor")
@@ -44,11 +43,11 @@ class NoSharedStorage(Kind):
         return f"{guard.source.label} shares no memory with {guard.value.label}"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
-        storage = writer.constant(storage_of, "storage_of")
+        storage = writer.constant(compat.storage_address, "storage_address")
         return f"{storage}({writer.value(guard.source)}) == {storage}({writer.value(guard.value)})"
 
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
-        return storage_of(value) == storage_of(guard.value.fetch(*arguments)), value
+        return compat.storage_address(value) == compat.storage_address(guard.value.fetch(*arguments)), value
 
     def others(self, guard: Guard) -> tuple[Source, ...]:
         return (guard.value,)
@@ -64,11 +63,11 @@ class NoOverlap(Kind):
         return f"{guard.source.label} shares no memory with {len(guard.value)} tensors that the step holds"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
-        storage = writer.constant(storage_of, "storage_of")
+        storage = writer.constant(compat.storage_address, "storage_address")
         return f"{storage}({writer.value(guard.source)}) in {writer.constant(guard.value, 'held_storages')}"
 
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
-        return storage_of(value) in guard.value, "memory of a tensor that the step holds"
+        return compat.storage_address(value) in guard.value, "memory of a tensor that the step holds"
 
 
 @register("same_storage_offset")

@@ -38,11 +38,11 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     name = func._schema.name.removeprefix("aten::_foreach_")
     lists = [arg for arg in (*args, *kwargs.values()) if safe_isinstance(arg, (list, tuple))]
     tensors = [t for each in lists for t in each if safe_isinstance(t, torch.Tensor)]
-    memory = [t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided and t.device.type == "cpu"]
+    memory = [compat.storage_id(t) for t in tensors if t.layout is torch.strided and t.device.type == "cpu"]
     if name not in _ALIASED_WRITES or len(memory) < len(tensors) or len(set(memory)) == len(memory):
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in args[0]):
-        written = [t.untyped_storage()._cdata for t in args[0]]
+        written = [compat.storage_id(t) for t in args[0]]
         if len(set(written)) < len(written):  # each gets a new history after all have been written, of what it was then
             stop = Unsupported("SFX107", f"{func} writes, with gradients, to several tensors in one memory")
             stop.whole = True  # what is captured behind it asks for their histories under other versions

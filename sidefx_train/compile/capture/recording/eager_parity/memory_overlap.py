@@ -38,7 +38,7 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     elementwise = torch.Tag.pointwise in func.tags or func.name().startswith(_ELEMENTWISE)
     by_storage: dict[int, list[tuple[torch.Tensor, bool]]] = {}  # operands by their memory: an optimizer's are hundreds
     for other in read:
-        by_storage.setdefault(_storage(other), []).append((other, elementwise))
+        by_storage.setdefault(compat.storage_id(other), []).append((other, elementwise))
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in (*written, *read))
     for target in written:
         if recorded and _is_twisted_part(target):
@@ -46,7 +46,7 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             raise Unsupported("SFX107", f"{reason}: eager's derivative of that raises")
         if _is_known(target) and not is_dense(target) and _several_in_one_place(target):
             raise _refused(func, "more than one element of the written-to tensor is in a single place")
-        others = by_storage.setdefault(_storage(target), [])
+        others = by_storage.setdefault(compat.storage_id(target), [])
         for other, same_place_is_fine in others:
             if same_place_is_fine and (other is target or _layout(other) == _layout(target)):
                 continue
@@ -119,12 +119,8 @@ def _is_empty(t: torch.Tensor) -> bool:
     return any(isinstance(n, int) and n == 0 for n in t.shape)
 
 
-def _storage(t: torch.Tensor) -> int:
-    return int(t.untyped_storage()._cdata)
-
-
 def _layout(t: torch.Tensor) -> tuple[Any, ...]:
-    return (_storage(t), t.storage_offset() * t.itemsize, t.itemsize, tuple(t.shape), tuple(t.stride()))
+    return (compat.storage_id(t), t.storage_offset() * t.itemsize, t.itemsize, tuple(t.shape), tuple(t.stride()))
 
 
 def is_dense(t: torch.Tensor) -> bool:

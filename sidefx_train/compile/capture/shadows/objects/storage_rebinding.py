@@ -240,7 +240,7 @@ class GivenMemory:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -1
+    return compat.storage_id(tensor) if tensor.layout is torch.strided else -1
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -10,7 +10,6 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.guards.storage_guards import storage_of
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -42,10 +41,11 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
             real.grad_fn  # noqa: B018
     except RuntimeError as error:  # autograd forbids some views of several to be looked at
         heap.refuse("SFX109", f"{source.label} has no stand-in: {error}")
-    if real._base is not None and storage_of(real._base) != storage_of(real):
+    if real._base is not None and compat.storage_address(real._base) != compat.storage_address(real):
         heap.refuse("SFX109", f"{source.label} is a view that was given other memory (.data)")
+    address = compat.storage_address(real)
     for other in heap.memory.replaced():
-        if other.real is real._base or (storage_of(other.real) == storage_of(real) and other.grown):
+        if other.real is real._base or (compat.storage_address(other.real) == address and other.grown):
             reason = f"{source.label} is read in the memory of {other.source.label}, which was given other memory"
             heap.refuse("SFX109", reason)
     resized = not safe_isinstance(real, torch.nn.Parameter) and any(
@@ -74,7 +74,7 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     heap.guard("tensor", place, _facts(heap, real, fake, place))
     record = TensorRecord(heap, real, fake, place, kind)
     heap.register(record)
-    heap.in_memory.setdefault(storage_of(real), []).append(record)
+    heap.in_memory.setdefault(compat.storage_address(real), []).append(record)
     if not real.is_leaf:
         heap.guard("equal", heap.sources.slot(place, "retains_grad"), real.retains_grad)
         if real.retains_grad:
@@ -94,7 +94,7 @@ def _base_fake(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, 
     """A detached tensor and the stand-in of another whose version counter it shares, if there is one."""
     if id(real) in heap.by_real or type(real) is not torch.Tensor or not real.is_leaf or real._is_view():
         return None
-    for other in heap.in_memory.get(storage_of(real), ()):
+    for other in heap.in_memory.get(compat.storage_address(real), ()):
         if other.real._base is real:  # which has a stand-in, made with that of its view
             return None
         plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))

@@ -192,8 +192,8 @@ STEPS = [
 def in_cpythons_own_evaluation(step: Any) -> list[str]:
     """What eager gives twice in a row.
 
-    While another thread runs a function that torch._dynamo guards, CPython evaluates frames through a hook, and a caller
-    keeps the arguments of a call until it returns: an object dies later then.
+    While another thread runs a function that torch._dynamo guards, CPython evaluates frames through a hook. A caller
+    then keeps the arguments of a call until it returns, and an object dies later.
     """
     found = [course(step), course(step)]
     while found[-1] != found[-2] and len(found) < 10:

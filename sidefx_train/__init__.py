@@ -1,4 +1,4 @@
-"""Whole training steps as one graph, with every Python side effect kept.
+"""Captures whole training steps as one graph and keeps every Python side effect.
 
 Trainer(callbacks=[SideFXCompile()]).fit(model, data)   # Lightning
 sidefx_train.fit(model, data)                           # plain training loop
@@ -42,7 +42,7 @@ _LAZY = {
     "SideFXCompile": "sidefx_train.callbacks",
     "FitResult": "sidefx_train.fit.loop",
 }
-"""Names whose modules import Lightning, which costs seconds: fetched on first use."""
+"""Names whose modules import Lightning, which costs seconds: imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

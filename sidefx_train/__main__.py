@@ -1,4 +1,4 @@
-"""``python -m sidefx_train cache --list``: what is kept on disk."""
+"""``python -m sidefx_train cache --list``: lists what is cached on disk."""
 
 from __future__ import annotations
 

@@ -18,31 +18,31 @@ BACKEND_NAMES = ("inductor", "eager", "aot_eager")
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """Everything :func:`sidefx_train.compile` can be told.
+    """The options of :func:`sidefx_train.compile`.
 
     Attributes:
-        backend: ``"inductor"``, ``"eager"`` (runs the captured aten graph op by op: the oracle),
-            ``"aot_eager"`` (the functionalized graph op by op), or ``(gm, example_inputs) -> callable``.
-        fullgraph: raise :class:`~sidefx_train.errors.GraphBreakError` where a step cannot be captured whole.
-        dynamic: ``None``: a size is exact until it has changed once, then symbolic in an entry of its own. ``True``:
-            sizes of the arguments are symbolic at once. ``False``: every new size is captured again.
-        cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
-        rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
+        backend: ``"inductor"``, ``"eager"`` (runs the captured aten graph op by op: the reference), ``"aot_eager"``
+            (the functionalized graph op by op), or ``(gm, example_inputs) -> callable``.
+        fullgraph: raise :class:`~sidefx_train.errors.GraphBreakError` where a step cannot be captured as one graph.
+        dynamic: ``None``: a size is exact until it has changed once, then symbolic in a cache entry of its own.
+            ``True``: sizes of the arguments are symbolic from the start. ``False``: every new size is captured again.
+        cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not supported in this version.
+        rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` keeps eager's random stream.
         verify: ``"first"`` compares the first run of every compiled graph with the captured graph run op by op, and a
-            later one where the first could not show anything. A number: so many first runs, of the functionalized graph
-            of ``"aot_eager"`` too; 0: none.
+            later run where the first was inconclusive. A number sets how many first runs are compared, for the
+            functionalized graph of ``"aot_eager"`` too; 0 compares none.
         on_failure: ``"eager"`` runs the step eagerly and says why, ``"raise"`` raises.
-        warmup: ``"now"``: a call that must be captured waits until it is compiled. ``"background"``: it and those after
-            it run eagerly until a worker has compiled the graph.
-        partition: how a forward whose backward is called from outside is cut from it. ``"min_cut"``: values that cheap
-            operations can make again are not saved. ``"default"``: everything is saved that autograd saves.
+        warmup: ``"now"``: a call that must be captured waits until it is compiled. ``"background"``: calls run eagerly
+            until a worker has compiled the graph.
+        partition: how the joint graph is partitioned where the backward is called from outside. ``"min_cut"``: values
+            that cheap operations can recompute are not saved. ``"default"``: everything that autograd saves is saved.
         recapture_limit: captures kept for one step before it runs eagerly.
-        autotune: ``"on"``: what computes each matrix product, attention, convolution and recurrent layer is measured,
-            unless that is known. ``"off"``: torch's own choice.
-        autotune_seconds: of measuring for one graph, at most; ten times as many in a worker, for which nobody waits.
-        deterministic: nothing depends on time or on the order of threads: the captured step takes over at its first
+        autotune: ``"on"`` times the candidates for each matrix product, attention, convolution and recurrent layer,
+            unless their times are cached. ``"off"``: torch's own choice.
+        autotune_seconds: time limit of autotuning for one graph; ten times as long in a worker, where nobody waits.
+        deterministic: nothing depends on timing or on the order of threads: the captured step takes over at its first
             call, and kernels are torch's own choice.
-        disabled_passes: names of ``sidefx_train/switches.py``: changes to how Inductor compiles that are left out.
+        disabled_passes: names in ``sidefx_train/switches.py`` of changes to Inductor's compilation to leave out.
     """
 
     backend: Backend = "inductor"

@@ -1,9 +1,9 @@
-"""What is kept on disk between processes: compiled graphs, libraries, precompiled headers, measurements.
+"""The disk cache shared by processes: compiled graphs, libraries, precompiled headers, measurements.
 
-A *record* is a small file that says what it is in its first lines (format, kind, key, size, hash of the rest) and is
-believed only if all of it is true and the file belongs to the user. A *library* is named after the hash of its bytes,
-and hashed again before it is loaded. Everything is written to a temporary name and renamed, so that a reader never
-sees half a file. What does not hold is ignored with a warning and made again.
+A *record* is a small file whose first lines describe it (format, kind, key, size, hash of the rest). It is trusted only
+if the description is correct and the file belongs to the user. The name of a *library* is the hash of its bytes, which
+are hashed again before it is loaded. Every file is written under a temporary name and renamed, so that a reader never
+sees half a file. A file that fails these checks is ignored with a warning and created again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORMAT = "sidefx_train cache 1"
 _RECORD, _LIBRARY = ".sfx", ".so"
 _DEFAULT_LIMIT_MB = 2048
 _used_here: set[str] = set()
-"""Names of libraries that this process has built or asked for."""
+"""Names of libraries that this process has built or looked up."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class CacheEntry:
     Attributes:
         path: where it is.
         kind: ``"graph"``, ``"native"``, ``"library"``, ``"headers"`` or ``"other"`` (measurements).
-        label: what it was made from, in words.
+        label: description of what it was made from.
         size: bytes.
-        used: seconds since the epoch when it was last loaded or made.
+        used: time of creation or last load, in seconds since the epoch.
     """
 
     path: Path
@@ -56,18 +56,18 @@ class CacheEntry:
 
 
 def cache_dir() -> Path:
-    """Folder of everything that is kept between processes; made if it does not exist.
+    """Returns the cache folder; creates it if it does not exist.
 
-    ``SIDEFX_CACHE_DIR`` says where; else it lies in ``TORCHINDUCTOR_CACHE_DIR`` as that was when this library was
-    imported, else in the system's temporary folder.
-    ``SIDEFX_CACHE_MB`` limits its size (2048); what was used longest ago goes first.
+    ``SIDEFX_CACHE_DIR`` sets the folder. The default is a folder inside ``TORCHINDUCTOR_CACHE_DIR``, as it was set when
+    this library was imported, or else inside the system's temporary folder. ``SIDEFX_CACHE_MB`` limits its size (2048);
+    the least recently used files are removed first.
     """
     return _folder(os.environ.get("SIDEFX_CACHE_DIR") or _inductors)
 
 
 def machine_dir() -> Path:
-    """Folder of what depends on the machine alone and takes long to make (precompiled headers, native modules):
-    :func:`cache_dir`, but not inside ``TORCHINDUCTOR_CACHE_DIR``, which people change per run."""
+    """Returns the folder for files that depend only on the machine and take long to build (precompiled headers, native
+    modules): :func:`cache_dir`, but never inside ``TORCHINDUCTOR_CACHE_DIR``, which people change per run."""
     return _folder(os.environ.get("SIDEFX_CACHE_DIR"))
 
 
@@ -77,7 +77,7 @@ def _folder(root: str | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        _warn(f"{folder} cannot be made ({error}): nothing is kept after this process")
+        _warn(f"{folder} cannot be created ({error}): nothing is cached beyond this process")
     else:
         if folder.stat().st_uid == _user():
             return folder
@@ -86,12 +86,12 @@ def _folder(root: str | None) -> Path:
 
 
 def load(kind: str, key: str, machine: bool = False) -> Any:
-    """What :func:`store` was given, or ``None`` if there is nothing, or nothing that can be believed.
+    """Returns the value that :func:`store` saved, or ``None`` if there is no valid record.
 
     Args:
         kind: see :class:`CacheEntry`.
-        key: what it is found by.
-        machine: in :func:`machine_dir`, here and in what follows.
+        key: key of the record.
+        machine: use :func:`machine_dir`, in this function and the following ones.
     """
     path = _record_path(kind, key, machine)
     try:
@@ -108,7 +108,7 @@ def load(kind: str, key: str, machine: bool = False) -> Any:
 
 
 def store(kind: str, key: str, value: Any, label: str = "", machine: bool = False) -> bool:
-    """Keeps a JSON-able value under a key; false if the folder cannot be written."""
+    """Saves a JSON-able value under a key; returns False if the folder cannot be written."""
     payload = zlib.compress(json.dumps(value).encode(), 1)
     header = {"kind": kind, "key": key, "label": label, "size": len(payload), "sha256": _digest(payload)}
     done = _write(_record_path(kind, key, machine), f"{_FORMAT}\n{json.dumps(header)}\n".encode() + payload)
@@ -118,7 +118,7 @@ def store(kind: str, key: str, value: Any, label: str = "", machine: bool = Fals
 
 
 def add_library(built: Path, machine: bool = False) -> str | None:
-    """Takes a shared library in under the hash of its bytes, which is returned; ``None`` if that is not possible."""
+    """Adds a shared library and returns its name, the hash of its bytes; returns ``None`` on failure."""
     content = built.read_bytes()
     name = _digest(content)
     _used_here.add(name)
@@ -126,14 +126,14 @@ def add_library(built: Path, machine: bool = False) -> str | None:
 
 
 def library(name: str, machine: bool = False) -> Path | None:
-    """The library of this name, if it is there and its bytes are the ones the name was made from."""
+    """Returns the path of a library if it exists and its bytes still have the hash in its name."""
     path = library_path(name, machine)
     _used_here.add(name)
     try:
         with path.open("rb") as file:
             _check_owner(file.fileno())
             if _digest(file.read()) != name:
-                raise ValueError("its contents are not what they were when it was built")
+                raise ValueError("its contents have changed since it was built")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -144,7 +144,7 @@ def library(name: str, machine: bool = False) -> Path | None:
 
 
 def load_module(name: str, path: Path) -> ModuleType | None:
-    """The extension module in a library; ``None`` if another process has removed the file meanwhile."""
+    """Loads the extension module in a library; returns ``None`` if another process has removed the file."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         return None
@@ -159,12 +159,12 @@ def load_module(name: str, path: Path) -> ModuleType | None:
 
 
 def library_path(name: str, machine: bool = False) -> Path:
-    """Where the library of this name is kept."""
+    """Returns the path of a library in the cache."""
     return _place(machine) / "libraries" / f"{name}{_LIBRARY}"
 
 
 def entries() -> list[CacheEntry]:
-    """Everything in the cache, what was used last first."""
+    """Returns all files in the cache, most recently used first."""
     return sorted(_entries(), key=lambda entry: -entry.used)
 
 
@@ -177,7 +177,7 @@ def clear() -> int:
 
 
 def limit_bytes() -> int:
-    """The size the cache is kept below."""
+    """Returns the size limit of the cache in bytes."""
     text = os.environ.get("SIDEFX_CACHE_MB", "")
     try:
         return int(float(text or _DEFAULT_LIMIT_MB) * (1 << 20))
@@ -187,9 +187,9 @@ def limit_bytes() -> int:
 
 
 def shrink() -> int:
-    """Removes what was used longest ago until the cache is below its limit; returns the bytes freed.
+    """Removes least recently used files until the cache is below its limit; returns the bytes freed.
 
-    Libraries that this process has built or asked for stay: it may be about to load them.
+    Libraries that this process has built or looked up stay: it may be about to load them.
     """
     known, limit, freed = entries(), limit_bytes(), 0
     total = sum(entry.size for entry in known)
@@ -232,7 +232,7 @@ def _write(path: Path, content: bytes) -> bool:
             file.write(content)
         os.replace(temporary, path)
     except OSError as error:
-        _warn(f"{path} cannot be written ({error}): it is made again in the next process")
+        _warn(f"{path} cannot be written ({error}): it is created again in the next process")
         return False
     return True
 
@@ -267,7 +267,7 @@ def _remove(entry: CacheEntry) -> int:
 
 
 def _touch(path: Path) -> None:
-    with contextlib.suppress(OSError):  # the time of last use is worth no error
+    with contextlib.suppress(OSError):  # an error while updating the time of last use is harmless
         os.utime(path, (time.time(), time.time()))
 
 
@@ -276,7 +276,7 @@ def _check_owner(handle: int) -> None:
     if status.st_uid != _user():
         raise ValueError("it belongs to another user")
     if status.st_mode & 0o002:
-        raise ValueError("everybody can write to it")
+        raise ValueError("other users can write to it")
 
 
 def _user() -> int:
@@ -284,7 +284,8 @@ def _user() -> int:
 
 
 def _chosen_for_inductor() -> str | None:
-    """Inductor's folder if somebody chose it: Inductor itself sets the variable, to its default and to others."""
+    """Returns Inductor's folder if the user chose it: Inductor itself sets the variable, to its default and to
+    others."""
     given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if not given:
         return None

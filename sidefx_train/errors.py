@@ -1,7 +1,7 @@
 """Errors, each with a stable code and the user's file and line.
 
-``CODES`` is the registry: what each code means and what to do about it. ``docs/graph-breaks.md`` lists the same
-codes; a test holds the two together.
+``CODES`` is the registry: the meaning of each code and what to do about it. ``docs/graph-breaks.md`` lists the same
+codes; a test compares the two.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX104": ("object that cannot be shadowed", "Pass its contents as tensors or plain Python values."),
     "SFX105": ("unsupported bytecode", "Rewrite the construct, or report the opcode."),
     "SFX106": ("value known only after the step ran", "Use the value after the step, or keep it a tensor."),
-    "SFX107": ("autograd graph that cannot be handed out", "Return a detached tensor, or run backward inside."),
+    "SFX107": ("autograd graph that cannot be returned", "Return a detached tensor, or run backward inside."),
     "SFX108": ("change to a tensor that cannot be replayed", "Use an in-place operation, or do it outside the step."),
     "SFX109": ("tensor type that is not supported", "Use plain dense torch.Tensor objects."),
     "SFX110": ("random state changed inside the step", "Seed outside the step."),
     "SFX111": ("unsupported construct", "Rewrite the construct; the message says which one."),
-    "SFX112": ("backward through a graph from outside", "Nothing need be done: it runs natively, between two parts."),
-    "SFX113": ("loop that continues behind a graph break", "Nothing need be done: it continues, and ends, natively."),
-    "SFX114": ("list that keeps growing", "Keep a running total, or read the list outside the step."),
+    "SFX112": ("backward through a graph from outside", "No action needed: it runs natively, between two parts."),
+    "SFX113": ("loop that continues after a graph break", "No action needed: it continues, and ends, natively."),
+    "SFX114": ("list that gets longer at every call", "Keep a running total, or read the list outside the step."),
     "SFX115": (
         "object with an observable finalizer",
         "Hold the object outside of the step, or drop it there.",
     ),
     "SFX121": (
         "gradients are reduced between processes",
-        "Nothing need be done: the step runs eagerly, as a whole, on every rank.",
+        "No action needed: the step runs eagerly, as a whole, on every rank.",
     ),
     # compilation and running
     "SFX201": ("the backend raised", "See the chained exception; backend='aot_eager' separates capture from lowering."),
@@ -39,14 +39,14 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX203": ("recapture limit reached", "See report.recaptures: one value keeps changing."),
     "SFX204": ("internal error during capture", "Please report it with the chained traceback."),
     "SFX205": ("verification failed", "The captured step and eager disagree; please report it."),
-    "SFX206": ("compiling in the background", "Nothing need be done: steps run eagerly until the graph is compiled."),
+    "SFX206": ("compiling in the background", "No action needed: steps run eagerly until the graph is compiled."),
     "SFX207": (
         "the captured step stopped halfway",
         "Its tensors have been updated, its Python objects not: begin again from a checkpoint, and please report it.",
     ),
     "SFX208": (
         "an assumed condition did not hold",
-        "Nothing need be done: the step ran eagerly. Where it happens often, the step is captured in parts around it.",
+        "No action needed: the step ran eagerly. Where it happens often, the step is captured in parts around it.",
     ),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
@@ -54,12 +54,12 @@ CODES: dict[str, tuple[str, str]] = {
 
 
 FOLLOWING = frozenset({"SFX112", "SFX113"})
-"""Codes of breaks that are there because of another one."""
+"""Codes of breaks that follow from another break."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """A place in the user's source."""
+    """A line in the user's source."""
 
     file: str
     line: int
@@ -89,7 +89,7 @@ class SideFXError(RuntimeError):
 
 
 class GraphBreakError(SideFXError):
-    """The step could not be captured whole and ``fullgraph=True`` was asked for."""
+    """The step could not be captured as one graph, and ``fullgraph=True`` was set."""
 
 
 class BackendError(SideFXError):
@@ -97,18 +97,18 @@ class BackendError(SideFXError):
 
 
 class RecaptureLimitError(SideFXError):
-    """A step was captured more often than ``recapture_limit`` and ``on_failure="raise"``."""
+    """A step was captured more often than ``recapture_limit``, and ``on_failure="raise"`` was set."""
 
 
 class UnfinishedError(SideFXError):
-    """A captured step raised after it had written to tensors; it cannot be run again."""
+    """A captured step raised after it had written to tensors, so it cannot be run again."""
 
 
 class AssumptionFailed(Exception):
-    """A condition that a captured step takes for granted does not hold: nothing has been changed. Internal."""
+    """An assumed condition of a captured step does not hold; nothing has been changed. Internal."""
 
     def __init__(self) -> None:
-        super().__init__("a condition on a tensor is not what the capture took for granted")
+        super().__init__("an assumed condition on a tensor does not hold")
 
 
 class VerificationError(SideFXError):
@@ -116,7 +116,7 @@ class VerificationError(SideFXError):
 
 
 class SideFXWarning(UserWarning):
-    """Something could not be captured; the step ran eagerly and the message says why."""
+    """Warns that something could not be captured; the step ran eagerly and the message says why."""
 
 
 class Unsupported(BaseException):
@@ -127,7 +127,7 @@ class Unsupported(BaseException):
         self.reason = reason
         self.location = location
         self.defer: str | None = None
-        """Name of a class whose calls can be replayed after the graph instead: the capture is worth another try."""
+        """Name of a class whose calls can be deferred until after the graph: another capture may succeed."""
         self.whole = False
-        """The step as a whole must run eagerly: what hinders cannot be carried into a continuation."""
+        """The whole step must run eagerly: a resume function cannot continue from here."""
         super().__init__(f"[{code}] {CODES[code][0]}: {reason}")

@@ -1,10 +1,10 @@
-"""When Python looks for garbage while this library is imported, and while a step is captured and compiled.
+"""Controls Python's garbage collector while this library is imported and while a step is captured and compiled.
 
-Imports and graphs make hundreds of thousands of objects that stay, so that Python looks through all there are again and
-again: a fifth of the time of importing and of lowering, and once more when all is done, which takes as long as the C++
-compiler. Here it looks among young objects only, and seldom, until the step has run, and among those made since it was
-captured while the C++ compiler runs and there is nothing else to do. What else is due when the step has run is for
-Python to say.
+Imports and graphs create hundreds of thousands of long-lived objects. With Python's defaults, full collections traverse
+them again and again: a fifth of the time of importing and of lowering, plus one collection at the end that takes as
+long as the C++ compiler. Within this module's context only young objects are collected, and rarely, until the step has
+run. While the C++ compiler runs and the process would wait, the objects created since the capture are collected.
+Python's own schedule decides about everything else after the step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _YOUNG = 200_000
-"""Objects made between two collections of young ones."""
+"""Objects created between two collections of the youngest generation."""
 
 _SELDOM = 10_000
-"""Collections of young objects between two of middle-aged ones, and of those between two of old ones."""
+"""Collections of each generation between two collections of the next older one."""
 
 _lock = threading.Lock()
 _inside = 0
@@ -27,7 +27,7 @@ _usual, _ours = (0, 0, 0), (0, 0, 0)
 
 @contextmanager
 def fewer_collections() -> Iterator[None]:
-    """None but young objects are looked through; may be entered again, and by several threads."""
+    """Context in which only young objects are collected; reentrant and usable by several threads."""
     global _inside, _usual, _ours
     with _lock:
         _inside += 1
@@ -40,11 +40,11 @@ def fewer_collections() -> Iterator[None]:
     finally:
         with _lock:
             _inside -= 1
-            if _inside == 0 and gc.get_threshold() == _ours:  # else the program has set others
+            if _inside == 0 and gc.get_threshold() == _ours:  # else the program has set other thresholds
                 gc.set_threshold(*_usual)
 
 
 def collect_younger() -> None:
-    """Within :func:`fewer_collections`: looks through the objects made since, unless the program switched that off."""
+    """Collects the objects created within :func:`fewer_collections`, unless the program disabled collection."""
     if _inside and gc.isenabled() and _usual[0] > 0:
         gc.collect(1)

@@ -1,7 +1,7 @@
-"""What happened to a compiled step, as plain data that prints itself.
+"""The report of a compiled step: plain data that prints itself.
 
-A :class:`StepReport` is filled while the step is captured and called (``record_*``) and read by people: printed, put
-into a notebook, written as JSON. It never holds tensors, only text and numbers.
+The compiler fills a :class:`StepReport` while the step is captured and called (``record_*``). People read it: printed,
+in a notebook, as JSON. It never holds tensors, only text and numbers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sidefx_train.report_tables import Block, as_html, as_text
 
 @dataclass(frozen=True)
 class ChoiceRecord:
-    """What computes a part of a graph, and what was measured to decide that.
+    """The implementation chosen for an operation, and the measurements behind the choice.
 
     Attributes:
         what: the operation, its shapes and other arguments.
         count: how often it occurs in the graph.
-        threads: of each candidate.
+        threads: threads used for each candidate.
         chosen: name of the candidate that the graph was compiled with.
-        seconds: of one call, by candidate; empty where the time for measuring was up before.
+        seconds: time of one call, by candidate; empty if the time limit was reached first.
     """
 
     what: str
@@ -42,15 +42,15 @@ class CaptureRecord:
 
     Attributes:
         index: position in :attr:`StepReport.captures`.
-        trigger: why it happened: ``"first call"`` or what had changed.
+        trigger: the reason: ``"first call"`` or what had changed.
         nodes: graph nodes by stage (``"capture"``, ``"functionalize"``, ...).
         seconds: wall seconds by stage.
         inputs: number of graph inputs by kind (``"static"``, ``"tensor"``, ``"scalar"``).
-        graphs: graphs of this capture; more than one where the step was broken in parts.
-        caveats: what a user has to know of this capture, such as conditions that are assumed.
+        graphs: graphs of this capture; more than one if the step was split at graph breaks.
+        caveats: what a user has to know about this capture, such as assumed conditions.
         notes: decisions worth knowing, in the order they were made.
         choices: what was chosen by measuring, the most work first.
-        verification: what comparisons of the compiled graph with the captured one came to, and what they cost.
+        verification: results and cost of the comparisons of the compiled graph with the captured one.
     """
 
     index: int
@@ -71,7 +71,7 @@ class CaptureRecord:
 
 @dataclass
 class BreakRecord:
-    """A place where capture stopped, and how often it did."""
+    """A location where capture stopped, with a count."""
 
     code: str
     reason: str
@@ -96,7 +96,7 @@ class RecaptureRecord:
         old: its value when the step was captured (``repr``).
         new: its value at the call that missed.
         location: the user's line that read it.
-        seconds: what capturing again cost.
+        seconds: time spent capturing again.
     """
 
     source: str
@@ -114,7 +114,7 @@ class GuardRecord:
         source: expression of the value, as the user would write it.
         kind: what is tested: ``"is"``, ``"equal"``, ``"type"``, ``"length"``, ``"tensor"``, ...
         location: the user's line that read the value; for arguments, where the step is defined.
-        condition: the whole condition, in words.
+        condition: the full condition as text.
     """
 
     source: str
@@ -125,7 +125,7 @@ class GuardRecord:
 
 @dataclass
 class FallbackRecord:
-    """Steps that ran eagerly for one reason."""
+    """Counts the steps that ran eagerly for one reason."""
 
     code: str
     reason: str
@@ -135,20 +135,20 @@ class FallbackRecord:
 
 @dataclass
 class StepReport:
-    """What was captured, what was not, and why.
+    """What was captured of a step, what was not, and why.
 
     Attributes:
         name: the step's name.
         backend: name of the backend.
         captures: one record per capture, oldest first.
-        breaks: where capture stopped, also behind another break; equal breaks are counted, not repeated.
-        recaptures: which value made the step be captured again.
+        breaks: where capture stopped, also after an earlier break; equal breaks are counted once each.
+        recaptures: the values that caused the step to be captured again.
         effects: Python side effects that replay performs after the graph, as text.
-        guards: conditions of replay.
+        guards: conditions for replay.
         fallbacks: every uncaptured step, grouped by reason.
         calls: calls of the step.
-        replays: calls answered by a captured graph. ``calls == replays + fallback_count`` once a call has returned.
-        parts: what follows a break, one report per place where capture goes on.
+        replays: calls that a captured graph executed. ``calls == replays + fallback_count`` after a call has returned.
+        parts: reports of the captured sections after a break, one per resume location.
     """
 
     name: str = "step"
@@ -182,9 +182,9 @@ class StepReport:
         choices: Iterable[ChoiceRecord] = (),
         verification: list[str] | None = None,
     ) -> CaptureRecord:
-        """Adds a capture; ``effects`` and ``guards`` not seen before are appended to the report's.
+        """Adds a capture; new ``effects`` and ``guards`` are appended to the report's.
 
-        ``verification`` is kept as it is: what runs later is added to it.
+        The list ``verification`` is stored by reference: later runs append to it.
         """
         record = CaptureRecord(
             index=len(self.captures),
@@ -207,13 +207,14 @@ class StepReport:
         return record
 
     def add_part(self, name: str) -> StepReport:
-        """The report of what is captured behind a break."""
+        """Adds and returns the report of a part captured after a break."""
         part = StepReport(name=name, backend=self.backend, _whole=self._whole or self)
         self.parts.append(part)
         return part
 
     def record_break(self, code: str, reason: str, location: Location | None = None) -> BreakRecord:
-        """Counts a break, of a part for the whole step too; the same code, reason and place is one record."""
+        """Counts a break; breaks of a part also count for the whole step. Equal code, reason and location share a
+        record."""
         if self._whole is not None and code not in FOLLOWING:
             self._whole.record_break(code, reason, location)
         for known in self.breaks:
@@ -227,7 +228,7 @@ class StepReport:
     def record_recapture(
         self, source: str, old: Any, new: Any, location: Location | None = None, seconds: float = 0.0
     ) -> RecaptureRecord:
-        """Adds a recapture; ``old`` and ``new`` are kept as text."""
+        """Adds a recapture; ``old`` and ``new`` are stored as text."""
         record = RecaptureRecord(source, _as_text(old), _as_text(new), location, seconds)
         self.recaptures.append(record)
         return record
@@ -235,7 +236,7 @@ class StepReport:
     def record_fallback(
         self, code: str, reason: str, location: Location | None = None, count: int = 1
     ) -> FallbackRecord:
-        """Counts ``count`` uncaptured steps."""
+        """Counts ``count`` steps that were not captured."""
         for known in self.fallbacks:
             if (known.code, known.reason, known.location) == (code, reason, location):
                 known.count += count
@@ -247,12 +248,12 @@ class StepReport:
     # ------------------------------------------------------------------ read by people
     @property
     def graph_count(self) -> int:
-        """Graphs that exist: one per capture, those of parts behind a break included."""
+        """Number of graphs, including those of the parts after a break."""
         return sum(capture.graphs for capture in self.captures) + sum(part.graph_count for part in self.parts)
 
     @property
     def fallback_count(self) -> int:
-        """Calls that ran eagerly, those that began captured not included (see :attr:`parts`)."""
+        """Calls that ran eagerly, except those that began captured (see :attr:`parts`)."""
         return sum(record.count for record in self.fallbacks)
 
     @property
@@ -262,7 +263,7 @@ class StepReport:
         return own + sum(part.capture_seconds for part in self.parts)
 
     def sources(self) -> dict[str, str]:
-        """Generated code by name: guards, prologue, epilogue, and what the backend wrote."""
+        """Generated code by name: guards, prologue, epilogue, and the backend's code."""
         return dict(self._sources)
 
     def to_dict(self) -> dict[str, Any]:
@@ -279,7 +280,7 @@ class StepReport:
         return data
 
     def __str__(self) -> str:
-        """The headline, captures, graph breaks and recaptures as plain text, for ``print`` and logs."""
+        """Returns the headline, captures, graph breaks and recaptures as plain text, for ``print`` and logs."""
         return _plain(self.__rich__())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -289,11 +290,11 @@ class StepReport:
         return as_text(self.name, _figures(self), _overview(self))
 
     def details(self) -> str:
-        """All tables as plain text: also seconds by stage, side effects, measured choices and guards."""
+        """Returns all tables as plain text: also seconds by stage, side effects, measured choices and guards."""
         return _plain(as_text(self.name, _figures(self), [*_overview(self), *_details(self)]))
 
     def to_html(self) -> str:
-        """The report as a ``<section>`` of HTML tables, complete; the details are folded."""
+        """Returns the complete report as a ``<section>`` of HTML tables; the details are folded."""
         return as_html(self.name, _figures(self), _overview(self), _details(self))
 
     def _repr_html_(self) -> str:
@@ -301,7 +302,7 @@ class StepReport:
 
 
 def _plain(shown: RenderableType) -> str:
-    """Text without colours."""
+    """Renders as text without colors."""
     stream = io.StringIO()
     Console(file=stream, width=120, color_system=None, force_terminal=False).print(shown)
     return stream.getvalue().rstrip()
@@ -312,7 +313,7 @@ def _as_text(value: Any) -> str:
 
 
 def _overview(report: StepReport) -> list[Block]:
-    """What a user looks at first: captures, graph breaks, eager steps, recaptures."""
+    """Returns the tables a user reads first: captures, graph breaks, eager steps, recaptures."""
     blocks = []
     if report.captures:
         noted = any(c.caveats for c in report.captures)
@@ -338,7 +339,7 @@ def _overview(report: StepReport) -> list[Block]:
             for p in report.parts
         ]
         columns = ("part", "graphs", "calls", "replayed", "eager", "recaptures")
-        blocks.append(Block("captured behind a graph break", columns, parts))
+        blocks.append(Block("captured after a graph break", columns, parts))
     if report.fallbacks:
         eager = [(f.code, str(f.count), _place(f.location), f.reason) for f in report.fallbacks]
         blocks.append(Block("steps that ran eagerly", ("code", "steps", "where", "why"), eager))
@@ -348,7 +349,7 @@ def _overview(report: StepReport) -> list[Block]:
 
 
 def _details(report: StepReport) -> list[Block]:
-    """What lies behind the overview: stages, measured choices, side effects, guards."""
+    """Returns the tables behind the overview: stages, measured choices, side effects, guards."""
     blocks = []
     if report.captures:
         rows = [
@@ -372,7 +373,7 @@ def _details(report: StepReport) -> list[Block]:
 
 
 def _figures(report: StepReport) -> str:
-    """The figures of a step in a line."""
+    """Returns the counts of a step in one line."""
     return (
         f"[{report.backend}]: {_count(report.graph_count, 'graph')}, {_count(len(report.breaks), 'graph break')}, "
         f"{_count(len(report.recaptures), 'recapture')}; "
@@ -382,13 +383,13 @@ def _figures(report: StepReport) -> str:
 
 
 def _sentence(record: RecaptureRecord) -> str:
-    """Which guard failed, the old and the new value, the line that read it, and what capturing again cost."""
+    """Describes a recapture: the failed guard, the old and new value, the line that read it, and the cost."""
     read = f", read at {record.location}" if record.location is not None else ""
     return f"{changed(record.source, record.old, record.new)}{read}; captured again in {record.seconds:.2f} s"
 
 
 def changed(label: str, old: str, new: str) -> str:
-    """Which guard failed; ``old`` may be a whole condition, which names the value itself."""
+    """Describes a failed guard; ``old`` may be a full condition, which names the value itself."""
     return f"{old} no longer holds: now {new}" if old.startswith(label) else f"{label} changed from {old} to {new}"
 
 
@@ -402,7 +403,7 @@ def _place(location: Location | None) -> str:
 
 def _measured(choice: ChoiceRecord) -> str:
     shown = {name: 1e6 * choice.seconds[name] for name in sorted(choice.seconds, key=choice.seconds.__getitem__)}
-    return _pairs(shown, "{:.1f}") or "nothing: the time was up"
+    return _pairs(shown, "{:.1f}") or "nothing: the time limit was reached"
 
 
 def _eager_because(report: StepReport) -> str:

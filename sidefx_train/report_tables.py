@@ -1,4 +1,4 @@
-"""Tables for people: as text by ``rich``, and as HTML."""
+"""Renders tables as text (with ``rich``) and as HTML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 SHOWN = 12
-"""Rows of one table that a printed report shows; HTML and ``to_dict`` have them all."""
+"""Rows of one table in a printed report; HTML and ``to_dict`` contain all rows."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Block:
     """One table.
 
     Attributes:
-        title: above it.
-        columns: their names.
-        rows: one text per column.
+        title: heading of the table.
+        columns: column names.
+        rows: one string per column.
     """
 
     title: str
@@ -30,12 +30,12 @@ class Block:
 
 
 def as_text(title: str, figures: str, blocks: Sequence[Block]) -> RenderableType:
-    """A line with a bold title, and tables, for ``rich``."""
+    """Returns a line with a bold title followed by tables, for ``rich``."""
     return Group(Text.assemble((title, "bold"), " ", figures), *map(_table, blocks))
 
 
 def as_html(title: str, figures: str, blocks: Sequence[Block], folded: Sequence[Block]) -> str:
-    """The same as a ``<section>``; tables of ``folded`` open on a click."""
+    """Returns the same as a ``<section>``; tables of ``folded`` open on a click."""
     shown = "".join(_html_table(block, block.title) for block in blocks)
     hidden = "".join(
         f"<details><summary>{html.escape(block.title)}</summary>{_html_table(block)}</details>" for block in folded

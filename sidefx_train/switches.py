@@ -1,9 +1,8 @@
-"""Switches: each change that this library makes to how Inductor compiles a graph can be turned off by its name.
+"""Switches that disable this library's changes to Inductor's compilation, each by its name.
 
-They are for finding out which change a wrong or failing graph comes from. ``SIDEFX_DISABLE="matmul,rematerialize"`` in
-the environment turns some off for a process, the option ``disabled_passes`` for a step, :func:`without` for a block of
-code. A graph that was compiled with
-switches off has an entry of its own in the cache.
+They help to find the change that causes a wrong or failing graph. ``SIDEFX_DISABLE="matmul,rematerialize"`` in the
+environment disables some for a process, the option ``disabled_passes`` for a step, :func:`without` for a block of code.
+A graph compiled with disabled changes has its own cache entry.
 """
 
 from __future__ import annotations
@@ -13,72 +12,72 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 ENVIRONMENT = "SIDEFX_DISABLE"
-"""Environment variable that holds names, separated by commas."""
+"""Environment variable with names separated by commas."""
 
 CODEGEN = {
-    "linear_strides": "strides of linear indices are read off instead of simplified by sympy",
-    "shared_dtype_rules": "the table of dtype rules is made once",
-    "skip_empty_tails": "loops over the rest of a size that vectors divide are not written",
-    "skip_bounds": "bounds of values are computed where some of them are indices",
+    "linear_strides": "strides of linear indices are read without simplification by sympy",
+    "shared_dtype_rules": "the table of dtype rules is created once",
+    "skip_empty_tails": "remainder loops of sizes that vectors divide are not generated",
+    "skip_bounds": "bounds of values are computed only if some of them are indices",
     "fast_loop_bodies": "loop bodies are run without torch.fx.Interpreter",
-    "skip_simplify": "ranges are looked at where an index has quotients or remainders",
+    "skip_simplify": "ranges are used only if an index has quotients or remainders",
     "known_fake_values": "fake values of a graph are taken from its nodes",
-    "idle_patterns": "patterns that can match nothing in a graph are not made",
+    "idle_patterns": "patterns that cannot match in a graph are not created",
 }
-"""They make code generation faster; the generated code is the same with and without them."""
+"""Changes that make code generation faster; the generated code is the same with and without them."""
 
 GRAPH = {
-    "composite_ops": "operators that Inductor calls faster than it computes their parts are kept whole",
-    "attention": "attention is computed by the fastest measured way",
-    "channels_last": "the memory format of convolutions is chosen by measuring",
-    "inductor_workarounds": "arguments that an Inductor pattern ignores are written out",
+    "composite_ops": "composite operators that are faster than their decomposition are kept whole",
+    "attention": "attention is computed by the fastest measured candidate",
+    "channels_last": "the memory format of convolutions is chosen by timing",
+    "inductor_workarounds": "arguments that an Inductor pattern ignores become operators",
     "matmul": "matrix products are computed by the fastest measured kernel",
     "lstm": "LSTM layers are computed by the fastest measured kernel",
-    "scatter_add_rows": "rows are added up by a native kernel",
+    "scatter_add_rows": "a native kernel computes scatter-adds of rows",
     "decompose_variance": "mean and variance are computed as two sums",
     "blocked_row_sums": "sums over rows are computed in blocks",
-    "rematerialize": "cheap values are computed again in the backward",
+    "rematerialize": "cheap values are recomputed in the backward",
 }
-"""They change what is computed, within rounding."""
+"""Changes of what is computed, within rounding."""
 
 COMPILE_TIME = {
-    "loop_dedup": "loops that are equal but for names are generated once",
+    "loop_dedup": "loops that differ only in names are generated once",
     "repeated_regions": "equal regions of a graph are lowered once",
     "header_free_kernels": "kernels are compiled without torch's headers",
     "header_free_wrapper": "the function that calls the kernels is compiled without torch's headers",
 }
-"""They make compilation faster; the results are equal bit for bit."""
+"""Changes that make compilation faster; the results are bitwise equal."""
 
 CORRECTNESS = {
-    "kernel_order": "kernels run after those whose results they take",
+    "kernel_order": "kernels run after those whose results they read",
     "mutations_by_index": "a buffer is overwritten in the loop that reads it only at the same index",
-    "no_write_while_read": "no operand is overwritten that another operand is a view of",
-    "extern_strides": "results of called operators have the strides that were planned with",
+    "no_write_while_read": "no operand is overwritten while another operand is a view of it",
+    "extern_strides": "results of called operators have the planned strides",
     "result_strides": "results have the strides they were traced with",
     "rounding_casts": "casts to float16 and bfloat16 round",
 }
-"""They mend results of Inductor that are wrong; off, they show what Inductor does by itself."""
+"""Changes that correct wrong results of Inductor; disabled, they show what Inductor does."""
 
 SWITCHES = {**CODEGEN, **GRAPH, **COMPILE_TIME, **CORRECTNESS}
-"""All names, each with what it does."""
+"""All names with a description of each."""
 
 _off: frozenset[str] = frozenset()
 
 
 def enabled(name: str) -> bool:
-    """True unless the change of this name is switched off.
+    """Returns True unless the change with this name is disabled.
 
     Raises:
-        ValueError: the environment names a switch that does not exist.
+        ValueError: the environment names an unknown switch.
     """
     return name not in switched_off()
 
 
 def switched_off() -> frozenset[str]:
-    """Names of all that is switched off, by the environment or by :func:`without`.
+    """Returns the names of all disabled changes, from the environment and from :func:`without`.
 
     Raises:
-        ValueError: the environment names a switch that does not exist.
+        ValueError: the environment names an unknown switch.
     """
     text = os.environ.get(ENVIRONMENT, "")
     return _off | checked(name.strip() for name in text.split(",") if name.strip()) if text else _off
@@ -86,13 +85,13 @@ def switched_off() -> frozenset[str]:
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Switches changes off inside, for all threads.
+    """Disables changes within the context, for all threads.
 
     Args:
-        names: of :data:`SWITCHES`.
+        names: keys of :data:`SWITCHES`.
 
     Raises:
-        ValueError: there is no switch of such a name.
+        ValueError: a name is not a switch.
     """
     global _off
     before, _off = _off, _off | checked(names)
@@ -103,10 +102,10 @@ def without(*names: str) -> Iterator[None]:
 
 
 def checked(names: Iterable[str]) -> frozenset[str]:
-    """The names as a set.
+    """Returns the names as a set.
 
     Raises:
-        ValueError: there is no switch of such a name.
+        ValueError: a name is not a switch.
     """
     chosen = frozenset(names)
     unknown = sorted(chosen - SWITCHES.keys())

@@ -1,4 +1,4 @@
-"""Every graph that a test makes is checked after every pass."""
+"""Checks every graph that a test builds after every pass."""
 
 import os
 

@@ -19,10 +19,11 @@ from sidefx_train.bench.workloads import GOALS, SUITES, names
 
 
 def choose(suite: str, only: str) -> dict[str, list[str]]:
-    """Contenders by workload from ``--only``: workloads, contenders, or ``workload:contender``, comma separated.
+    """Returns contenders by workload from ``--only``: workloads, contenders, or ``workload:contender``, comma
+    separated.
 
     Raises:
-        SystemExit: for a name that is neither.
+        SystemExit: a name is neither.
     """
     workloads, contenders, pairs = [], [], set()
     for token in filter(None, only.split(",")):

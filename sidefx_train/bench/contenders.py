@@ -1,4 +1,4 @@
-"""The ways to run one training step that are compared."""
+"""Contenders: the compared ways to run one training step."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def _train_step(workload: Workload, optimizer: torch.optim.Optimizer) -> Step:
 
 
 def eager(workload: Workload) -> Step:
-    """As people write it, with the fused optimizer."""
+    """The step as people write it, with the fused optimizer."""
     return _train_step(workload, workload.optimizer(True))
 
 
 def sidefx(workload: Workload) -> Step:
-    """The very step of :func:`eager`, captured."""
+    """The same step as :func:`eager`, captured."""
     return compile_step(_train_step(workload, workload.optimizer(True)))
 
 
 def torch_compile_loss(workload: Workload) -> Step:
-    """``torch.compile`` of the loss, fused optimizer run eagerly."""
+    """``torch.compile`` of the loss; the fused optimizer runs eagerly."""
     return _torch_compile(workload, workload.optimizer(True), compile_update=False)
 
 

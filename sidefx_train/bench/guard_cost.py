@@ -1,4 +1,4 @@
-"""What guards cost, and how the cost grows with the number of parameters."""
+"""Measures the cost of guards, and its growth with the number of parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GuardCost:
     """Time to check every guard of a step over ``nn.Linear`` layers with AdamW, and to fetch its inputs.
 
     Attributes:
-        parameters: number of parameters of the two steps that were measured; each has three state tensors.
+        parameters: number of parameters of the two measured steps; each has three state tensors.
         seconds: seconds per call, for each.
     """
 
@@ -27,7 +27,7 @@ class GuardCost:
 
     @property
     def per_parameter(self) -> float:
-        """Seconds that one more parameter costs."""
+        """Seconds per additional parameter."""
         (few, many), (fast, slow) = self.parameters, self.seconds
         return (slow - fast) / (many - few)
 

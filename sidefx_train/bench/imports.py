@@ -1,4 +1,4 @@
-"""How long the imports take that come before a first step."""
+"""Measures the time of imports before a first step."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ print(json.dumps([torch_there - began, time.perf_counter() - torch_there]))
 
 @dataclass(frozen=True)
 class ImportCost:
-    """Seconds, the least of a few processes with warm files.
+    """Import times in seconds, the minimum of a few processes with warm files.
 
     Attributes:
         torch: ``import torch``.
-        ours: ``import sidefx_train`` behind it.
-        needed: what ours contains and eager's first optimizer imports else, behind torch.
+        ours: ``import sidefx_train`` after it.
+        needed: the imports after torch that ours contains and that eager's first optimizer would do otherwise.
     """
 
     torch: float
@@ -43,7 +43,7 @@ class ImportCost:
 
 
 def import_cost() -> ImportCost:
-    """Measures in processes of their own."""
+    """Measures in separate processes."""
     found = [(_seconds("sidefx_train"), _seconds(NEEDED)) for _ in range(_PROCESSES)]
     return ImportCost(min(ours[0] for ours, _ in found), *(min(each[i][1] for each in found) for i in range(2)))
 

@@ -1,4 +1,4 @@
-"""How much tensor memory one step holds at its peak, by torch's allocator: imports and compilers are not in it."""
+"""Measures the peak of tensor memory of one step with torch's allocator, without imports and compilers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sidefx_train import torch_compat as compat
 
 
 def held_mb(step: Callable[[Any], Any], batch: Any) -> float:
-    """MiB that a step has allocated at most at once, above what is allocated when it begins.
+    """Returns the peak of MiB that a step has allocated, above what is allocated when it begins.
 
-    Parameters, optimizer state and the batch are there before and do not count; gradients and whatever is saved for the
+    Parameters, optimizer state and the batch exist before and do not count; gradients and tensors saved for the
     backward do.
     """
     held = peak = 0

@@ -1,8 +1,7 @@
-"""A contender in a process of its own, which takes turns with others once its first steps are done.
+"""A contender in a separate process, interleaved with others after its first steps.
 
-The processes of a workload are started one after the other, and each does its first steps alone. Then all of them are
-there, and each in turn is told to do steps for a moment while the others wait: what slows the machine down for seconds
-slows all of them down.
+The processes of a workload are started one after the other, and each runs its first steps alone. Then each in rotation
+runs steps for a short time while the others wait: a slowdown of the machine for seconds affects all of them.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from typing import Any, TextIO
 Run = dict[str, Any]
 
 SLICE_SECONDS = 0.15
-"""Of steps in one turn, about."""
+"""Approximate duration of one interleaved run of steps."""
 
 READY, GO, END = "ready", "go", "end"
-"""What is said: by the process when it can take turns; to it, for a turn, which it answers with the seconds of a step;
-to it, for the rest of its figures, which it leaves in a file."""
+"""Messages: from the process when it is ready; to it, to run steps, which it answers with the seconds of a step; to it,
+to write the rest of its figures to a file."""
 
 
 class Process:
     """One workload with one contender.
 
     Args:
-        command: what starts it; it talks over its standard input and output.
-        environment: of the process.
-        result: the file that it leaves its figures in.
-        log: the file for what else it says.
+        command: command that starts it; messages use its standard input and output.
+        environment: environment of the process.
+        result: file to which it writes its figures.
+        log: file for its other output.
         timeout: seconds without an answer after which it counts as failed.
     """
 
@@ -51,11 +50,11 @@ class Process:
         self._said = b""
 
     def becomes_ready(self) -> bool:
-        """Waits for its first steps; false if it ends before, or takes too long."""
+        """Waits for its first steps; returns False if it ends before, or takes too long."""
         return self._line() == READY
 
     def turn(self) -> bool:
-        """Steps for a moment; false if it has failed."""
+        """Runs steps for a short time; returns False if the process has failed."""
         answer = self._line() if self._tell(GO) else ""
         try:
             self._steps.append(float(answer))
@@ -65,7 +64,7 @@ class Process:
         return True
 
     def end(self) -> Run:
-        """Its figures; ``turns`` are the seconds of a step in each turn."""
+        """Returns its figures; ``turns`` are the seconds of a step in each interleaved run."""
         if self._process.poll() is None and not self._failure:
             self._tell(END)
             try:
@@ -79,12 +78,12 @@ class Process:
         return {**run, "slices": self._steps, "process_s": time.perf_counter() - self._started}
 
     def close(self) -> None:
-        """Ends it, wherever it is."""
+        """Stops the process."""
         self._process.kill()
         self._process.communicate()
 
     def log(self) -> str:
-        """What else it has said."""
+        """Its other output."""
         return self._log.read_text()
 
     def _tell(self, text: str) -> bool:
@@ -97,7 +96,7 @@ class Process:
         return True
 
     def _line(self) -> str:
-        """What it says next; empty where it says no more, or not in time."""
+        """Returns its next message; empty at its end, or after the timeout."""
         assert self._process.stdout is not None
         stream = self._process.stdout.fileno()
         until = time.perf_counter() + self._timeout
@@ -120,7 +119,7 @@ class Process:
 
 
 def answers() -> TextIO:
-    """For the process itself: its standard output as it was, which from then on nothing else is written to."""
+    """Returns the process's own standard output for messages; redirects all other output."""
     stream = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return stream

@@ -1,7 +1,7 @@
 """Starts the processes: rounds that visit every workload and, inside it, every contender.
 
-The contenders of a workload take turns of a fraction of a second, and their order rotates from round to round, so what
-slows the machine down hits all of them alike. Every pair has its own compiler caches in a temporary folder: round 0 is
+The contenders of a workload alternate every fraction of a second, and their order rotates from round to round, so a
+slowdown of the machine affects all of them. Every pair has its own compiler caches in a temporary folder: round 0 is
 cold, later rounds are warm.
 """
 
@@ -24,15 +24,15 @@ LEAST_SLICES = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """What to measure.
 
     Attributes:
-        suite: name of the suite.
+        pairs: contenders by workload; each contains the reference.
         pairs: contenders by workload; the reference is in each.
         rounds: rounds; the first is cold.
         threads: OpenMP threads of each process.
         seconds: steady-state seconds of each process.
-        timeout: seconds of first steps, or of a turn, after which a process counts as failed.
+        timeout: seconds of first steps, or of an interleaved run, after which a process counts as failed.
         verbose: print the output of failed processes.
     """
 
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def slices(self) -> int:
-        """Of each process in a round."""
+        """Interleaved runs of each process in a round."""
         return max(LEAST_SLICES, round(self.seconds / SLICE_SECONDS))
 
     @property
@@ -55,7 +55,8 @@ class Plan:
 
 
 def order(contenders: list[str], round_index: int) -> list[str]:
-    """Contenders of one round: rotated; the reference first in round 0, where it writes what others compare with."""
+    """Returns the contenders of one round: rotated; the reference first in round 0, where it writes reference
+    values."""
     others = [name for name in contenders if name != REFERENCE]
     shift = round_index % max(1, len(others))
     others = others[shift:] + others[:shift]
@@ -64,7 +65,7 @@ def order(contenders: list[str], round_index: int) -> list[str]:
 
 
 def measure(plan: Plan, tell: Callable[[Run], None]) -> list[Run]:
-    """Runs the plan and returns one dict per process; ``tell`` hears of each as it ends."""
+    """Runs the plan and returns one dict per process; calls ``tell`` with each as it ends."""
     runs: list[Run] = []
     given_up: set[tuple[str, str]] = set()
     with tempfile.TemporaryDirectory(prefix="sidefx_bench_") as folder:
@@ -78,7 +79,7 @@ def measure(plan: Plan, tell: Callable[[Run], None]) -> list[Run]:
 
 
 def _round(plan: Plan, workload: str, index: int, folder: Path, given_up: set[tuple[str, str]]) -> Iterator[Run]:
-    """The runs of a workload, as they end; what fails is given up in later rounds."""
+    """Yields the runs of a workload as they end; failed ones are skipped in later rounds."""
     ready: dict[str, Process] = {}
 
     def ended(contender: str, process: Process) -> Run:
@@ -118,7 +119,7 @@ def start(plan: Plan, workload: str, contender: str, index: int, folder: Path) -
         **os.environ,
         **{f"{name}_NUM_THREADS": str(plan.threads) for name in ("OMP", "MKL", "OPENBLAS")},
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
-        "SIDEFX_CACHE_DIR": str(cache),  # native modules and precompiled headers as well, which else are the machine's
+        "SIDEFX_CACHE_DIR": str(cache),  # native modules and precompiled headers too, which are shared by default
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
         "HF_HUB_OFFLINE": "1",

@@ -24,12 +24,12 @@ WIDE = 125
 
 
 def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> RenderableType:
-    """The main table, and those of dispatch and of the first step's stages where there are any figures.
+    """Returns the main table, and those of dispatch and of the first step's stages if there are any figures.
 
     Below ``WIDE`` characters the main table has fewer columns.
     """
     columns = [name for name in COLUMNS if width >= WIDE or name not in ONLY_WIDE]
-    main = Table(title="x = eager's step / contender's step, median over turns beside each other", box=box.SIMPLE_HEAD)
+    main = Table(title="x = eager's step / contender's step, median over adjacent runs", box=box.SIMPLE_HEAD)
     for name in ("workload", "contender"):
         main.add_column(name, no_wrap=True)
     for name in columns:
@@ -63,7 +63,7 @@ def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> Re
 
 
 def _memory(rows: Sequence[Row]) -> Table:
-    """What a step holds, and the process with all it has loaded and compiled."""
+    """Returns the memory of a step, and of the process including loaded and compiled code."""
     table = Table(title="peak memory, MiB: tensors held by a step, and the process", box=box.SIMPLE_HEAD)
     for name in ("workload", "contender"):
         table.add_column(name, no_wrap=True)
@@ -77,7 +77,7 @@ def _memory(rows: Sequence[Row]) -> Table:
 
 
 def _stages(rows: Sequence[Row]) -> Table:
-    """Where the first step's time goes, with empty caches and in later processes."""
+    """Returns the stages of the first step, with empty caches and in later processes."""
     table = Table(title="capturing and compiling, seconds by stage", box=box.SIMPLE_HEAD)
     kinds = [(row, kind, found) for row in rows for kind, found in _kinds(row)]
     keys = dict.fromkeys(key for _, _, found in kinds for key in found)
@@ -120,7 +120,7 @@ def _number(value: float, spec: str) -> str:
 
 
 def line(run: Run) -> str:
-    """One run in one line, for the log above the progress bar."""
+    """Formats one run in one line, for the log above the progress bar."""
     name = f"round {run['round']}  {run['workload']:13s} {run['contender']:24s}"
     if run["status"] != "ok":
         return f"{name} {run['status']}: {run.get('note', '')}"
@@ -142,9 +142,9 @@ def write_json(path: Path, plan: Plan, rows: Sequence[Row], runs: Sequence[Run])
 
 
 def plot(path: Path, rows: Sequence[Row], goals: dict[str, float]) -> None:
-    """Bars by workload, as an image file: speed-up, cold first step, and memory that a step holds.
+    """Writes an image with bars by workload: speed-up, cold first step, and memory of a step.
 
-    A contender has one colour in all of them. Speed-ups have the range of their rounds, and goals are dashes.
+    A contender has one color in all of them. Speed-ups have the range of their rounds, and goals are dashes.
     """
     import matplotlib
 
@@ -197,7 +197,7 @@ def plot(path: Path, rows: Sequence[Row], goals: dict[str, float]) -> None:
 
 
 def _ranges(rows: Sequence[Row]) -> list[list[float]]:
-    """How far the least and largest ratios of all rounds lie below and above the median."""
+    """Returns the distances of the smallest and largest ratios of all rounds from the median."""
     return [
         [0.0 if math.isnan(row.ratio_low) else row.ratio - row.ratio_low for row in rows],
         [0.0 if math.isnan(row.ratio_high) else row.ratio_high - row.ratio for row in rows],
@@ -210,7 +210,7 @@ def _bar_label(height: float, row: Row) -> str:
 
 
 def log_to_wandb(folder: Path, rows: Sequence[Row]) -> str:
-    """Writes an offline W&B run below ``folder``; returns where."""
+    """Writes an offline W&B run below ``folder``; returns its path."""
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""From single runs to one row per workload and contender."""
+"""Summarizes single runs in one row per workload and contender."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LOSS_TOLERANCE = 1e-4
 """Largest absolute difference of the first eight losses from eager's."""
 
 PARAMETER_TOLERANCE = 1e-2
-"""Largest distance from eager's parameters after eight steps, relative to how far eager moved them. Adam divides by the
-root of tiny second moments in its first steps, which turns rounding of the last bit into such distances."""
+"""Largest distance from eager's parameters after eight steps, relative to the distance eager covered. Adam divides by
+the root of tiny second moments in its first steps, which amplifies rounding of the last bit to such distances."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class Row:
     """Figures of one contender on one workload; times in seconds, ratios are eager's step over this one's.
 
     Attributes:
-        ratio: median over the rounds of the median ratio of two turns beside each other, with the least and largest.
+        ratio: median over the rounds of the median ratio of two adjacent runs, with the least and largest.
         memory_mb: MiB of the process at its peak.
-        held_mb: MiB of tensors that one step holds at its peak.
+        held_mb: MiB of tensors of one step at its peak.
         held_ratio: the same, relative to eager's.
         first_cold_s: first step with empty caches.
         first_warm_s: first step of later processes.
         dispatch_s: seconds a captured step spends outside its graph, by part.
         stages_cold_s: seconds of capturing and compiling by stage, with empty caches.
-        stages_warm_s: likewise in later processes.
+        stages_warm_s: the same in later processes.
     """
 
     workload: str
@@ -66,7 +66,7 @@ class Row:
 
 
 def summarize(plan: Plan, runs: list[Run]) -> list[Row]:
-    """One row per pair of the plan, in its order."""
+    """Returns one row per pair of the plan, in order."""
     return [
         _row(workload, contender, [r for r in runs if r["workload"] == workload])
         for workload, contenders in plan.pairs.items()
@@ -118,12 +118,12 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
 
 
 def _ratio(eager: Run, run: Run) -> float:
-    """Eager's time of a step to that of another process of the same round, turn by turn."""
+    """Returns the ratio of eager's step time to that of another process of the same round, run by run."""
     return _median([theirs / mine for theirs, mine in zip(eager["slices"], run["slices"], strict=True)])
 
 
 def _medians(found: list[dict[str, float]]) -> dict[str, float]:
-    """Medians by key, in the order of the keys."""
+    """Returns medians by key, in the order of the keys."""
     keys = dict.fromkeys(key for one in found for key in one)
     return {key: _median([one[key] for one in found if key in one]) for key in keys}
 

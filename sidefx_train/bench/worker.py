@@ -2,11 +2,12 @@
 
 What is timed:
 
-* *first step*: from model and data in hand to the first loss in hand. Optimizer, lazy imports, capture, code generation
-  and compilation are in it.
-* *step*: after eight first steps and a warm-up, in turns of about 0.15 s with the other contenders (process.py).
-* *peak memory*: the process's high-water mark, children not counted.
-* *held memory*: the most tensor memory that one step holds at once (memory.py), after all that is timed.
+* *first step*: from model and data in memory to the first loss in memory. It includes optimizer, lazy imports, capture,
+code generation and compilation.
+* *step*: after eight first steps and a warm-up, in runs of about 0.15 s interleaved with the other contenders
+(process.py).
+* *peak memory*: the process's high-water mark, without children.
+* *held memory*: the peak of tensor memory of one step (peak_memory.py), after everything that is timed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FIRST_STEPS = 8
 
 
 def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO) -> dict[str, Any]:
-    """Runs and times; compares with the reference that the first eager run leaves at ``reference``."""
+    """Runs and times; compares with the reference values that the first eager run writes to ``reference``."""
     import torch
 
     from sidefx_train.bench import contenders, workloads
@@ -43,7 +44,7 @@ def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO
         losses.append(float(step(batches[index % len(batches)])))
         marks.append(time.perf_counter() - started)
     after = workloads.parameters(workload.model)
-    if hasattr(step, "wait"):  # for what is built beside the first steps
+    if hasattr(step, "wait"):  # for background compilation
         step.wait()
     gc.collect()
     if contender == contenders.REFERENCE and not reference.exists():
@@ -64,7 +65,7 @@ def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO
 
 
 def _run_slices(step: Any, batches: list[Any], talk: TextIO) -> None:
-    """Steps for a moment whenever it is told to, and answers with the seconds of one; returns when all have been."""
+    """Runs steps at each start message, and answers with the seconds of one; returns at the end message."""
     done = 0
 
     def steps(count: int) -> float:
@@ -83,12 +84,12 @@ def _run_slices(step: Any, batches: list[Any], talk: TextIO) -> None:
     for line in sys.stdin:
         if line.strip() != GO:
             return
-        steps(1)  # what others have put out of the processor's caches comes back
+        steps(1)  # refills the processor's caches after others ran
         print(steps(count), file=talk)
 
 
 def _compare(reference: dict[str, Any], losses: list[float], after: Any) -> dict[str, Any]:
-    """Largest loss difference, and how far the parameters are from eager's, relative to how far eager moved them."""
+    """Returns the largest loss difference, and the parameters' distance from eager's, relative to eager's own."""
     changed = (reference["after"] - reference["before"]).norm().item()
     off = (after - reference["after"]).norm().item()
     differences = [abs(a - b) for a, b in zip(losses, reference["losses"], strict=True)]
@@ -97,7 +98,7 @@ def _compare(reference: dict[str, Any], losses: list[float], after: Any) -> dict
 
 
 def _own_figures(step: Any, batch: Any) -> dict[str, Any]:
-    """What only a captured step can tell: graphs, breaks, eager steps, dispatch time."""
+    """Returns figures that only a captured step has: graphs, breaks, eager steps, dispatch time."""
     figures: dict[str, Any] = {}
     if hasattr(step, "report"):
         report = step.report()
@@ -113,13 +114,13 @@ def _own_figures(step: Any, batch: Any) -> dict[str, Any]:
 
 
 def peak_memory_mb() -> float:
-    """High-water mark of this process in MiB."""
+    """Returns the high-water mark of this process in MiB."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) / 1024
     except OSError:
-        pass  # not Linux: ask getrusage
+        pass  # not Linux: use getrusage
     import resource
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""The models that are trained, each from a fixed seed with four fixed batches."""
+"""The trained models, each from a fixed seed with four fixed batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Workload:
     """A model with its loss, data and optimizer.
 
     Attributes:
-        model: in training mode, initialised from seed 0.
+        model: in training mode, initialized from seed 0.
         loss: ``loss(model, batch)`` -> scalar.
         batches: ``(input, target)`` pairs.
         optimizer: ``optimizer(fused)`` -> torch optimizer over the model's parameters.
@@ -217,7 +217,7 @@ MEMORY: dict[str, Callable[[], Workload]] = {
     "gpt_long": lambda: gpt(vocabulary=256, width=256, heads=8, layers=6, length=512, rows=8),
     "cnn_small": CORE["cnn_small"],
 }
-"""Those whose activations are many times their parameters."""
+"""Workloads whose activations are many times larger than their parameters."""
 
 SUITES: dict[str, dict[str, Callable[[], Workload]]] = {"core": CORE, "memory": MEMORY}
 
@@ -230,11 +230,11 @@ GOALS = {
     "lstm": 1.1,
     "hf_gpt2_tiny": 2.0,
 }
-"""Speed-ups over eager that a captured step is held to."""
+"""Required speed-ups of a captured step over eager."""
 
 
 def build(suite: str, name: str) -> Workload:
-    """A workload, always with the same weights and batches."""
+    """Returns a workload, always with the same weights and batches."""
     torch.manual_seed(0)
     workload = SUITES[suite][name]()
     workload.model.train()
@@ -246,6 +246,6 @@ def names(suite: str) -> list[str]:
 
 
 def parameters(model: nn.Module) -> Any:
-    """All parameters and floating buffers in one float64 vector."""
+    """Returns all parameters and floating buffers in one float64 vector."""
     values = [p.detach() for p in model.parameters()] + [b for b in model.buffers() if b.is_floating_point()]
     return torch.cat([value.double().flatten().cpu() for value in values])

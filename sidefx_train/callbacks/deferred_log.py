@@ -1,8 +1,9 @@
-"""``self.log`` inside a captured step: replayed, in order, once the graph has run.
+"""Defers ``self.log`` in a captured step: the calls are replayed in order after the graph has run.
 
-Logging reads and writes Lightning's result tables, which are no part of a training step. The call is therefore kept
-with its arguments as they were and made afterwards, on real values, as if from inside the hook that made it. What must
-not wait until then breaks the graph: a call that Lightning refuses, and reading metrics behind a call that logged.
+Logging reads and writes Lightning's result tables, which are not part of a training step. The capture records the call
+with a snapshot of its arguments and makes it after the graph, with real values, as if from inside the hook that made
+it. Two cases cannot wait and break the graph: a call that Lightning rejects, and reading metrics after a call that
+logged.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _READS_METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics", 
 
 
 def defer_logging_of(pl: Lightning) -> None:
-    """Makes captures defer what the modules of a Lightning package log; idempotent.
+    """Makes captures defer the logging of modules of a Lightning package; idempotent.
 
-    ``log_dict``, and whatever a module overrides, is interpreted: it all ends in ``LightningModule.log``.
+    ``log_dict`` and overriding methods are interpreted: they all call ``LightningModule.log`` in the end.
     """
     if pl.package in _KNOWN:
         return
@@ -43,15 +44,15 @@ def defer_logging_of(pl: Lightning) -> None:
 
 def _read(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(call.fn is deferred_log for call in world.deferred):
-        world.heap.refuse("SFX106", "reads metrics behind self.log in the same step, which logs after the graph")
+        world.heap.refuse("SFX106", "reads metrics after self.log in the same step, which logs after the graph")
     return ABSENT
 
 
 class _Log:
-    """``LightningModule.log`` during a capture.
+    """Handles ``LightningModule.log`` during a capture.
 
     Args:
-        log: that function.
+        log: Lightning's function.
         results: Lightning's module of result tables.
     """
 
@@ -69,11 +70,14 @@ class _Log:
             kwargs = {key: _detached(value) for key, value in kwargs.items()}
         wrong = self._complaint(world, module, hook, values, kwargs)
         if wrong:
-            world.heap.refuse("SFX106", f"self.log raises, which must not wait until the graph has run: {wrong}")
+            world.heap.refuse(
+                "SFX106", f"self.log raises, and its error must not be deferred until after the graph: {wrong}"
+            )
         world.defer(deferred_log, (self._log, module, hook, tuple(values), kwargs, torch.get_default_dtype()), {})
 
     def _complaint(self, world: Any, module: Any, hook: str | None, values: list[Any], kwargs: dict[str, Any]) -> str:
-        """What Lightning would say of a call behind those of the step so far, found out on tables of its own."""
+        """Returns Lightning's error message for a call after those of the step so far, tried on a copy of its
+        tables."""
         record = world.heap.record_of(module)
         if record is None:
             return ""
@@ -89,7 +93,7 @@ class _Log:
 
 
 class _Probe:
-    """Logs for a module without leaving anything in its tables.
+    """Logs for a module without changing its tables.
 
     Args:
         module: the LightningModule.
@@ -107,7 +111,7 @@ class _Probe:
             vars(self._module)["_trainer"] = _Trainer(module._trainer, results)
 
     def complaint(self, hook: str | None, args: list[Any], kwargs: dict[str, Any]) -> str:
-        """What ``log`` raises, or nothing."""
+        """Returns the message of the error that ``log`` raises, or an empty string."""
         vars(self._module)["_current_fx_name"] = hook
         before = set(self._warned)
         try:
@@ -123,7 +127,7 @@ class _Probe:
 
 
 class _Trainer:
-    """A trainer that answers as the real one, but for the tables and the name of the hook that logged last."""
+    """Proxy of the trainer with its own result tables and its own name of the hook that logged last."""
 
     def __init__(self, trainer: Any, results: Any) -> None:
         self._sidefx_trainer = trainer
@@ -142,7 +146,7 @@ class _Trainer:
 
 class _NoFabric:
     def log_dict(self, metrics: Mapping[str, Any]) -> None:
-        """Keeps nothing."""
+        """Discards the metrics."""
 
 
 class _NoConnector:
@@ -153,12 +157,12 @@ class _NoConnector:
 
 
 class _Unknown(Exception):
-    """A value that nothing is known of before the graph has run."""
+    """A value that is unknown before the graph has run."""
 
 
 def _samples(world: Any, value: Any) -> Any:
-    """A real value of the kind that a value of the capture will be."""
-    if hasattr(value, "fake"):  # a tensor as it was when it was logged
+    """Returns a real value of the same kind as a value of the capture."""
+    if hasattr(value, "fake"):  # a snapshot of the logged tensor
         value = value.fake
     if isinstance(value, torch.Tensor):
         sizes = [int(compat.hint_of(size)) if isinstance(size, compat.SYMBOLS) else size for size in value.shape]
@@ -194,12 +198,12 @@ def deferred_log(
     """Calls ``log(module, *args, **kwargs)`` after the graph has run, as if from inside ``hook``.
 
     Args:
-        log: Lightning's function; what a module overrides has run in the step.
+        log: Lightning's function; overriding methods of the module have already run in the step.
         module: the LightningModule.
         hook: name of the hook that logged.
-        args: arguments of the call.
-        kwargs: likewise.
-        dtype: default dtype at the call, in which Lightning keeps logged Python numbers.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        dtype: default dtype at the time of the call; Lightning stores logged Python numbers in it.
     """
     previous, default = module._current_fx_name, torch.get_default_dtype()
     module._current_fx_name = hook

@@ -1,8 +1,8 @@
-"""Lightning's calls of hooks inside a captured step: looked up at each call, without Lightning's bookkeeping.
+"""Replacements of Lightning's hook-calling functions for captured steps: same lookups, without the bookkeeping.
 
 Lightning calls every hook through one of three functions, which write a debug message and time the call. A capture
-interprets the functions of this module instead: they look up the same attributes in the same order, so that a hook,
-callback or method that is replaced later fails a guard. A profiler that records something is told after the graph.
+interprets the functions of this module instead. They look up the same attributes in the same order, so that replacing a
+hook, callback or method later fails a guard. A profiler that records something is called after the graph.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ONE_CLOSURE_CALL: frozenset[type] = frozenset(
     )
     if hasattr(torch.optim, name)
 )
-"""Optimizers whose ``step(closure)`` calls the closure once, first: the closure may then run before ``step()``."""
+"""Optimizers whose ``step(closure)`` calls the closure first, and once: it may run before ``step()`` instead."""
 
 
 def follow_calls_of(package: str, call: ModuleType, precision: ModuleType, profilers: ModuleType) -> None:
-    """Has captures follow the hooks that a Lightning package calls; idempotent.
+    """Makes captures follow the hooks that a Lightning package calls; idempotent.
 
     Args:
         package: name of the package.
@@ -107,7 +107,8 @@ def follow_calls_of(package: str, call: ModuleType, precision: ModuleType, profi
     _interpret_instead(call._call_callback_hooks, callback_hooks, unless="monitoring_callbacks")
 
     def optimizer_step(self: Any, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """The closure in front of the update where nobody can tell: a break in it then need not divide the update."""
+        """Runs the closure before the update if no one can observe that; a break in it then does not split the
+        update."""
         plain = (
             type(optimizer) in _ONE_CLOSURE_CALL
             and not kwargs
@@ -127,7 +128,7 @@ def follow_calls_of(package: str, call: ModuleType, precision: ModuleType, profi
 
 
 def _is_torchs(step: Any) -> bool:
-    """Whether a bound ``step`` is one of torch's own, or a scheduler's count of it."""
+    """Returns True if a bound ``step`` is one of torch's own, or a scheduler's counting wrapper of it."""
     code = getattr(getattr(step, "__func__", None), "__code__", None)
     return code is not None and code.co_filename.startswith(_TORCHS)
 
@@ -139,7 +140,7 @@ def _interpret_instead(original: Any, ours: Callable[..., Any], unless: str = ""
 
 
 def count(progress: Any, method: str) -> None:
-    """Moves one of Lightning's progress counters; in a captured step after the graph, unless the step looks at it."""
+    """Advances one of Lightning's progress counters, after the graph unless the step reads it."""
     getattr(progress, method)()
 
 
@@ -149,7 +150,7 @@ def _count_after_step(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _called_after_step(silent: type, name: str) -> registry.Interceptor:
-    """A profiler is told what ran, in order, once the graph has run: its times are those of the replay."""
+    """Calls a profiler after the graph with what ran, in order: it measures the times of the replay."""
 
     def handler(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if type(args[0]) is silent:

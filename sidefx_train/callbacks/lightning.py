@@ -1,6 +1,6 @@
-"""``Trainer(callbacks=[SideFXCompile()])``: Lightning's own training, with the step captured as one graph.
+"""``Trainer(callbacks=[SideFXCompile()])``: Lightning trains as usual, with the step captured as one graph.
 
-The callback takes the place of one method on one loop object while ``fit`` runs: the one that trains on a batch. What
+While ``fit`` runs, the callback replaces one method of one loop object: the one that trains on a batch. Everything that
 Lightning does around it (hooks, progress, schedulers, logging, checkpoints, validation) stays Lightning's.
 """
 
@@ -27,18 +27,18 @@ LEFT_TO_LIGHTNING = "SFX301"
 class SideFXCompile(pl_package.Callback):
     """Captures the training step of a ``Trainer.fit``.
 
-    The model, its ``state_dict``, optimizers, checkpoints, loggers and other callbacks stay what they are. Where
-    something is in use that the callback does not reproduce (several devices, gradient scaling, LBFGS, ...), Lightning
-    trains as always; the report counts those steps and one warning says why.
+    The model, its ``state_dict``, optimizers, checkpoints, loggers and other callbacks stay unchanged. If a feature is
+    in use that the callback does not reproduce (several devices, gradient scaling, LBFGS, ...), Lightning trains as
+    always; the report counts those steps and one warning says why.
 
     Works with a Trainer of ``lightning.pytorch`` and of ``pytorch_lightning``.
 
     Args:
-        backend: what makes code of the graph; this and all other options are those of :func:`sidefx_train.compile`.
+        backend: compiles the graph; this and all other options are those of :func:`sidefx_train.compile`.
         fullgraph: raise at a graph break.
         dynamic: when sizes become symbolic.
         cuda_graphs: no CUDA graphs in this version.
-        rng: who draws random numbers.
+        rng: which random stream is used.
         verify: how many first runs are compared with the captured graph.
         on_failure: run eagerly what cannot be captured, or raise.
         warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled.
@@ -46,13 +46,13 @@ class SideFXCompile(pl_package.Callback):
         partition: what is saved for a backward that runs outside the step.
         recapture_limit: captures kept for the step.
         autotune: choose kernels by measuring.
-        autotune_seconds: of measuring for one graph, at most.
-        deterministic: two runs give the same bits; ``Trainer(deterministic=True)`` asks for the same.
-        disabled_passes: changes to how Inductor compiles that are left out.
+        autotune_seconds: time limit of autotuning for one graph.
+        deterministic: two runs give the same bits; ``Trainer(deterministic=True)`` has the same effect.
+        disabled_passes: changes to Inductor's compilation to leave out.
 
     Raises:
-        ValueError: an option has a value that does not exist.
-        NotImplementedError: an option asks for what this version does not have.
+        ValueError: an option has an unknown value.
+        NotImplementedError: an option asks for something that this version does not support.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SideFXCompile(pl_package.Callback):
             "deterministic": deterministic,
             "disabled_passes": disabled_passes,
         }
-        compile_step(_nothing, **self._options)  # wrong options are an error where they are written, not hours later
+        compile_step(_nothing, **self._options)  # wrong options raise here, where they are written, not hours later
         self._forget()
 
     def _forget(self) -> None:
@@ -100,7 +100,7 @@ class SideFXCompile(pl_package.Callback):
         self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy begins with nothing captured: what is captured belongs to one fit."""
+        """Drops the captured step from copies: it belongs to one fit."""
         state = dict(vars(self))
         for name in ("_compiled", "_second", "_native", "_restore", "_warned"):
             del state[name]
@@ -112,7 +112,7 @@ class SideFXCompile(pl_package.Callback):
 
     @property
     def report(self) -> StepReport:
-        """What was captured in the current or last fit."""
+        """The report of the current or last fit."""
         if self._second is not None:
             self._second.report()
         return self._native if self._compiled is None else self._compiled.report()
@@ -176,7 +176,7 @@ class SideFXCompile(pl_package.Callback):
         self._restore.append(lambda: setattr(owner, name, old) if had else delattr(owner, name))
 
     def _remove(self) -> None:
-        """Puts everything back; the report stays, the captured step and what it holds of the model go."""
+        """Restores everything; keeps the report, drops the captured step and its references to the model."""
         while self._restore:
             self._restore.pop()()
         self._native = self.report
@@ -187,7 +187,7 @@ class SideFXCompile(pl_package.Callback):
 
 
 class _Training:
-    """The two ways to train on a batch of one fit, in place of Lightning's."""
+    """Replacements of Lightning's two methods that train on a batch, for one fit."""
 
     def __init__(self, callback: SideFXCompile, trainer: Any, module: Any) -> None:
         self._callback, self._trainer, self._module = callback, trainer, module
@@ -205,7 +205,7 @@ class _Training:
         self._reason: str | None = None
 
     def settle(self, optimizer: Any) -> str | None:
-        """Why this batch is left to Lightning; asked again when one of the objects that decide it is another."""
+        """Returns why this batch is left to Lightning; decided again when one of the relevant objects is replaced."""
         trainer, module = self._trainer, self._module
         strategy = trainer.strategy
         looked_at = (
@@ -230,16 +230,16 @@ class _Training:
         return self._reason
 
     def _follow_strategy(self) -> None:
-        """Has Lightning's optimizer wrappers hold the strategy itself for the time of the fit.
+        """Makes Lightning's optimizer wrappers hold the strategy itself during the fit.
 
-        They hold it by a weak proxy, which stands for another object, and the step could not be followed through it.
+        They hold a weak proxy of it, which a capture cannot follow.
         """
         for wrapper in self._trainer.strategy._lightning_optimizers:
             if type(wrapper._strategy) in ProxyTypes:
                 self._callback._replace(wrapper, "_strategy", self._trainer.strategy)
 
     def run(self, optimizer: Any, batch_idx: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """``_AutomaticOptimization.run``."""
+        """Replaces ``_AutomaticOptimization.run``."""
         reason = self.settle(optimizer)
         if reason is not None:
             self._callback._count_native(reason)
@@ -259,7 +259,7 @@ class _Training:
         return output  # type: ignore[no-any-return]
 
     def advance(self, kwargs: dict[str, Any]) -> None:
-        """``_ManualOptimization.advance``."""
+        """Replaces ``_ManualOptimization.advance``."""
         reason = self.settle(self._trainer.optimizers[0] if self._trainer.optimizers else None)
         if reason is not None:
             self._callback._count_native(reason)
@@ -280,7 +280,7 @@ class _Training:
 
 
 class _InPlaceOf:
-    """Stands for a loop's method while a fit runs; a copy of the loop, or a pickled one, has its own method again."""
+    """Replaces a loop's method while a fit runs; a copied or pickled loop gets its own method back."""
 
     def __init__(self, loop: Any, name: str, call: Callable[..., Any]) -> None:
         self._loop, self._name, self._call = loop, name, call

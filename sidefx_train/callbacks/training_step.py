@@ -1,10 +1,10 @@
 """Lightning's optimization of one batch, written as one plain function.
 
 Lightning spreads a batch over closures, a strategy, a precision plugin and hooks. :func:`automatic_step` and
-:func:`manual_step` call the same pieces in the same order from one function that can be captured, without the loop's
-arithmetic on batch numbers. Hooks, callbacks, methods and options are looked up where Lightning looks them up, at each
-call and inside the function: what is replaced or set later fails a guard. :func:`reason_not_to` names every setting
-that is left to Lightning's own path.
+:func:`manual_step` call the same functions in the same order from one function that can be captured, without the loop's
+arithmetic on batch numbers. They look up hooks, callbacks, methods and options at each call, where Lightning does, so
+that replacing or setting one later fails a guard. :func:`reason_not_to` names every setting that is left to Lightning's
+own path.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from sidefx_train.callbacks.hook_calls import count
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-"""Import names of Lightning; both are the same code with classes of their own."""
+"""Import names of Lightning; both contain the same code with separate classes."""
 
 
 class Lightning:
-    """The classes of one Lightning package, found from a trainer or module of it."""
+    """The classes of one Lightning package, found from one of its trainers or modules."""
 
     def __init__(self, member: Any) -> None:
         names = [cls.__module__ for cls in type(member).__mro__]
@@ -52,7 +52,7 @@ class Lightning:
 
 
 def reason_not_to(pl: Lightning, trainer: Any, module: Any) -> str | None:
-    """Why this fit is left to Lightning's own path, or ``None`` if its step can be captured."""
+    """Returns why this fit is left to Lightning's own path, or ``None`` if its step can be captured."""
     strategy, precision = trainer.strategy, trainer.precision_plugin
     plugins = pl.module("plugins.precision")
     epoch_loop = trainer.fit_loop.epoch_loop
@@ -92,9 +92,9 @@ def reason_not_to(pl: Lightning, trainer: Any, module: Any) -> str | None:
 
 
 def ignores_argument(function: Any, position: int) -> bool:
-    """Whether the code of a plain method never looks at its argument ``position`` (0 is ``self``).
+    """Returns True if the code of a plain method never reads its argument ``position`` (0 is ``self``).
 
-    Wrapped functions and those that could see their variables by other ways are taken to look.
+    Returns False for wrapped functions and for those that could read their variables in other ways.
     """
     function = getattr(function, "__func__", function)
     if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
@@ -109,7 +109,7 @@ def ignores_argument(function: Any, position: int) -> bool:
 
 
 def _with_pairs(code: CodeType) -> Iterator[Any]:
-    """Instructions on local variables; those that name two at once (3.13) come as two."""
+    """Yields instructions on local variables; one that names two variables (3.13) yields two."""
     for instruction in dis.get_instructions(code):
         if isinstance(instruction.argval, tuple):
             yield from (SimpleNamespace(argval=name) for name in instruction.argval)
@@ -118,7 +118,7 @@ def _with_pairs(code: CodeType) -> Iterator[Any]:
 
 
 def _detached(value: Any) -> Any:
-    """``value`` with every tensor in it cut from the autograd graph, which ends with the step."""
+    """Returns ``value`` with every tensor in it detached from the autograd graph, which ends with the step."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if type(value) is dict:
@@ -130,13 +130,13 @@ def _detached(value: Any) -> Any:
 
 @dataclass
 class Batch:
-    """What a step may ask about the batch; read only where something asks, since both numbers change with every call.
+    """Properties of the batch, read only where needed, since both numbers change at every call.
 
     Attributes:
         epoch: ``trainer.current_epoch``.
         batch_idx: index of the batch.
         step_function: function of ``training_step`` before the step.
-        unused: that function never looks at its batch index, in place of which it gets 0.
+        unused: that function never reads its batch index and gets 0 instead.
     """
 
     epoch: int = 0
@@ -145,7 +145,7 @@ class Batch:
     unused: bool = False
 
     def begin(self, module: Any, epoch: int, batch_idx: int, kwargs: dict[str, Any]) -> None:
-        """Notes a new batch and takes its index out of the arguments where nobody looks at it."""
+        """Sets the properties of a new batch; removes the index from the arguments if nothing reads it."""
         self.epoch, self.batch_idx = epoch, batch_idx
         training_step = module.training_step
         function = getattr(training_step, "__func__", training_step)
@@ -155,7 +155,7 @@ class Batch:
             kwargs["batch_idx"] = 0
 
     def complete(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Puts the index back where ``training_step`` was replaced in the step itself."""
+        """Inserts the index again if ``training_step`` was replaced during the step."""
         if self.unused and len(args) == 2:
             training_step = module.training_step
             if getattr(training_step, "__func__", training_step) is not self.step_function:
@@ -164,18 +164,18 @@ class Batch:
 
 
 def automatic_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Callable[..., Any]:
-    """``step(zero, update, *args)``: one batch of automatic optimization.
+    """Returns ``step(zero, update, *args)``: one batch of automatic optimization.
 
     Args of the step: whether gradients are zeroed first, whether the optimizer steps, and the arguments of
-    ``training_step``. It returns what Lightning hands to ``on_train_batch_end``. Updates are counted around the step,
-    as Lightning counts them.
+    ``training_step``. The step returns what Lightning passes to ``on_train_batch_end``. The caller counts the updates,
+    as Lightning does.
     """
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     closure_class, call = pl.automatic.Closure, pl.module("trainer.call")
     base, unpack = pl.lightning_module, loop.output_result_cls.from_training_step_output
 
     def numbers(name: str) -> tuple[int, int]:
-        """Epoch and batch index for a method; Lightning's own never look at them."""
+        """Returns epoch and batch index for a method; zeros for Lightning's own methods, which never read them."""
         if getattr(getattr(module, name), "__func__", None) is getattr(base, name):
             return 0, 0
         return batch.epoch, batch.batch_idx
@@ -216,7 +216,8 @@ def automatic_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Ca
 
 
 def manual_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Callable[..., Any]:
-    """``step(*args)``: ``training_step`` of a module with ``automatic_optimization=False``; tensors come detached."""
+    """Returns ``step(*args)``: ``training_step`` with ``automatic_optimization=False``; returned tensors are
+    detached."""
     call = pl.module("trainer.call")
 
     def sidefx_step(*args: Any) -> Any:

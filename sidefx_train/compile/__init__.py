@@ -11,7 +11,7 @@ capture/            Python step -> graph, side effects, guards (Dynamo)
 graph/              the values between stages, view chains, validation (AOTAutograd: schemas)
 native/             C++ modules: kernels, guards, optimizer updates
 ops/                definitions of the ``sidefx::`` operators
-common/             what several stages share: trace rules, the registry for ``optim``, ``hooks`` and interceptors
+common/             rules shared by several stages: trace rules, the registry for ``optim``, ``hooks`` and interceptors
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class _CallablePackage(types.ModuleType):
-    """The package as the function :func:`sidefx_train.compile.api.compile_step`."""
+    """Module class that makes the package callable as :func:`sidefx_train.compile.api.compile_step`."""
 
     def __call__(self, fn: Any = None, **options: Any) -> Any:
         from sidefx_train.compile.api import compile_step

@@ -35,49 +35,49 @@ def compile_step(
     deterministic: bool = False,
     disabled_passes: tuple[str, ...] = (),
 ) -> Any:
-    """Compiles a whole training step; a decorator, or called with the step.
+    """Compiles a whole training step. Works as a decorator or as a call with the step.
 
     Args:
         fn: function, bound method, ``nn.Module``, partial or callable object.
         backend: ``"inductor"``, ``"eager"`` (the captured aten graph op by op), ``"aot_eager"``, or a callable
             ``(gm, example_inputs) -> callable``.
-        fullgraph: raise ``GraphBreakError`` where the step cannot be captured whole.
-        dynamic: ``None``: a size is exact until it has changed once, then symbolic in an entry of its own. ``True``:
-            sizes of the arguments are symbolic at once. ``False``: every new size is captured again.
-        cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not in this version.
-        rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` asks for eager's own stream.
+        fullgraph: raise ``GraphBreakError`` where the step cannot be captured as one graph.
+        dynamic: ``None``: a size is exact until it has changed once, then symbolic in a cache entry of its own.
+            ``True``: sizes of the arguments are symbolic from the start. ``False``: every new size is captured again.
+        cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not supported in this version.
+        rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` keeps eager's random stream.
         verify: ``"first"`` compares the first run of every compiled graph, on copies, with the captured graph run op by
-            op, and a later one where results were zeros only. A graph that differs by more than rounding is not used,
-            and a warning says what differs. That costs about one eager step and its memory, once (the report says how
-            much). A number compares so many first runs; ``0`` compares none.
+            op, and a later run where all results of the first were zeros. A graph that differs by more than rounding is
+            not used, and a warning says what differs. This costs about one eager step and its memory, once (the report
+            says how much). A number sets how many first runs are compared; ``0`` compares none.
         on_failure: ``"eager"`` runs a step that cannot be captured eagerly and says why, ``"raise"`` raises.
         warmup: ``"now"``: the first call waits until its graph is compiled. ``"background"``: steps run eagerly while a
             worker compiles, and the captured step takes over between two calls; ``step.wait()`` waits for the worker.
         partition: for a model or loss compiled alone: ``"min_cut"`` saves less for the backward and recomputes what is
             cheap, ``"default"`` saves what autograd saves.
-        recapture_limit: captures kept for the step; after them it runs eagerly wherever none fits, and a warning names
-            the value that keeps changing.
-        autotune: ``"on"`` measures on this machine what computes each matrix product, attention, convolution and
-            recurrent layer fastest (once: times are kept on disk, and are in ``report.captures[i].choices``);
-            ``"off"`` leaves the choice to torch.
-        autotune_seconds: how long is measured for one graph, at most; ten times as long with ``warmup="background"``,
-            where nobody waits. What is not reached is computed as most of the others are.
+        recapture_limit: captures kept for the step. When the limit is reached, calls that match no entry run eagerly,
+            and a warning names the value that keeps changing.
+        autotune: ``"on"`` times candidates for each matrix product, attention, convolution and recurrent layer on this
+            machine (once: times are kept on disk, and are in ``report.captures[i].choices``); ``"off"`` uses torch's
+            choice.
+        autotune_seconds: time limit of autotuning for one graph; ten times as long with ``warmup="background"``, where
+            nobody waits. What the limit leaves untimed uses the candidate chosen most often in the graph.
         deterministic: two runs on one machine give the same bits: the captured step takes over at its first call
-            (``warmup`` is ``"now"``), nothing is chosen by measuring, and sums do not depend on the timing of threads.
-            ``torch.use_deterministic_algorithms(True)`` asks for the same.
-        disabled_passes: changes to how Inductor compiles that are left out, by their names in
-            ``sidefx_train.switches.SWITCHES``, to find out which one a wrong, slow or failing graph comes from. The
-            environment variable ``SIDEFX_DISABLE`` does the same for a process.
+            (``warmup`` is ``"now"``), nothing is chosen by timing, and sums do not depend on the timing of threads.
+            ``torch.use_deterministic_algorithms(True)`` has the same effect.
+        disabled_passes: names in ``sidefx_train.switches.SWITCHES`` of changes to Inductor's compilation to leave out,
+            to find the one that causes a wrong, slow or failing graph. The environment variable ``SIDEFX_DISABLE`` does
+            the same for a process.
 
     Returns:
-        A :class:`CompiledStep`, or a decorator that makes one. Of a model: the model, with its call compiled. It is of
-        the model's class and has its parameters, attributes and hooks under their names; ``report`` and the other
-        methods of a step are there where the model has none of that name.
+        A :class:`CompiledStep`, or a decorator that makes one. For a model: the model with its call compiled. It has
+        the model's class, parameters, attributes and hooks under their names, and ``report`` and the other methods of a
+        step where the model has no attribute of that name.
 
     Raises:
         TypeError: ``fn`` is not callable.
-        ValueError: an option has a value that does not exist.
-        NotImplementedError: an option asks for what this version does not have.
+        ValueError: an option has an unknown value.
+        NotImplementedError: an option asks for something that this version does not support.
     """
     config = CompileConfig(
         backend=backend,
@@ -106,7 +106,7 @@ def _compiled(fn: Any, config: CompileConfig) -> Any:
 
 
 def explain(step: Any) -> StepReport:
-    """What was captured of a step, and why not more.
+    """Returns the report: what was captured of a step, and why not more.
 
     Args:
         step: a :class:`CompiledStep`, or anything with a ``report`` (the callback, the result of ``fit``).
@@ -122,7 +122,7 @@ def explain(step: Any) -> StepReport:
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | Sequence[int]) -> None:
-    """Says that a size of a tensor will change: a step that is captured with it takes any size there.
+    """Marks a size of a tensor as dynamic: a step captured with this tensor accepts any size there.
 
     Without this a size is exact until it has changed once. Sizes 0 and 1 stay exact: torch treats them differently.
 

@@ -11,7 +11,8 @@ from typing import Any
 
 
 class _CallablePackage(types.ModuleType):
-    """The package as the function :func:`sidefx_train.fit.loop.fit`, whose module imports Lightning when called."""
+    """Module class that makes the package callable as :func:`sidefx_train.fit.loop.fit`; calling it imports
+    Lightning."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         from sidefx_train.fit.loop import fit

@@ -1,4 +1,4 @@
-"""What ``fit`` accepts: data, losses, optimizers and metrics in the forms people have them in."""
+"""Converts what ``fit`` accepts (data, losses, optimizers, metrics in several forms) into one form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import Metric, MetricCollection
 
 BATCH_SIZE = 32
-"""Batch size where ``data`` is a Dataset or a tuple of tensors."""
+"""Batch size if ``data`` is a Dataset or a tuple of tensors."""
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -47,7 +47,7 @@ def _loader(data: Any, shuffle: bool) -> Any:
 
 
 def loss_and_output(model: Any, batch: Any, loss: Loss | None) -> tuple[torch.Tensor, Any]:
-    """Loss and output of a plain module on a batch."""
+    """Returns loss and output of a plain module on a batch."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], torch.Tensor):
         output, target = model(batch[0]), batch[1]
         if loss is not None:
@@ -78,7 +78,7 @@ def loss_in(output: Any) -> torch.Tensor | None:
 
 
 def configured_optimizers(configured: Any) -> tuple[list[torch.optim.Optimizer], list[dict[str, Any]]]:
-    """Optimizers and scheduler configurations from what ``configure_optimizers`` may return."""
+    """Returns optimizers and scheduler configurations from any value that ``configure_optimizers`` may return."""
     schedulers: Sequence[Any] = ()
     if isinstance(configured, Mapping):
         schedulers = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
@@ -119,7 +119,7 @@ def metric_collection(metrics: Any) -> MetricCollection:
 
 
 def takes_index(step: Callable[..., Any]) -> bool:
-    """Whether ``training_step`` takes a batch index after the batch."""
+    """Returns True if ``training_step`` takes a batch index after the batch."""
     code = getattr(step, "__code__", None) or step.__call__.__code__  # type: ignore[operator]
     return code.co_argcount >= 3 or bool(code.co_flags & 0x04)
 
@@ -129,7 +129,7 @@ def _overrides(instance: Any, parent: type, name: str) -> bool:
 
 
 def rows(batch: Any) -> int:
-    """Rows of a batch: the length of the first tensor in it."""
+    """Returns the number of rows of a batch: the length of its first tensor."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()

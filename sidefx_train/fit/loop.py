@@ -1,9 +1,9 @@
 """``fit``: a training loop over Lightning Fabric, with the step captured as one graph.
 
-Fabric places model and data, picks strategy and precision, and writes checkpoints. This module adds epochs, progress,
-metrics, validation and exact resume. A step on one device is a plain function (forward, loss, backward, update,
-zero_grad) handed to :func:`sidefx_train.compile`; with several devices, or where gradients are scaled by a
-``GradScaler``, Fabric's own wrappers run it and the report says so.
+Fabric places model and data, applies strategy and precision, and writes checkpoints. This module adds epochs, progress,
+metrics, validation and exact resume. On one device a step is a plain function (forward, loss, backward, update,
+zero_grad) passed to :func:`sidefx_train.compile`. With several devices, or with a ``GradScaler``, Fabric's own wrappers
+run it and the report says so.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ LEFT_TO_FABRIC = "SFX301"
 
 @dataclass
 class FitResult:
-    """What a :func:`fit` did.
+    """The result of :func:`fit`.
 
     Attributes:
-        history: one dict per step (``step``, ``epoch``, ``loss``, and what the model logged); the last step of an
-            epoch also has that epoch's metrics.
+        history: one dict per step (``step``, ``epoch``, ``loss``, and what the model logged); the last step of an epoch
+            also has that epoch's metrics.
         metrics: the last epoch's metrics: ``loss`` (its mean), training metrics by name, validation as ``val_...``.
         report: what was captured, what was not, and why.
     """
@@ -91,15 +91,15 @@ def fit(
     Args:
         model: an ``nn.Module``, or a LightningModule, whose ``training_step``, ``validation_step`` and
             ``configure_optimizers`` (schedulers included) are used.
-        data: DataLoader, Dataset, LightningDataModule, or a tuple of tensors. Of a Dataset or tensors, shuffled batches
-            of :data:`~sidefx_train.fit.inputs.BATCH_SIZE` are made.
+        data: DataLoader, Dataset, LightningDataModule, or a tuple of tensors. A Dataset or tensors are split into
+            shuffled batches of :data:`~sidefx_train.fit.inputs.BATCH_SIZE`.
         epochs: passes over the data.
-        max_steps: number of steps; passes are then repeated as often as it takes and ``epochs`` is not looked at.
+        max_steps: number of steps; overrides ``epochs``: the data is repeated as often as needed.
         optimizer: an optimizer, a function of the parameters, or anything ``configure_optimizers`` may return.
             Default: the LightningModule's, or AdamW with learning rate 1e-3.
         loss: ``loss(output, target) -> scalar``, for batches ``(input, target)`` of a plain module. Default: cross
-            entropy for integer targets, mean squared error for floating ones. A batch of another form is passed to the
-            model whole, and the model returns the loss, alone or as ``.loss`` or ``["loss"]``.
+            entropy for integer targets, mean squared error for floating ones. Any other batch is passed to the model as
+            it is, and the model returns the loss, alone or as ``.loss`` or ``["loss"]``.
         val_data: like ``data``; validation runs eagerly after every epoch, without gradients, in eval mode.
         metrics: a torchmetrics Metric, MetricCollection, or dict of Metrics, updated with ``(output, target)``.
         precision: Fabric's: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"``, ...
@@ -109,9 +109,9 @@ def fit(
         compile: capture the step; ``False`` runs it eagerly.
         warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled;
             ``"now"``: the first step waits for that.
-        seed: seeds Python, NumPy and torch first. Two runs on one machine then end with the same bits, also one that
-            was killed and resumed: the first step waits until it is compiled, whatever ``warmup`` says, and no kernel
-            is chosen by measuring.
+        seed: seeds Python, NumPy and torch at the start. Two runs on one machine then end with the same bits, even if
+            one was killed and resumed: the first step waits until it is compiled, whatever ``warmup`` says, and no
+            kernel is chosen by timing.
         progress: show a progress bar.
         checkpoint_dir: where ``epoch-N.ckpt`` (after every epoch) and ``last.ckpt`` are written.
         resume: a checkpoint's path, or True for ``checkpoint_dir/last.ckpt``. Training goes on exactly where it was:
@@ -210,7 +210,7 @@ def _train_epoch(run: _Run, loader: Any, position: Position, left: int | None, b
 
 
 class _Run:
-    """Model, optimizers and step of one fit."""
+    """Model, optimizers and step of one :func:`fit`."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class _Run:
         return None
 
     def _make_step(self) -> Callable[..., Any]:
-        """``step(batch, batch_idx) -> (loss, output)``, detached; on one device free of Fabric's wrappers."""
+        """Returns ``step(batch, batch_idx) -> (loss, output)``, detached; on one device without Fabric's wrappers."""
         compute, zero_after = self._compute(self.model, self.plain), not self.manual
         optimizer = (self.optimizers if self.plain else self.wrapped_optimizers)[0]
         if self.plain:
@@ -303,7 +303,7 @@ class _Run:
         return train_step
 
     def _compute(self, model: Any, plain: bool) -> Callable[[Any, int], tuple[torch.Tensor | None, Any]]:
-        """``compute(batch, batch_idx) -> (loss, output)``; the output, detached, only where metrics want it."""
+        """Returns ``compute(batch, batch_idx) -> (loss, output)``; the detached output only if metrics need it."""
         keep, loss_of = len(self.metrics) > 0, self.loss
         context: Callable[[], AbstractContextManager[Any]] = self.fabric.autocast
         in_context = plain and type(self.fabric.strategy.precision).__name__ != "Precision"
@@ -330,7 +330,7 @@ class _Run:
         return compute
 
     def train_on(self, batch: Any, position: Position) -> torch.Tensor | None:
-        """One step; its loss and logs go into the history."""
+        """Runs one step and adds its loss and logs to the history."""
         batch = self._convert(batch)
         if self._left is not None:
             self.report.calls += 1
@@ -352,7 +352,7 @@ class _Run:
 
     # ------------------------------------------------------------------ epochs
     def finish_epoch(self, val_loader: Any) -> None:
-        """Metrics, validation and schedulers at the end of an epoch."""
+        """Computes metrics, validates and steps the schedulers at the end of an epoch."""
         self.settle()
         epoch = self.result.history[self._epoch_start :]
         values: dict[str, float] = {}
@@ -375,7 +375,7 @@ class _Run:
 
     @torch.no_grad()
     def _validate(self, val_loader: Any) -> dict[str, float]:
-        """Mean loss and metrics over the validation data; the model's mode is put back."""
+        """Returns mean loss and metrics over the validation data; restores the model's mode."""
         self.model.eval()
         self.hook("on_validation_epoch_start")
         total, seen, logs = 0.0, 0, Mean()
@@ -416,20 +416,20 @@ class _Run:
                 scheduler.step()
 
     def settle(self) -> None:
-        """Turns the losses of the history into floats; until then the device is not waited for."""
+        """Converts the losses of the history to floats; nothing synchronizes with the device before."""
         for entry in self.result.history[self._epoch_start :]:
             for name, value in entry.items():
                 if isinstance(value, torch.Tensor):
                     entry[name] = float(value)
 
     def hook(self, name: str) -> None:
-        """Calls a LightningModule's hook; other modules have none."""
+        """Calls a hook of a LightningModule; other modules have none."""
         if self.is_lightning:
             getattr(self.original, name)()
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """For the time of the fit; afterwards a LightningModule can be given to a Trainer again."""
+        """Attaches the LightningModule during the fit; a Trainer can use it again afterwards."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Where a ``fit`` is: position, random state, and the logs and progress it shows."""
+"""State of a ``fit``: position, random state, logs and progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 @dataclass
 class Position:
-    """Where training is: what a checkpoint holds besides model, optimizers and schedulers."""
+    """Position in the training: what a checkpoint holds besides model, optimizers and schedulers."""
 
     epoch: int = 0
     batch: int = 0
@@ -43,7 +43,8 @@ class Mean:
 
 
 class Logged(Logger):
-    """Where ``self.log`` of a LightningModule goes under Fabric: kept until the step's history entry takes it."""
+    """Logger for ``self.log`` of a LightningModule under Fabric; keeps values until the step's history entry takes
+    them."""
 
     name = "sidefx_train"
     version = 0
@@ -56,7 +57,7 @@ class Logged(Logger):
         self._values.update(metrics)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Hyperparameters are the caller's: nothing is kept."""
+        """Ignores hyperparameters: they belong to the caller."""
 
     def take(self) -> dict[str, float]:
         values, self._values = self._values, {}
@@ -69,7 +70,7 @@ def _generators(loader: Any) -> list[torch.Generator]:
 
 
 def random_state(loader: Any) -> dict[str, Any]:
-    """State of every generator that data or model may draw from, as plain data."""
+    """Returns the state of every generator that data or model may draw from, as plain data."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -104,7 +105,7 @@ def checkpoint_to_resume(resume: str | Path | bool, checkpoints: Path | None) ->
 
 
 class Bar:
-    """Progress of the current epoch; shows the loss and steps per second a few times a second."""
+    """Progress bar of the current epoch; updates loss and steps per second a few times a second."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""Hooks and backward passes during a capture; importing this package registers their interceptors."""
+"""Interceptors for hooks and backward passes; importing this package registers them."""
 
 from sidefx_train.hooks import autograd_function as autograd_function
 from sidefx_train.hooks import backward as backward

@@ -1,8 +1,8 @@
-"""``torch.autograd.Function`` during a capture: its Python runs in the interpreter, forward and backward.
+"""``torch.autograd.Function`` during a capture: the interpreter runs its forward and backward.
 
-C code calls ``forward``, ``backward`` and ``setup_context`` of the class it is given. It is given a twin of the user's
-class whose methods come back to the interpreter, so that what they read is guarded and what they change is an effect.
-The context object, its saved tensors and its marks are torch's own.
+C code calls ``forward``, ``backward`` and ``setup_context`` of the class passed to ``apply``. A capture passes a
+subclass whose methods re-enter the interpreter, so that their reads are guarded and their changes are effects. The
+context object, its saved tensors and its marks are torch's own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 
 @registry.intercept(type(torch.autograd.Function).__init__)
 def _number_class(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A function class made in the step gets its node class and its number from torch's own counter."""
+    """Sets node class and number, from torch's own counter, for a function class created in the step."""
     type(torch.autograd.Function).__init__(*args, **kwargs)
 
 
@@ -41,7 +41,8 @@ def _apply(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _reentering_class(world: TraceWorld, cls: type) -> type:
-    """A subclass of ``cls`` of the same name; the methods that ``cls`` defines itself are interpreted."""
+    """Returns a re-entering subclass of ``cls`` with the same name; methods that ``cls`` itself defines are
+    interpreted."""
     methods: dict[str, Any] = {}
     for name in _METHODS:
         if _definer(cls, name) not in torch.autograd.Function.__mro__:
@@ -51,12 +52,12 @@ def _reentering_class(world: TraceWorld, cls: type) -> type:
 
 
 def _with_signature(reentering: Any, method: Any) -> Any:
-    """Default arguments are read from the signature, and handed to ``setup_context``."""
+    """Copies the signature: C code reads default arguments from it and passes them to ``setup_context``."""
     if reentering is not method and safe_isinstance(method, types.FunctionType):
         reentering.__signature__ = inspect.signature(method)
     return reentering
 
 
 def _definer(cls: type, name: str) -> type:
-    """The class of the MRO that defines ``name``."""
+    """Returns the class of the MRO that defines ``name``."""
     return next(base for base in cls.__mro__ if name in vars(base))

@@ -1,7 +1,7 @@
-"""Backward passes run for real on fake tensors: autograd calls hooks where eager would.
+"""Backward passes run on fake tensors with the real autograd engine, which calls hooks where eager would.
 
-What the compiler must know of them: which graphs a backward pass has used up (a tensor that leaves the step afterwards
-gets a node that says so), and which hooks an outside parameter carried when the step began.
+The compiler needs two facts: which graphs a backward pass has freed (a tensor that leaves the step afterwards gets a
+node that says so), and which hooks an outside parameter had when the step began.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _autograd_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
 
 @registry.intercept(torch.Tensor.register_hook)
 def _register_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """On a tensor with a history from outside: the engine will run the hook there, in a backward after the graph."""
+    """Registers a hook on a tensor with outside history: the engine runs it there, in a backward after the graph."""
     record = world.heap.record_of(args[0]) if args else None
     if not safe_isinstance(record, TensorRecord) or record.edge is None:
         return ABSENT
@@ -58,7 +58,7 @@ def _register_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
 
 @registry.intercept(compat.asks_for_execution)
 def _will_execute(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a node from outside that accumulates a gradient, the backward that runs knows that of the shadow."""
+    """Replaces an outside ``AccumulateGrad`` node by the one of the shadow, which the running backward knows."""
     (node,) = args
     leaf = getattr(node, "variable", None)
     if leaf is None or world.tracer.has_node(leaf):
@@ -71,16 +71,16 @@ def _will_execute(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, An
 
 @registry.intercept(compat.number_of_backward)
 def _number_of_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Another one in every call: one of torch's hooks remembers all that it has seen."""
+    """Refuses hooks with ``mode="any"``, which remember the number of every backward that they have seen."""
     frame = world.interp.current_frame
     if frame is not None and frame.code.co_name == "wrapped_fn" and frame.code.co_filename == _GRAPH_FILE:
-        world.heap.refuse("SFX111", 'asks which backward is running, as a hook registered with mode="any" does')
+        world.heap.refuse("SFX111", 'reads which backward is running, as a hook registered with mode="any" does')
     return ABSENT
 
 
 @registry.intercept(torch.no_grad.__enter__)
 def _enter_no_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In a backward, autograd is off already, unless a derivative of a higher order is asked for."""
+    """Tells the observer of a recorded backward that the program itself switches autograd off."""
     observer = _observer(world)
     if observer is not None:
         observer.switched_off += 1
@@ -109,13 +109,13 @@ def _is_grad_enabled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str,
     observer = _observer(world)
     if observer is not None:
         if not observer.switched_off and not observer.may_ask:
-            observer.problem = "Python that its backward runs asks whether autograd is on (as once_differentiable does)"
+            observer.problem = "Python code in its backward reads whether autograd is on (as once_differentiable does)"
         observer.may_ask = False
     return ABSENT
 
 
 def _observer(world: TraceWorld) -> Any:
-    """What listens to a backward that is recorded, where autograd is off in it."""
+    """Returns the observer of a recorded backward, if autograd is off in it."""
     return None if torch.is_grad_enabled() else world.tracer.proxy_mode.observer
 
 
@@ -132,7 +132,7 @@ def _run(
     nodes = graph_nodes([t.grad_fn for t in tensors if safe_isinstance(t, torch.Tensor) and t.grad_fn is not None])
     records = [record for record in world.heap.by_real.values() if safe_isinstance(record, TensorRecord)]
     if any(record.edge is not None and record.edge.node in nodes for record in records):
-        world.heap.refuse("SFX112", "runs backward through an autograd graph that was made before")
+        world.heap.refuse("SFX112", "runs backward through an autograd graph from before the step")
     if accumulates:
         leaves = _leaves(tensors, nodes)
         for shadow in [record.shadow for record in world.heap.by_shadow.values() if id(record.shadow) in leaves]:
@@ -145,13 +145,13 @@ def _run(
 
 
 def _leaves(roots: list[Any], nodes: set[Any]) -> set[int]:
-    """Identities of the leaf tensors whose ``.grad`` a backward pass from ``roots`` adds to."""
+    """Returns ids of the leaf tensors whose ``.grad`` a backward pass from ``roots`` accumulates into."""
     found = [root for root in roots if safe_isinstance(root, torch.Tensor) and root.grad_fn is None]
     return {id(leaf) for leaf in (*found, *(node.variable for node in nodes if hasattr(node, "variable")))}
 
 
 def graph_nodes(roots: list[Any]) -> set[Any]:
-    """All autograd nodes reachable from ``roots``."""
+    """Returns all autograd nodes reachable from ``roots``."""
     seen: set[Any] = set()
     todo = list(roots)
     while todo:

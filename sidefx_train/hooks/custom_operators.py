@@ -1,8 +1,8 @@
 """Operators whose derivative is registered in Python (``torch.library.register_autograd``).
 
-Torch's dispatcher calls the kernel for autograd, which is a ``torch.autograd.Function`` that torch generates; its
-Python would run past the interpreter. During a capture such an operator is applied by a function that does the same
-and whose ``setup_context`` and ``backward`` are interpreted.
+Torch's dispatcher calls the autograd kernel, a ``torch.autograd.Function`` that torch generates; its Python would
+bypass the interpreter. A capture applies an equivalent function whose ``setup_context`` and ``backward`` are
+interpreted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the compiler must know of optimizers; importing this package plugs it in."""
+"""Interceptors for optimizers; importing this package registers them."""
 
 from sidefx_train.optim import optimizers as optimizers
 from sidefx_train.optim import zero_grad as zero_grad

@@ -1,8 +1,8 @@
 """Optimizers during a capture: hyperparameters are inputs, and state exists before the first step.
 
-``torch.optim`` is captured by running it. Two things make its first step like its thousandth: floats below
-``param_groups`` are graph inputs (a scheduler never causes a recapture), and state that ``_init_group`` would create in
-the first step is created before the trace, on stand-ins, and committed only when the captured step is about to run.
+The capture runs ``torch.optim``. Two rules make its first step equal to its thousandth. Floats below ``param_groups``
+are graph inputs (a scheduler never causes a recapture). State that ``_init_group`` would create in the first step is
+created before the trace, on copies of the parameters, and committed only when the captured step is about to run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ registry.STATIC_ATTRIBUTES.append((torch.nn.Module, "_buffers"))
 
 @registry.intercept(torch.autograd.profiler.record_function)
 def _no_profiler_range(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Profiler ranges mark eager steps; a graph has none."""
+    """Skips profiler ranges, which mark eager steps; a graph has none."""
     return contextlib.nullcontext()
 
 
 @registry.intercept_method(Optimizer, "_init_group")
 def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Creates missing optimizer state on stand-ins, then lets ``_init_group`` run as usual."""
+    """Creates missing optimizer state on copies, then lets ``_init_group`` run as usual."""
     record = world.heap.record_of(args[0])
     if not isinstance(record, InstanceRecord) or len(args) < 2:
         return ABSENT
@@ -74,13 +74,13 @@ def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: di
 
 
 def _real_group(world: TraceWorld, group: Any) -> dict[str, Any]:
-    """The real group behind a shadow of one."""
+    """Returns the real group of a shadow."""
     record = world.heap.dict_record(group)
     return dict(record.real if record is not None else group)
 
 
 def _settle_flags(world: TraceWorld, record: InstanceRecord, flags: dict[str, bool]) -> None:
-    """Flags that the first step clears (checks made once) are cleared before the first run instead."""
+    """Clears flags before the first run that the first step would clear (checks made once)."""
     optimizer = record.real
     before = {name: vars(optimizer)[name] for name in flags}
     for name, value in flags.items():
@@ -100,7 +100,7 @@ def _lacks(state: DictRecord, param: TensorRecord) -> bool:
 def _first_step(
     optimizer: Optimizer, group: dict[str, Any], params: list[TensorRecord]
 ) -> tuple[dict[Any, dict[str, Any]], dict[str, bool]]:
-    """What the first step would leave in the optimizer: state keyed by the real parameters, and flags it clears."""
+    """Returns what the first step would leave in the optimizer: state by real parameter, and the flags it clears."""
     init = type(optimizer)._init_group
     lists: list[list[Any]] = [[] for _ in range(len(inspect.signature(init).parameters) - 2)]
     with compat.real_world(), torch.no_grad():
@@ -134,7 +134,8 @@ FUSED_UPDATES = tuple(getattr(torch, name) for name in _FUSED_NAMES if hasattr(t
 
 
 def _fused_update(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A fused update whose hyperparameters stay symbolic: its schema takes plain doubles, which would freeze them."""
+    """Runs a fused update with symbolic hyperparameters: its schema takes plain doubles, which would specialize
+    them."""
     numbers = {name: value for name, value in kwargs.items() if isinstance(value, torch.SymFloat)}
     for value in (*args, *kwargs.values()):
         world.touch(value)

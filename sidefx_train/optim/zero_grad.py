@@ -1,7 +1,7 @@
-"""``zero_grad(set_to_none=True)`` forgets gradients without looking at them.
+"""``zero_grad(set_to_none=True)`` sets gradients to None without reading them.
 
-torch asks first whether there is a gradient to forget. A captured step that asked would be guarded by the answer, and
-the first step (no gradients yet) would be captured apart from the second.
+torch first checks whether there is a gradient. A captured step that checked would be guarded by the answer, and the
+first step (no gradients yet) would need a capture of its own.
 """
 
 from __future__ import annotations

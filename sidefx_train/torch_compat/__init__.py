@@ -1,7 +1,7 @@
-"""Every private torch name that this library uses, by topic.
+"""All private torch names that this library uses, by topic.
 
-Checked against torch 2.11, 2.12 and 2.13. Nothing else in the package imports from a torch name that starts with an
-underscore or from an experimental module, so a torch release is supported by reading this folder.
+Checked against torch 2.11, 2.12 and 2.13. Nothing else in the package imports a torch name that starts with an
+underscore or from an experimental module, so only this folder must be reviewed to support a torch release.
 """
 
 from sidefx_train.torch_compat.autograd import NODES_BY_OPERATION as NODES_BY_OPERATION

@@ -1,4 +1,4 @@
-"""Autograd: version counters, views, nodes of the graph that a backward runs through, saved tensors."""
+"""Autograd: version counters, views, nodes of the autograd graph, saved tensors."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 
 
 def without_view_relation(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor that autograd does not take for a view of another."""
+    """Returns an alias that autograd does not treat as a view."""
     return alias_hidden_from_autograd(tensor) if tensor._is_view() else tensor
 
 
 def alias_hidden_from_autograd(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, with no autograd history and a version counter of its own."""
+    """Returns an alias without autograd history and with its own version counter."""
     with below_autograd():
         return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
 
 
 @contextmanager
 def below_autograd() -> Iterator[None]:
-    """Operations inside are unknown to autograd, and to version counters."""
+    """Context whose operations are unknown to autograd and to version counters."""
     views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(views):
         yield
 
 
 def below_autograd_only() -> Any:
-    """A context in which operations are unknown to autograd; version counters go on counting."""
+    """Returns a context whose operations are unknown to autograd; version counters still count."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
 def output_of(node: Any, number: int) -> tuple[tuple[Any, ...], torch.dtype, torch.device]:
-    """Shape, type and device of what a node of the autograd graph has made."""
+    """Returns shape, dtype and device of an output of an autograd node."""
     made = node._input_metadata[number]
     return tuple(made.shape), made.dtype, made.device
 
@@ -43,12 +43,13 @@ increment_version = torch._C._increment_version
 
 
 def unchecked_saved(ctx: Any) -> list[torch.Tensor | None]:
-    """The tensors that a node saved, changed or not; ``None`` for what is none, or where torch does not give them."""
+    """Returns the saved tensors of a node, changed or not; ``None`` for other values, or if torch does not provide
+    them."""
     return [getattr(raw, "data", None) for raw in ctx._raw_saved_tensors]
 
 
 def is_asked_for(node: Any) -> bool:
-    """True if the backward that is running goes on to a node of the autograd graph, or is to give its gradient."""
+    """Returns True if the running backward continues at an autograd node, or returns its gradient."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # a leaf whose gradient ``autograd.grad`` returns
@@ -56,7 +57,7 @@ def is_asked_for(node: Any) -> bool:
 
 
 VERSIONS = 1 << 32
-"""A version counter is an unsigned number of 32 bits: behind the last comes 0."""
+"""A version counter is an unsigned number of 32 bits, which wraps to 0."""
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
@@ -65,39 +66,40 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 
 
 def has_no_derivative(node: Any) -> bool:
-    """True for the autograd node of an operator that has no derivative."""
+    """Returns True for the autograd node of an operator without a derivative."""
     return str(node.name()).endswith("NotImplemented")
 
 
 def running_backward() -> int:
-    """The number of the backward that is running."""
+    """Returns the number of the running backward."""
     return int(torch._C._current_graph_task_id())
 
 
 def running_node() -> str:
-    """The name of the node of the autograd graph whose derivative is being computed."""
+    """Returns the name of the autograd node whose derivative is being computed."""
     node = torch._C._current_autograd_node()
     return "" if node is None else node.name()
 
 
 def running_derivative() -> tuple[str, int] | None:
-    """What tells the node of the autograd graph whose derivative is being computed from others: its name and place."""
+    """Returns (name, sequence number) of the autograd node whose derivative is being computed."""
     node = torch._C._current_autograd_node()
     return None if node is None else (node.name(), node._sequence_nr())
 
 
 def last_index() -> int:
-    """The place of the node of the autograd graph that was made last, in the order of the forward."""
+    """Returns the sequence number of the newest autograd node."""
     return int(torch.autograd._get_sequence_nr()) - 1
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The negative of a tensor, in its memory."""
+    """Returns the negative of a tensor as a view."""
     return torch._neg_view(tensor)
 
 
 def creation_of(tensor: torch.Tensor) -> Any:
-    """How a view came to be, by which autograd decides what it says of an in-place change; ``None`` for others."""
+    """Returns a view's creation metadata, which selects autograd's error for an in-place change; ``None`` for
+    others."""
     return torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
 
 
@@ -109,11 +111,11 @@ NODES_BY_OPERATION = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13
 """Errors of autograd name a node by its operation (``Exp``); before torch 2.13 by its class (``ExpBackward0``)."""
 
 PLAIN_VIEW = torch._C._autograd.CreationMeta.DEFAULT
-"""Of a view that was made while autograd was on."""
+"""Creation metadata of a view made with autograd on."""
 
 
 def share_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if two tensors share their version counter: it is moved for a moment."""
+    """Returns True if two tensors share their version counter, which is changed temporarily."""
     if a.is_inference() or b.is_inference() or a._version != b._version:
         return False
     before = a._version
@@ -130,6 +132,6 @@ number_of_backward = torch._C._current_graph_task_id
 
 @contextmanager
 def training_kernels() -> Iterator[None]:
-    """Grad mode is on, as kernels that save for backward want it, and yet autograd records nothing."""
+    """Context with grad mode on, as kernels that save for backward need it, in which autograd records nothing."""
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         yield

@@ -1,4 +1,4 @@
-"""Hooks of tensors, of nodes of the autograd graph, and of optimizers."""
+"""Hooks of tensors, autograd nodes and optimizers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch.optim import optimizer as optimizer_module
 
 
 def hooks_of(tensor: torch.Tensor) -> tuple[Any, Any]:
-    """The dicts of a tensor's hooks and of its post-accumulate-grad hooks, each ``None`` if it never had one."""
+    """Returns the dicts of a tensor's hooks and of its post-accumulate-grad hooks, each ``None`` if it never had
+    one."""
     return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
 
 
 def hook_numbers(tensor: torch.Tensor) -> tuple[tuple[int, ...], ...]:
-    """Under which numbers a tensor has hooks, of both kinds."""
+    """Returns the numbers of a tensor's hooks, of both kinds."""
     return tuple(tuple(hooks or ()) for hooks in hooks_of(tensor))
 
 
@@ -25,13 +26,13 @@ class _Asked(Exception):
 
 
 class _NodeHooks:
-    """Hooks that were registered on nodes of the autograd graph.
+    """Hooks that were registered on autograd nodes.
 
-    Torch's C++ registers them by a static method of Python, with the dict that holds those a node has: it tells when
-    there are new ones, and which there are.
+    Torch's C++ registers them through a static Python method, with the dict of the node's hooks: the method detects new
+    ones, and reads existing ones.
 
     Attributes:
-        registered: how often any were registered.
+        registered: number of registrations.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class _NodeHooks:
         self._method: Any = None
 
     def listen(self) -> None:
-        """Counts registrations from now on."""
+        """Starts counting registrations."""
         if self._method is None:
             method = self._method = _HookMixin._register_hook
 
@@ -54,7 +55,7 @@ class _NodeHooks:
             _HookMixin._register_hook = staticmethod(register)  # type: ignore[method-assign]
 
     def of_leaf(self, leaf: torch.Tensor) -> tuple[Any, Any]:
-        """The dicts of hooks before and after the node that accumulates a leaf's gradient; ``None`` without any."""
+        """Returns the dicts of a leaf's hooks before and after its ``AccumulateGrad`` node; ``None`` without any."""
         self.listen()
         node = accumulator_of(leaf)
         found: list[Any] = []
@@ -70,17 +71,17 @@ node_hooks = _NodeHooks()
 
 
 def accumulator_of(leaf: torch.Tensor) -> Any:
-    """The node of the autograd graph that accumulates a leaf's gradient."""
+    """Returns the ``AccumulateGrad`` node of a leaf."""
     with disable_proxy_modes_tracing(), torch.inference_mode(False), torch.enable_grad():
         return torch.autograd.graph.get_gradient_edge(leaf).node
 
 
 class AccumulationHooks:
-    """Which of some leaves have hooks at the nodes that accumulate their gradients; called as a guard.
+    """Guard on hooks of the ``AccumulateGrad`` nodes of some leaves.
 
     Args:
         leaves: the leaves.
-        others: there are others, of which nothing is known once hooks have been registered.
+        others: there are other leaves, whose hooks are unknown once any were registered.
     """
 
     __name__ = "accumulation_hooks"
@@ -93,14 +94,14 @@ class AccumulationHooks:
         self.known: tuple[int, ...] = ()
 
     def __call__(self) -> tuple[int, ...]:
-        """Identities of the dicts that hold the hooks."""
+        """Returns the identities of the dicts with the hooks."""
         if self.seen != node_hooks.registered:
             found = [(leaf, self._of(leaf)) for leaf in self.leaves]
             self.hooked = [leaf for leaf, dicts in found if dicts != (0, 0)]
             self.seen = node_hooks.registered
             registered = (self.seen,) if self.others else ()
             self.known = (*registered, *(number for _, dicts in found for number in dicts))
-        elif self.hooked and not all(map(any, map(self._of, self.hooked))):  # a node has died, its hooks with it
+        elif self.hooked and not all(map(any, map(self._of, self.hooked))):  # a node was destroyed with its hooks
             self.seen = -1
             return self()
         return self.known
@@ -114,23 +115,23 @@ class AccumulationHooks:
 
 
 def gradient_reducer() -> type | None:
-    """The class in C++ that reduces gradients between processes, where this torch has it."""
+    """Returns the C++ class that reduces gradients between processes, if this torch has it."""
     return getattr(torch.distributed, "Reducer", None)
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """True if something is called before or after an optimizer's ``step``."""
+    """Returns True if an optimizer has hooks before or after its ``step``."""
     found = optimizer_module._global_optimizer_pre_hooks or optimizer_module._global_optimizer_post_hooks
     return bool(found or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def tensor_hooks(tensor: torch.Tensor) -> dict[int, Any]:
-    """A copy of a tensor's backward hooks."""
+    """Returns a copy of a tensor's backward hooks."""
     return dict(tensor._backward_hooks or {})
 
 
 def set_tensor_hooks(tensor: torch.Tensor, hooks: dict[int, Any]) -> None:
-    """Makes ``hooks`` the hooks of a tensor that has had some; their handles go on working."""
+    """Replaces the hooks of a tensor that has had some; their handles stay valid."""
     if tensor._backward_hooks is not None:
         tensor._backward_hooks.clear()
         tensor._backward_hooks.update(hooks)

@@ -1,4 +1,4 @@
-"""What ``torch.compile``'s own tracer leaves on functions and modules."""
+"""State that ``torch.compile``'s own tracer leaves on functions and modules."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 
 def traced_by_dynamo() -> bool:
-    """True while torch's own compiler traces the caller, which takes the answer for a constant."""
+    """Returns True while torch's own compiler traces the caller, which treats the result as a constant."""
     return torch.compiler.is_dynamo_compiling()
 
 
 def assumes_constant(fn: Any) -> bool:
-    """True for what ``torch.compiler.assume_constant_result`` was called with."""
+    """Returns True for a function that ``torch.compiler.assume_constant_result`` was applied to."""
     return bool(getattr(fn, "_dynamo_marked_constant", False))
 
 
 def module_tagging() -> Any:
-    """What ``torch.compile``, once used, calls for every module that is made, to know new ones; ``None`` before."""
+    """Returns the function that ``torch.compile``, once used, calls for every new module; ``None`` before."""
     tracker = getattr(sys.modules.get("torch._dynamo.mutation_guard"), "GenerationTracker", None)
     return None if tracker is None else tracker.tag.__func__

@@ -10,7 +10,7 @@ from functools import cache
 
 @cache
 def _load_submodule(name: str) -> None:
-    """Imports a module on a thread of its own: it keeps frames of its import, and with them those of all callers."""
+    """Imports a module on a separate thread: it keeps the frames of its import, and so those of all callers, alive."""
     loading = threading.Thread(target=importlib.import_module, args=(name,), daemon=True)
     loading.start()
     loading.join()
@@ -21,9 +21,9 @@ NEEDED = "torch._dynamo"
 
 
 def import_what_captures_need() -> None:
-    """Imports what is ``NEEDED``, which the first table of symbols does, and eager's first optimizer as well.
+    """Imports ``NEEDED``, which the first symbol table imports, and eager's first optimizer too.
 
-    Processes that this one starts, such as the workers of a data loader, import this library for its names alone.
+    Processes started by this one, such as data loader workers, import this library only for its names.
     """
     if multiprocessing.parent_process() is None:
         _load_submodule(NEEDED)

@@ -1,4 +1,4 @@
-"""Fake kernels that torch lacks or gets wrong: connectionist temporal classification, grouped matrix products."""
+"""Fake kernels that torch lacks or has wrong: CTC loss, grouped matrix products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def know_grouped_products() -> None:
-    """Stand-ins of grouped products for the types that CPU kernels take: torch's own knows bfloat16 alone."""
+    """Registers fake grouped products for the dtypes of CPU kernels: torch's own accepts only bfloat16."""
     from torch._subclasses import fake_impls
 
     op = torch.ops.aten._grouped_mm.default
@@ -17,10 +17,10 @@ def know_grouped_products() -> None:
 
 
 def know_ctc_loss() -> None:
-    """Stand-ins of connectionist temporal classification on the CPU, which torch has none of.
+    """Registers fake kernels of CTC loss on the CPU, which torch lacks.
 
-    What the forward saves has the size that the longest target needs; where that is in a tensor, what the batch of
-    targets has room for.
+    The saved probabilities have the size that the longest target needs; if lengths are in a tensor, the size that the
+    batch of targets could hold.
     """
     from torch._subclasses import fake_impls
 

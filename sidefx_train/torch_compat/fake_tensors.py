@@ -1,4 +1,4 @@
-"""Fake tensors: their mode, fakes of inputs, strides and storages of fakes, errors of what has no fake kernel."""
+"""Fake tensors: their mode, fakes of inputs, strides and storages of fakes, errors without a fake kernel."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def new_fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
 
 
 def fake_snapshot(fake: torch.Tensor) -> torch.Tensor:
-    """A detached twin over the same fake storage that keeps today's sizes and strides."""
+    """Returns a detached alias on the same fake storage that keeps the current sizes and strides."""
     with disable_proxy_modes_tracing(), torch.no_grad():
         return fake.detach()
 
 
 def fake_of(mode: FakeTensorMode, real: torch.Tensor, dynamic: frozenset[int], name: str) -> torch.Tensor:
-    """A fake stand-in; the sizes of the dimensions in ``dynamic`` are symbols."""
+    """Returns a fake tensor; the sizes of the dimensions in ``dynamic`` are symbols."""
     if not dynamic:
         made = _complex_view(mode, real)
         return mode.from_tensor(real, static_shapes=True) if made is None else made
@@ -39,7 +39,7 @@ def fake_of(mode: FakeTensorMode, real: torch.Tensor, dynamic: frozenset[int], n
 
 
 def _complex_view(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor | None:
-    """A stand-in of a complex view of a real tensor, for which torch wants the base to be a list of pairs."""
+    """Returns a fake of a complex view of a real tensor, for which torch expects the base to be a list of pairs."""
     base = real._base
     if base is None or not real.is_complex() or base.is_complex() or base.itemsize * 2 != real.itemsize:
         return None
@@ -57,7 +57,7 @@ def _complex_view(mode: FakeTensorMode, real: torch.Tensor) -> torch.Tensor | No
 
 
 def forget_reals(mode: FakeTensorMode) -> None:
-    """Drops the weak references to real tensors by which stand-ins are found: torch swaps no tensors that have some."""
+    """Drops the weak references to real tensors that map to fakes: torch cannot swap tensors with such references."""
     converter = mode.fake_tensor_converter.meta_converter
     for known in (converter.tensor_memo, converter.storage_memo):
         known.clear()
@@ -66,9 +66,10 @@ def forget_reals(mode: FakeTensorMode) -> None:
 
 
 def alias_fake(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
-    """A stand-in of a tensor that shares the version counter of another, whose stand-in is ``fake``.
+    """Returns an alias fake: a fake of a tensor that shares the version counter of another, whose fake is ``fake``.
 
-    That of a later tensor of which ``real`` is the base is made from it. There is none of a type that makes it a view.
+    A later fake of a tensor whose base is ``real`` is made from it. Returns ``None`` for a dtype that would make it a
+    view.
     """
     version = fake._version
     with torch.no_grad():
@@ -85,9 +86,9 @@ def alias_fake(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> 
 
 
 def fake_counted(fake: torch.Tensor) -> torch.Tensor:
-    """A detached twin in the same memory, with the same version counter, unseen by the graph.
+    """Returns a detached alias with the same storage and version counter, unknown to the graph.
 
-    A mode that calls this is below what gives it that counter.
+    A caller's dispatch mode is below the one that gives the alias that counter.
     """
     counts = torch._C.DispatchKey.ADInplaceOrView
     with (
@@ -100,7 +101,7 @@ def fake_counted(fake: torch.Tensor) -> torch.Tensor:
 
 
 def forget_contents(fake: torch.Tensor) -> None:
-    """Makes void what was noted of the contents of a stand-in."""
+    """Invalidates the recorded constant contents of a fake tensor."""
     for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo"):
         if hasattr(type(fake), memo):
             setattr(fake, memo, None)
@@ -108,7 +109,7 @@ def forget_contents(fake: torch.Tensor) -> None:
 
 
 def forget_constant(fake: torch.Tensor, tracer: Any) -> None:
-    """Makes void what torch takes a stand-in's contents for; its recorder misses what is written through a view."""
+    """Invalidates torch's constant contents of a fake tensor; its recorder misses writes through a view."""
     fake.constant = None  # type: ignore[attr-defined]
     slot = get_proxy_slot(fake, tracer, None)
     if slot is not None:
@@ -116,20 +117,20 @@ def forget_constant(fake: torch.Tensor, tracer: Any) -> None:
 
 
 def set_strides(fake: torch.Tensor, strides: tuple[int, ...]) -> None:
-    """Gives a new stand-in other strides; nobody has seen it."""
+    """Sets the strides of a new fake tensor, which nothing has read yet."""
     with below_autograd(), no_recording():
         torch.ops.aten.as_strided_.default(fake, fake.shape, strides)
 
 
 def set_memory(fake: torch.Tensor, other: torch.Tensor) -> None:
-    """Puts a new stand-in where another begins in memory; nobody has seen it."""
+    """Sets storage and offset of a new fake tensor, which nothing has read yet, to another's."""
     place = (other.untyped_storage(), other.storage_offset(), fake.shape, fake.stride())
     with below_autograd(), no_recording():
         torch.ops.aten.set_.source_Storage_storage_offset(fake, *place)
 
 
 def data_dependent_errors() -> tuple[type[BaseException], ...]:
-    """Raised when the program asks for a value that only exists when the graph runs."""
+    """Returns the errors raised if the program reads a value that only exists when the graph runs."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -137,7 +138,7 @@ def data_dependent_errors() -> tuple[type[BaseException], ...]:
 
 
 def unsupported_fake_errors() -> tuple[type[BaseException], ...]:
-    """Raised when an operation has no fake implementation."""
+    """Returns the errors raised if an operation has no fake implementation."""
     from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
     return (UnsupportedOperatorException,)
@@ -145,7 +146,7 @@ def unsupported_fake_errors() -> tuple[type[BaseException], ...]:
 
 @contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """Keeps torch from printing a traceback for every error of a fake tensor: eager shows those of the step."""
+    """Context that keeps torch from printing a traceback for every error of a fake tensor: eager prints the step's."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -156,7 +157,7 @@ def quiet_fakes() -> Iterator[None]:
 
 @contextmanager
 def without_recording(fake_mode: FakeTensorMode) -> Iterator[None]:
-    """Operations inside run on fake tensors and leave no mark, neither in a graph nor among the conditions."""
+    """Context whose operations run on fake tensors without effect on graph or guards."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     env = fake_mode.shape_env
@@ -166,18 +167,18 @@ def without_recording(fake_mode: FakeTensorMode) -> Iterator[None]:
 
 
 def fake_constant(fake_mode: FakeTensorMode, constant: Any) -> Any:
-    """The fake of a constant tensor of a graph; anything else is itself."""
+    """Returns the fake of a constant tensor of a graph; anything else unchanged."""
     return fake_mode.from_tensor(constant, static_shapes=True) if isinstance(constant, torch.Tensor) else constant
 
 
 def mode_of(tensor: torch.Tensor) -> Any:
-    """The fake mode that a fake tensor belongs to."""
+    """Returns the fake mode of a fake tensor."""
     return getattr(tensor, "fake_mode", None)
 
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Operations inside run for real, whatever is being recorded."""
+    """Context whose operations run on real tensors, outside any recording."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -185,14 +186,14 @@ def outside_tracing() -> Iterator[None]:
 
 
 def fake_transposed(fake: torch.Tensor) -> torch.Tensor:
-    """The transpose of a fake matrix."""
+    """Returns the transpose of a fake matrix."""
     with disable_proxy_modes_tracing(), torch.no_grad():
         return fake.t()
 
 
 @contextmanager
 def real_world() -> Iterator[None]:
-    """Tensor operations inside run on real tensors and are not recorded, also in the middle of a capture."""
+    """Context whose tensor operations run on real tensors and are not recorded, also during a capture."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with disable_proxy_modes_tracing(), unset_fake_temporarily():

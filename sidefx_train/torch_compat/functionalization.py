@@ -16,7 +16,8 @@ from sidefx_train.torch_compat.recording import RecordingMode, tracing_subgraphs
 
 @contextmanager
 def _decomposing(tracer: PythonKeyTracer, decompositions: Any) -> Iterator[None]:
-    """Records operations, taking those of a table apart: the mode's own table, before torch 2.12 the module's."""
+    """Context that records operations and decomposes those in a table: the mode's own, before torch 2.12 the
+    module's."""
     if "decomposition_table" in inspect.signature(ProxyTorchDispatchMode).parameters:
         with RecordingMode(tracer, decompositions):
             yield
@@ -29,7 +30,7 @@ def _decomposing(tracer: PythonKeyTracer, decompositions: Any) -> Iterator[None]
 
 @contextmanager
 def functionalizing(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompositions: Any) -> Iterator[None]:
-    """Records operations on functional tensors over fakes, without in-place operations, into ``tracer``'s graph."""
+    """Context that records operations on functional tensors over fakes, without in-place operations, in a graph."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.functional_tensor import FunctionalTensorMode
     from torch.fx.experimental.proxy_tensor import disable_autocast_cache
@@ -40,7 +41,7 @@ def functionalizing(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompos
         _decomposing(tracer, decompositions),
         disable_autocast_cache(),
         torch.no_grad(),
-        torch._C._AutoDispatchBelowAutograd(),  # Python rules for Autograd would take operators apart once more
+        torch._C._AutoDispatchBelowAutograd(),  # Python rules for Autograd would decompose operators again
         torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)),
         tracing_subgraphs(fake_mode, tracer, decompositions),
         FunctionalTensorMode(),
@@ -50,7 +51,7 @@ def functionalizing(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompos
 
 @contextmanager
 def below_functionalization() -> Iterator[None]:
-    """Operations inside are recorded as they are (in-place ``copy_`` into an input, for one)."""
+    """Context whose operations are recorded unchanged (for example in-place ``copy_`` into an input)."""
     from torch._subclasses.functional_tensor import disable_functional_mode
 
     with disable_functional_mode():
@@ -64,7 +65,7 @@ def to_functional(fake: torch.Tensor) -> torch.Tensor:
 
 
 def from_functional(value: Any) -> Any:
-    """The plain (proxied, fake) tensor behind a functional one, after pending updates."""
+    """Returns the plain (proxied, fake) tensor of a functional one, after pending updates."""
     from torch._subclasses.functional_tensor import FunctionalTensor
 
     if not isinstance(value, FunctionalTensor):
@@ -78,10 +79,10 @@ def has_data_mutation(value: torch.Tensor) -> bool:
 
 
 def has_metadata_mutation(value: torch.Tensor) -> bool:
-    """True if an operation changed a functional tensor's sizes or strides in place."""
+    """Returns True if an operation changed a functional tensor's sizes or strides in place."""
     return torch._functionalize_has_metadata_mutation(value.elem)
 
 
 def storage_replaced(value: torch.Tensor) -> bool:
-    """True if ``set_`` gave a functional tensor another storage."""
+    """Returns True if ``set_`` replaced a functional tensor's storage."""
     return torch._functionalize_was_storage_changed(value.elem)

@@ -1,4 +1,4 @@
-"""Torch's thread-wide settings: their guard, how they are restored, and modes around a step that are not captured."""
+"""Torch's thread-wide settings: their guard, their restoration, and ambient modes that are not captured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._device import DeviceContext
 
 
 class GlobalState:
-    """Torch's thread-wide state now: grad mode, autocast, determinism, default dtype and device, threads, modes."""
+    """Torch's current thread-wide state: grad mode, autocast, determinism, default dtype and device, threads, modes."""
 
     def __init__(self) -> None:
         _no_replays_under_dynamo()
@@ -24,13 +24,13 @@ class GlobalState:
         self._switches = [ask() for ask, _ in _switches()]
 
     def same_settings(self) -> bool:
-        """True if every setting is the same again and every context of torch that was entered has been left."""
+        """Returns True if every setting is unchanged and every entered torch context has been left."""
         same = bool(self._settings.check()) and _default_devices() == self._devices
         same = same and self._switches == [ask() for ask, _ in _switches()]
         return same and _entered_contexts() == self._contexts
 
     def check(self) -> bool:
-        """True if the state is the same again, and nothing of the caller's watches tensor operations."""
+        """Returns True if the state is unchanged, and no mode of the caller observes tensor operations."""
         return (
             self._settings.check()
             and not torch._C._len_torch_dispatch_stack()
@@ -42,9 +42,9 @@ class GlobalState:
 
 @cache
 def _no_replays_under_dynamo() -> None:
-    """Has torch's own compiler, where it traces a compiled step (``torch.cond`` does), find that no entry fits.
+    """Makes no entry fit while torch's own compiler traces a compiled step (as ``torch.cond`` does).
 
-    It is told once, so that replays need not ask.
+    It is registered once, so that replays need not check.
     """
     substitute = torch.compiler.substitute_in_graph(GlobalState.check, skip_signature_check=True)
     substitute(lambda self: False)
@@ -52,7 +52,7 @@ def _no_replays_under_dynamo() -> None:
 
 @cache
 def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
-    """Global settings of torch beside those that :class:`GlobalState` tests: how to ask for each, and how to set it."""
+    """Returns getters and setters of torch's global settings beyond those that :class:`GlobalState` compares."""
     pairs = [(f"_get_{name[5:]}", name) for name in dir(torch._C) if name.startswith("_set_")]
     kernels = ("cudnn", "flash", "math", "mem_efficient", "overrideable")
     pairs += [(f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in kernels]
@@ -64,23 +64,24 @@ def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
 _KEPT = re.compile(
     "default|function_state|trac|dispatch|metaclass|preferred|thread|float32_matmul|metadata|deterministic_algorithms"
 )
-"""Settings that are kept otherwise, or that asking for may load a library."""
+"""Settings that are kept otherwise, or whose getters may load a library."""
 
 
 def _answers(ask: Callable[[], Any]) -> bool:
     try:
         return isinstance(ask(), (bool, int, str, list))
-    except (RuntimeError, TypeError):  # it wants arguments, or a library that this build lacks
+    except (RuntimeError, TypeError):  # it requires arguments, or a library that this build lacks
         return False
 
 
 def answers_changed_by_captures() -> dict[Any, Any]:
-    """Functions that ask for what a capture itself sets otherwise, with what they answer now, before it."""
+    """Returns getters whose result a capture changes, with their results before it."""
     return {torch._C._is_multithreading_enabled: torch._C._is_multithreading_enabled()}
 
 
 def settings_of(fn: Any) -> tuple[Callable[[], Any], ...]:
-    """What an operation of torch asks for and decides on while it is recorded: which attention kernels may be used."""
+    """Returns getters of settings that an operation of torch branches on while recorded: the allowed attention
+    kernels."""
     if getattr(fn, "__name__", "") not in ("scaled_dot_product_attention", "multi_head_attention_forward"):
         return ()
     names = ("flash", "math", "mem_efficient", "cudnn")
@@ -88,7 +89,7 @@ def settings_of(fn: Any) -> tuple[Callable[[], Any], ...]:
 
 
 def _entered_contexts() -> tuple[Any, ...]:
-    """Contexts of torch that have been entered, apart from those that set one of the common settings."""
+    """Returns the entered torch contexts, except those that set one of the common settings."""
     return (
         torch.is_inference_mode_enabled(),
         torch.is_anomaly_enabled(),
@@ -100,19 +101,19 @@ def _entered_contexts() -> tuple[Any, ...]:
 
 
 def _default_devices() -> tuple[Any, ...]:
-    """What stands on the stack of function modes: devices of ``torch.device`` contexts, and other modes."""
+    """Returns the stack of function modes: devices of ``torch.device`` contexts, and other modes."""
     stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return tuple(mode.device if type(mode) is DeviceContext else mode for mode in stack)
 
 
 def default_device_cpu() -> Any:
-    """A context in which new tensors are on the CPU; nothing at all, which is faster, where they are anyway."""
+    """Returns a context in which new tensors are on the CPU; a no-op, which is faster, if they are anyway."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 @contextmanager
 def restoring_state() -> Iterator[None]:
-    """Gives torch's thread-wide state back as it was, whatever a capture that stopped half way left of it."""
+    """Context that restores torch's thread-wide state, whatever a capture that stopped halfway has changed."""
     grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
@@ -159,7 +160,7 @@ def _autocast_nesting() -> int:
 
 
 def unsupported_ambient_mode() -> str | None:
-    """What the caller has around a step that must see its operations as they happen, in words."""
+    """Describes an ambient mode around a step that must observe its operations as they happen."""
     for mode in _default_devices():
         if not isinstance(mode, torch.device):
             return f"runs inside {type(mode).__qualname__}, a TorchFunctionMode"
@@ -182,13 +183,13 @@ autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def autocast_off() -> AbstractContextManager[Any]:
-    """Autocast is off inside, for all devices, whatever it was."""
+    """Returns a context with autocast off for all devices."""
     return torch._C._DisableAutocast()  # type: ignore[no-any-return]
 
 
 @contextmanager
 def no_autocast_cache() -> Iterator[None]:
-    """What autocast makes of weights inside is not kept for what comes after."""
+    """Context whose autocast copies of weights are not cached beyond it."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -198,6 +199,6 @@ def no_autocast_cache() -> Iterator[None]:
 
 
 def without_autocast(function: Any, *args: Any) -> Any:
-    """Calls ``function`` with autocast off: casts that autocast made are in the captured graph already."""
+    """Calls ``function`` with autocast off: the captured graph contains the casts already."""
     with torch._C._DisableAutocast():
         return function(*args)

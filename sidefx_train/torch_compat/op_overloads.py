@@ -1,4 +1,4 @@
-"""Operators of the dispatcher: their classes, arguments, tags, and derivatives written in Python."""
+"""Operators of the dispatcher: their classes, arguments, tags, and Python derivatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._higher_order_ops import utils as _operator_utils
 from torch._higher_order_ops.while_loop import while_loop as while_loop
 
 DEVICE_OF = torch.ops.prim.device.default
-"""The operator by which C++ asks for a tensor's device."""
+"""The operator by which C++ reads a tensor's device."""
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
@@ -23,17 +23,17 @@ def is_random(target: Any) -> bool:
 
 
 def changes_in_place(target: Any) -> bool:
-    """True for an operator that writes to one of its arguments."""
+    """Returns True for an operator that writes to one of its arguments."""
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 BINDING: type = type(torch.autograd._profiler_enabled.__self__)  # type: ignore[attr-defined]
-"""What functions of torch's that are made by pybind11 are bound to."""
+"""Class of the objects to which pybind11 functions of torch are bound."""
 
 OpOverload = torch._ops.OpOverload
 
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-"""Classes of what ``torch.ops`` holds."""
+"""Classes of the members of ``torch.ops``."""
 
 _OWN_OPERATORS = (
     "aten",
@@ -49,9 +49,9 @@ _OWN_OPERATORS = (
 
 
 def python_derivative(operator: Any) -> tuple[Any, Any] | None:
-    """An operator's overload and the holder of its derivative in Python; ``None`` if it has no such derivative.
+    """Returns an operator's overload and the holder of its Python derivative; ``None`` if it has no such derivative.
 
-    Both are ``None`` where torch puts more Python around the derivative, for lists of tensors.
+    Both are ``None`` if torch wraps the derivative in more Python, for lists of tensors.
     """
     if isinstance(operator, torch._ops.OpOverloadPacket):
         names = operator.overloads()
@@ -70,14 +70,14 @@ def python_derivative(operator: Any) -> tuple[Any, Any] | None:
 
 
 def name_of_derivative(overload: Any) -> str:
-    """What torch calls the autograd function of an operator with a derivative in Python."""
+    """Returns torch's name of the autograd function of an operator with a Python derivative."""
     return f"GeneratedBackwardFor_{overload._namespace}_{overload._opname}_{overload._overloadname}"
 
 
 def operator_arguments(
     overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as the dispatcher passes them: by position, keyword-only ones apart."""
+    """Returns arguments as the dispatcher passes them: positional ones, and keyword-only ones separately."""
     found, named = list(args), dict(kwargs)
     places = [argument for argument in overload._schema.arguments if not argument.kwarg_only][len(args) :]
     while any(argument.name in named for argument in places):
@@ -89,17 +89,17 @@ def operator_arguments(
 def operator_defaults(
     overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """All arguments of an operator, with those that have their default values."""
+    """Returns all arguments of an operator, including default values."""
     return torch._library.utils.fill_defaults(overload._schema, args, kwargs)  # type: ignore[no-any-return]
 
 
 def has_keyword_arguments(overload: Any) -> bool:
-    """True if an operator has arguments by keyword only."""
+    """Returns True if an operator has keyword-only arguments."""
     return bool(torch._library.utils.has_kwarg_only_args(overload._schema))
 
 
 def decomposition_of(operator: Any) -> Callable[..., Any]:
-    """A function of other operators that computes what ``operator`` does, or itself."""
+    """Returns a decomposition of ``operator``, or ``operator`` itself."""
     from torch._decomp import decomposition_table
 
     return decomposition_table.get(operator, operator)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from sidefx_train.torch_compat.symbols import hint_of
 
 
 def bytes_of(nodes: Iterable[fx.Node]) -> int:
-    """Memory of the nodes' values, views counted once; symbolic sizes by what they are during the capture."""
+    """Returns the memory of the nodes' values; views count once; symbolic sizes have their values in the capture."""
     found: dict[int, int] = {}
     for value in (node.meta.get("val") for node in nodes):
         if isinstance(value, torch.Tensor):
@@ -24,12 +24,12 @@ def bytes_of(nodes: Iterable[fx.Node]) -> int:
 
 
 def min_cut(graph: fx.Graph, forward: set[fx.Node], free: set[fx.Node]) -> list[fx.Node]:
-    """What to save of a joint graph so that cheap operations make the rest of what its backward reads.
+    """Returns what to save of a joint graph so that cheap operations recompute the rest of what its backward reads.
 
     Args:
         graph: placeholders ``primals_*`` and ``tangents_*``, then operations; nodes carry ``meta["val"]``.
         forward: nodes of the forward; the others are the backward.
-        free: of its placeholders, those that cost nothing to keep.
+        free: placeholders that cost nothing to keep.
     """
     from torch._functorch import config
     from torch._functorch.partitioners import MinCutOptions, NodeInfo, solve_min_cut

@@ -1,4 +1,4 @@
-"""Recording operations into an FX graph: the proxy tracer, the dispatch mode, sub-graphs of higher-order operators."""
+"""Records operations in an FX graph: proxy tracer, dispatch mode, subgraphs of higher-order operators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SOURCES_KEPT = 128
 
 
 def forget_old_sources() -> None:
-    """Lets go of the source of graphs made long ago: ``torch.fx`` keeps that of each, for tracebacks, for ever."""
+    """Drops the source of old graphs: ``torch.fx`` keeps that of each forever, for tracebacks."""
     sources = fx.graph_module._loader.eval_cache
     for key in list(sources)[: max(0, len(sources) - _SOURCES_KEPT)]:
         del sources[key]
@@ -40,8 +40,8 @@ def forget_old_sources() -> None:
 
 
 def new_proxy_tracer() -> PythonKeyTracer:
-    """A tracer with an empty graph, ready to be driven by a proxy mode."""
-    tracer = PythonKeyTracer()  # no class of its own: operators over functions ask for this very one
+    """Returns a tracer with an empty graph, to be driven by a proxy mode."""
+    tracer = PythonKeyTracer()  # not a subclass: higher-order operators check for this very class
     tracer.root = torch.nn.Module()
     tracer.tensor_attrs = {}
     tracer.graph = fx.Graph(tracer_cls=PythonKeyTracer)
@@ -61,7 +61,7 @@ def new_proxy_tracer() -> PythonKeyTracer:
 
 
 _AS_IT_IS = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
-"""Types of arguments that a graph has as they are."""
+"""Types of arguments that a graph contains unchanged."""
 
 _NOT_PLAIN = frozenset(
     (
@@ -76,7 +76,7 @@ _TAGS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 
 
 def _is_plain(op: Any) -> bool:
-    """True for an operator of which torch's recorder makes a node, whatever the arguments, and nothing else."""
+    """Returns True for an operator for which torch's recorder only makes a node, whatever the arguments."""
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd
     return (
         isinstance(op, torch._ops.OpOverload)
@@ -90,23 +90,23 @@ def _is_plain(op: Any) -> bool:
 
 
 class _OtherValue(Exception):
-    """An argument that is no plain value."""
+    """An argument is not a plain value."""
 
 
 def _known_values_of(mode: FakeTensorMode) -> dict[Any, Any]:
-    """What operators make of arguments, by their metadata, for as long as the mode lives."""
+    """Returns the results of operators by their arguments' metadata; they live as long as the mode."""
     return vars(mode).setdefault("_sidefx_known", {})  # type: ignore[no-any-return]
 
 
 def _has_numbers(fake: FakeTensor) -> bool:
-    """True for a strided stand-in of which all that says where its elements are is a plain number."""
+    """Returns True for a strided fake tensor whose sizes, strides and offset are plain numbers."""
     if fake.layout is not torch.strided:
         return False
     return all(type(n) is int for n in (*fake.shape, *fake.stride(), fake.storage_offset()))
 
 
 def _metadata_key(value: Any) -> Any:
-    """Equal for values of which an operator makes results that look the same."""
+    """Returns a key that is equal for values from which an operator makes results with the same metadata."""
     kind = type(value)
     if kind is FakeTensor:
         if not _has_numbers(value) or value.constant is not None:
@@ -121,7 +121,7 @@ def _metadata_key(value: Any) -> Any:
 
 
 def _is_transient(made: Any, mode: FakeTensorMode) -> bool:
-    """True for a stand-in that is told by sizes, strides, type and device, in memory of its own."""
+    """Returns True for a fake determined by sizes, strides, dtype and device, with storage of its own."""
     if type(made) is not FakeTensor or made.fake_mode is not mode or not _has_numbers(made):
         return False
     if made.constant is not None or made.requires_grad or made.is_conj() or made.is_neg() or made.storage_offset():
@@ -138,10 +138,10 @@ def _new_fake(mode: FakeTensorMode, shape: Any, stride: Any, dtype: torch.dtype,
 
 
 class RecordingMode(ProxyTorchDispatchMode):
-    """Records what torch's own mode does, without asking of each call what most are not.
+    """Records operations like torch's own mode, without per-call checks that rarely apply.
 
-    A call of a plain operator on stand-ins is a node; what it makes is known where one of the same metadata was made
-    before, and is not a view. All else is left to torch.
+    A call of a plain operator on fake tensors is a node; its result is reused if one with the same metadata was made
+    before and is not a view. torch handles all other calls.
     """
 
     supports_higher_order_operators = True
@@ -173,7 +173,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return getattr(proxy_tensor, "CURRENT_DECOMPOSITION_TABLE", ()) if own is None else own
 
     def _notes_more(self) -> bool:
-        """True where somebody wants to find more in the nodes than a call."""
+        """True if nodes need more metadata than a call."""
         return fx_traceback.has_preserved_node_meta() or getattr(self, "emulate_precision_casts", False)
 
     def _node_of(self, value: Any) -> Any:
@@ -221,7 +221,7 @@ class RecordingMode(ProxyTorchDispatchMode):
 
 
 def _call_key(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Equal for calls whose results look the same; ``None`` where that is not to be told."""
+    """Returns a key that is equal for calls whose results have the same metadata; ``None`` if that is unknown."""
     if type(mode) is not FakeTensorMode or not mode.cache_enabled or mode.cache_crosscheck_enabled:
         return None
     around = func, torch.get_default_dtype(), torch.is_inference_mode_enabled()
@@ -233,7 +233,7 @@ def _call_key(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _shares_memory(made: Any, args: Any, kwargs: Any) -> bool:
-    """True for what is in the memory of an argument, and for what is no tensor."""
+    """Returns True for an alias of an argument, and for a value that is not a tensor."""
     if not isinstance(made, torch.Tensor):
         return True
     given = (value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor))
@@ -242,24 +242,24 @@ def _shares_memory(made: Any, args: Any, kwargs: Any) -> bool:
 
 @contextmanager
 def no_recording() -> Iterator[None]:
-    """Tensor operations inside are not recorded."""
+    """Context whose tensor operations are not recorded."""
     with disable_proxy_modes_tracing():
         yield
 
 
 def track(value: Any, proxy: fx.Proxy, tracer: PythonKeyTracer) -> None:
-    """Says that ``proxy`` computes ``value`` (a fake tensor or a symbolic number)."""
+    """Sets the proxy that computes ``value`` (a fake tensor or a symbolic number)."""
     track_tensor_tree(value, proxy, constant=None, tracer=tracer)
 
 
 def record_higher_order(mode: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any) -> Any:
-    """Records an operator over functions (``cond``) by its own rule for proxies."""
+    """Records a higher-order operator (``cond``) by its own proxy rule."""
     return op.python_key_table[ProxyTorchDispatchMode](mode, *args, **kwargs)
 
 
 @contextmanager
 def tracing_subgraphs(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decompositions: Any = None) -> Iterator[None]:
-    """Operators over functions inside (``cond``) trace their functions for the graph of ``tracer``."""
+    """Context in which higher-order operators (``cond``) trace their functions for the graph of ``tracer``."""
     from torch.fx.experimental.proxy_tensor import _MakefxTracer, _set_make_fx_tracer
 
     maker = _MakefxTracer(decompositions, "symbolic", True, False, False, False, True)
@@ -269,17 +269,17 @@ def tracing_subgraphs(fake_mode: FakeTensorMode, tracer: PythonKeyTracer, decomp
 
 
 def tracked_tensors(tracer: PythonKeyTracer) -> dict[fx.Node, torch.Tensor]:
-    """Fake tensors by the node that computes them."""
+    """Returns the fake tensors by the node that computes them."""
     return {held.proxy.node: fake for fake, held in tracer.tensor_tracker.items()}
 
 
 def tracked_pairs(tracer: PythonKeyTracer) -> list[tuple[fx.Node, torch.Tensor]]:
-    """Fake tensors that are alive, with the node that computes each; several may have one node."""
+    """Returns the live fake tensors with the node that computes each; several may have one node."""
     return [(held.proxy.node, fake) for fake, held in tracer.tensor_tracker.items()]
 
 
 def late_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
-    """A module whose code is written only if somebody reads or runs it."""
+    """Returns a module whose code is generated only when it is read or run."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph)

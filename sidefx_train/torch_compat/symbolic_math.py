@@ -1,4 +1,4 @@
-"""Functions on symbolic numbers, and numbers of derived classes among them."""
+"""Functions on symbolic numbers, and operations with numbers of subclasses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _derived_known = threading.Lock(), [0]
 
 
 def _node_of_derived(node: Any, number: Any) -> Any:
-    """``to_node`` that knows instances of classes derived from ``int`` and ``float`` as the numbers they are."""
+    """``to_node`` that converts instances of subclasses of ``int`` and ``float`` to plain numbers."""
     own = type(number) in NUMBERS or is_numpy_scalar(number)
     return _node_of_number(node, number if own else plain_number(number))
 
 
 @contextmanager
 def derived_numbers() -> Iterator[None]:
-    """Symbolic numbers compute with members of enumerations and the like; torch finds them unequal to all of them."""
+    """Context in which symbolic numbers accept members of enumerations etc.; in torch they are unequal to all of
+    them."""
     lock, captures = _derived_known
     with lock:
         captures[0] += 1
@@ -41,18 +42,18 @@ def derived_numbers() -> Iterator[None]:
 
 
 def plain_number(value: Any) -> Any:
-    """An instance of a class derived from ``int`` or ``float`` as the number it is; anything else as it is."""
+    """Returns an instance of a subclass of ``int`` or ``float`` as a plain number; anything else unchanged."""
     base = next((base for base in (int, float) if issubclass(type(value), base)), None)
     return value if base is None else base.__pos__(value)
 
 
 def is_numpy_scalar(value: Any) -> bool:
-    """True for numbers of numpy, some of which derive from ``float``."""
+    """Returns True for numpy numbers, some of which derive from ``float``."""
     return any(base.__module__ == "numpy" for base in type(value).__mro__)
 
 
 def _opaque(name: str) -> Callable[[Any], Any]:
-    """``math.name`` as a function that keeps a symbolic float symbolic, where torch has none."""
+    """Returns ``math.name`` as a function that keeps a symbolic float symbolic, which torch lacks."""
     from torch.fx.experimental.sym_node import SymNode
     from torch.utils._sympy import functions
 
@@ -84,11 +85,11 @@ SYMBOLIC_MATH: dict[Any, Callable[[Any], Any]] = {
     },
     **{function: _traced(opaque) for function, opaque in _OPAQUE.items()},
 }
-"""Functions of ``math`` and the form of each that takes a symbolic float."""
+"""Variants of ``math`` functions that accept a symbolic float."""
 
 
 def host_functions() -> dict[Any, str]:
-    """Functions on Python numbers that a trace may contain, with the Python expression that calls them."""
+    """Returns the functions on Python numbers that a trace may contain, with Python expressions that call them."""
     table: dict[Any, str] = {
         torch.sym_float: "float",
         torch.sym_int: "int",
@@ -118,7 +119,7 @@ def host_functions() -> dict[Any, str]:
 
 
 def symbolic_function(function: Any) -> Any:
-    """The variant of a ``math`` function that accepts symbolic numbers, else the function itself."""
+    """Returns the variant of a ``math`` function that accepts symbolic numbers, or else the function itself."""
     return getattr(torch, f"_sym_{getattr(function, '__name__', '')}", function)
 
 

@@ -1,4 +1,4 @@
-"""Symbolic numbers: the table of a capture, its symbols and what is known of them, their numbers as Python source."""
+"""Symbolic numbers: the shape environment of a capture, its symbols, and their Python source."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class _QuietShapeEnv(ShapeEnv):
-    """Does not look for the user's line of every symbol: the capture knows it, and to look for it imports half of
+    """Skips the search for the user's line of every symbol: the capture knows it, and the search imports half of
     ``torch.export``.
 
-    What torch remembers of one table in caches for all tables, some without a limit, dies with the table.
+    torch's global caches about this environment, some without a limit, are cleared with it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,14 +38,14 @@ class _QuietShapeEnv(ShapeEnv):
 
 
 def new_shape_env() -> ShapeEnv:
-    """Symbol table of one capture; a tensor's ``item()`` may become a symbol."""
+    """Returns the shape environment of one capture; a tensor's ``item()`` may become a symbol."""
     _load_submodule(NEEDED)
     return _QuietShapeEnv(allow_scalar_outputs=True)
 
 
 @dataclass(frozen=True)
 class _NamedSource(Source):
-    """Where a symbol comes from, by a name of ours."""
+    """Source of a symbol, given by a name of this library."""
 
     label: str
 
@@ -55,7 +55,7 @@ class _NamedSource(Source):
 
 
 def new_symbolic_number(shape_env: ShapeEnv, value: int | float, name: str) -> Any:
-    """A symbolic int or float whose value during the capture is ``value``; 0 and 1 are not special."""
+    """Returns a symbolic int or float whose value during the capture is ``value``; 0 and 1 are not special."""
     source: Any = _NamedSource(f"{name}#{len(shape_env.var_to_range)}")
     if isinstance(value, float):
         symbol = shape_env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
@@ -64,22 +64,22 @@ def new_symbolic_number(shape_env: ShapeEnv, value: int | float, name: str) -> A
 
 
 def symbol_of(number: Any) -> Any:
-    """The sympy expression of a symbolic number."""
+    """Returns the sympy expression of a symbolic number."""
     return number.node.expr
 
 
 def comes_from_float(number: torch.SymInt) -> bool:
-    """True for an integer that is computed from a symbolic float."""
+    """Returns True for an integer computed from a symbolic float."""
     return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in number.node.expr.free_symbols)
 
 
 def is_unbacked(number: Any) -> bool:
-    """True if the number is known only when the graph runs (it comes from a tensor's contents)."""
+    """Returns True if the number is known only when the graph runs (it depends on data)."""
     return not number.node.has_hint()
 
 
 def known_truth(condition: torch.SymBool) -> bool | None:
-    """The truth of a condition that holds, or does not, whatever its numbers are; ``None`` for others."""
+    """Returns the truth of a condition if it does not depend on its numbers; else ``None``."""
     expression = condition.node.expr
     if expression not in (True, False) and is_unbacked(condition):
         expression = condition.node.shape_env._maybe_evaluate_static(expression)
@@ -87,12 +87,12 @@ def known_truth(condition: torch.SymBool) -> bool | None:
 
 
 def recorded_conditions(shape_env: ShapeEnv) -> list[Any]:
-    """Sympy conditions on input symbols that the capture relied on."""
+    """Returns the sympy conditions on input symbols that the capture relied on."""
     return [guard.expr for guard in shape_env.guards]
 
 
 def has_unbacked_sizes(value: Any) -> bool:
-    """True for tensors with a size that only the running graph knows."""
+    """Returns True for tensors with a size that only the running graph knows."""
     values = value if isinstance(value, (list, tuple)) else (value,)
     return any(
         isinstance(size, torch.SymInt) and is_unbacked(size)
@@ -103,13 +103,13 @@ def has_unbacked_sizes(value: Any) -> bool:
 
 
 def rounds(relation: Any) -> bool:
-    """True for a comparison of what is computed from symbolic floats."""
+    """Returns True for a comparison of values computed from symbolic floats."""
     sides = [side for side in relation.args if not side.is_Atom and not side.is_integer]
     return any(symbol_is_type(symbol, SymT.FLOAT) for side in sides for symbol in side.free_symbols)
 
 
 def truncates(expression: Any) -> list[Any]:
-    """What is computed from symbolic floats and made an integer within a sympy expression (``int``, ``round``)."""
+    """Returns subexpressions of symbolic floats that are converted to integers (``int``, ``round``)."""
     made = (part for part in sympy.preorder_traversal(expression) if part.func.__name__ in _INTEGER_OF)
     inner = (part.args[0] for part in made if not part.args[0].is_Atom)
     return [part for part in inner if any(symbol_is_type(symbol, SymT.FLOAT) for symbol in part.free_symbols)]
@@ -119,12 +119,12 @@ _INTEGER_OF = frozenset({"TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"})
 
 
 def terms_of(expression: Any) -> tuple[Any, ...]:
-    """What is added up in a sympy expression."""
+    """Returns the terms of a sum in sympy."""
     return tuple(expression.args) if expression.is_Add else (expression,)
 
 
 def python_source(expression: Any) -> str:
-    """A symbolic condition as a Python expression over the names of its symbols, ``math`` and ``torch``."""
+    """Returns a symbolic condition as a Python expression over the names of its symbols, ``math`` and ``torch``."""
     from torch.utils._sympy.printers import PythonPrinter
 
     class Printer(PythonPrinter):
@@ -150,12 +150,12 @@ def python_source(expression: Any) -> str:
 
 
 def symbol_of_input(number: Any) -> Any:
-    """The symbol that a symbolic input was created with, whatever is known of it by now."""
+    """Returns the symbol with which a symbolic input was created, even if it was replaced since."""
     return number.node._expr
 
 
 def hint_of(number: Any) -> Any:
-    """The value that a symbolic number has during the capture; reading it adds no condition."""
+    """Returns the value of a symbolic number during the capture, without adding a guard."""
     return number.node.hint
 
 

@@ -1,4 +1,4 @@
-"""Tensors in memory: addresses, storages, allocations, and torch's check of many tensors in C++."""
+"""Real tensors: addresses, storages, allocations, and torch's C++ check of many tensors."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import torch
 
 
 def tensor_guards(tensors: list[torch.Tensor], sizes: list[list[Any]], strides: list[list[Any]]) -> Any:
-    """One C++ check of type, dtype, device, sizes, strides, requires_grad and dispatch keys of all tensors.
+    """Returns one C++ check of type, dtype, device, sizes, strides, requires_grad and dispatch keys of all tensors.
 
-    A size or stride given as ``None`` is not looked at.
+    A size or stride of ``None`` is not compared.
     """
     return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """False for a tensor whose storage has been freed (``untyped_storage().resize_(0)``), as sharding libraries do."""
+    """Returns False if a tensor's storage was freed (``untyped_storage().resize_(0)``), as sharding libraries do."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return True
     return tensor.untyped_storage().nbytes() > 0
 
 
 def tensor_data_ptr_address() -> int | None:
-    """Address of torch's ``void* data_ptr(PyObject* tensor)``, which generated code calls."""
+    """Returns the address of torch's ``void* data_ptr(PyObject* tensor)``, which generated code calls."""
     return getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
 
 
 def c10_flags() -> list[str]:
-    """Compiler and linker flags for C++ that reads ``c10::TensorImpl``."""
+    """Returns compiler and linker flags for C++ that reads ``c10::TensorImpl``."""
     root = os.path.dirname(torch.__file__)
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
     return [f"-I{root}/include", abi, f"-L{root}/lib", "-lc10"]
 
 
 def tensor_impl_address(tensor: torch.Tensor) -> int:
-    """Address of the C++ object behind a tensor."""
+    """Returns the address of a tensor's C++ object."""
     return tensor._cdata  # type: ignore[no-any-return]
 
 
 def is_plain_strided(tensor: Any) -> bool:
-    """True for a ``Tensor`` or ``Parameter`` (no subclass) with plain sizes and strides."""
+    """Returns True for a ``Tensor`` or ``Parameter`` (no subclass) with plain sizes and strides."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -62,7 +62,7 @@ def storage_address(tensor: torch.Tensor) -> int:
 
 
 def allocations(run: Callable[[], Any]) -> list[int]:
-    """Bytes of CPU tensor memory allocated (positive) and freed (negative) by a call, in order."""
+    """Returns the bytes of CPU tensor memory allocated (positive) and freed (negative) by a call, in order."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

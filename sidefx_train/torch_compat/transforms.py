@@ -9,19 +9,20 @@ import torch
 
 
 def inside_transform() -> bool:
-    """True inside a transform of ``torch.func``: ``vmap``, ``grad``, ``functionalize``..."""
+    """Returns True inside a transform of ``torch.func``: ``vmap``, ``grad``, ``functionalize``..."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_batched(value: Any) -> bool:
-    """True for a batch of gradients, as ``torch.autograd.grad(..., is_grads_batched=True)`` hands over."""
+    """Returns True for a batch of gradients, as passed by ``torch.autograd.grad(..., is_grads_batched=True)``."""
     return value is not None and (
         torch._C._functorch.is_legacy_batchedtensor(value) or torch._C._functorch.is_batchedtensor(value)
     )
 
 
 def outside_transforms() -> Any:
-    """A context outside the transforms of ``torch.func`` that are under way: a tensor made inside would be theirs."""
+    """Returns a context outside the active transforms of ``torch.func``: tensors created inside would belong to
+    them."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         return nullcontext()
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -30,7 +31,7 @@ def outside_transforms() -> Any:
 
 
 def loads_batching_rules() -> Any:
-    """The function by which torch reads ``vmap``'s decompositions when they are first needed."""
+    """Returns the function by which torch loads ``vmap``'s decompositions on first use."""
     from torch._functorch import vmap
 
     return vmap.lazy_load_decompositions

@@ -1,7 +1,7 @@
-"""Runs the tests of one of CPython's test modules twice: by CPython, then interpreted.
+"""Runs the tests of one of CPython's test modules twice: in CPython, then interpreted.
 
 A *case* is one test method, or one example of a doctest. Cases that CPython itself fails or skips here are not
-counted: they say nothing about the interpreter.
+counted, because they show nothing about the interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_module(name: str, only: str = "") -> tuple[list[str], Failures, list[str
 
     Args:
         name: the module's name in the ``test`` package.
-        only: a part of the names of the cases to run; all, if empty.
+        only: a substring of the names of the cases to run; all, if empty.
 
     Returns:
         The cases that CPython passes, those of them that fail when interpreted, and the cases that CPython fails or
@@ -114,7 +114,7 @@ def _run_method(label: str, case: unittest.TestCase, passed: list[str], failures
         return
     passed.append(label)
     random.seed(1)
-    re.purge()  # a pattern compiled anew warns anew
+    re.purge()  # a pattern compiled a second time warns a second time
     builtins_before = dict(vars(builtins))
     case = type(case)(case._testMethodName)
     plain = unittest.TestCase._callTestMethod  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ def _run_method(label: str, case: unittest.TestCase, passed: list[str], failures
 
 
 class _Examples(doctest.DocTestRunner):
-    """Remembers which examples failed, by their line."""
+    """Records which examples failed, by their line."""
 
     def __init__(self, flags: int) -> None:
         super().__init__(optionflags=flags, verbose=False)
@@ -161,7 +161,7 @@ def _run_doctest(label: str, case: Any, passed: list[str], failures: Failures, l
             test.examples, test.globs, test.name, test.filename, test.lineno, test.docstring
         )  # fmt: skip
         interp = Interpreter(DirectWorld())
-        # A module's own name hides the builtin: this is how doctest's ``exec(code, globs)`` comes here.
+        # A module's own name hides the builtin: doctest's ``exec(code, globs)`` then calls this function.
         doctest.exec = execute or (lambda code, globs: interp.run(exec, (code, globs)))  # type: ignore[attr-defined]
         try:
             runner.run(copied, out=io.StringIO().write)

@@ -1,10 +1,10 @@
-"""Runs CPython's own tests interpreted, and compares with the list of known differences.
+"""Runs CPython's own tests interpreted, and compares the results with the list of known differences.
 
     python tests/cpython/run.py                              all modules, a table
     python tests/cpython/run.py test_with test_generators    some
     python tests/cpython/run.py -v test_with:test_nested     some cases, with the tracebacks of those that differ
 
-Each module runs in a process of its own. Exits with 1 if a case differs that ``known_differences.toml`` does not list,
+Each module runs in its own process. Exits with 1 if a case differs that ``known_differences.toml`` does not list,
 if a listed one passes or does not exist, or if fewer than ``LEAST`` percent pass. Needs a Python with its ``test``
 package, and no torch.
 """
@@ -23,10 +23,10 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LEAST = 95.0
-"""Percent of each run's cases that must pass, known differences or not."""
+"""Percent of each run's cases that must pass; known differences count as failures."""
 
 TIMEOUT = 600
-"""Seconds for one module."""
+"""Time limit of one module, in seconds."""
 
 KNOWN = os.path.join(HERE, "known_differences.toml")
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -34,14 +34,14 @@ _MARK = "@@ result "
 
 
 def modules() -> list[str]:
-    """The modules of a complete run on this version of Python."""
+    """Returns the modules of a complete run on this version of Python."""
     with open(KNOWN, "rb") as file:
         listed: dict[str, list[str]] = tomllib.load(file)["modules"]
     return [name for versions, names in listed.items() if versions in ("all", VERSION) for name in names]
 
 
 def known_differences() -> dict[str, dict[str, str]]:
-    """Cases known to differ on this version of Python, by module, with their reasons."""
+    """Returns the cases known to differ on this version of Python, by module, with their reasons."""
     with open(KNOWN, "rb") as file:
         entries = tomllib.load(file)["difference"]
     known: dict[str, dict[str, str]] = {}
@@ -55,7 +55,7 @@ def known_differences() -> dict[str, dict[str, str]]:
 
 
 def in_process_of_its_own(name: str) -> dict[str, Any]:
-    """Runs one module: ``cases``, ``failures`` and ``left`` (what CPython does not pass here), or ``error``."""
+    """Runs one module; returns ``cases``, ``failures`` and ``left`` (not passed by CPython here), or ``error``."""
     command = [sys.executable, os.path.abspath(__file__), "--one", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
@@ -69,14 +69,14 @@ def in_process_of_its_own(name: str) -> dict[str, Any]:
 
 
 def drawn_cases() -> frozenset[tuple[str, str]]:
-    """(module, case) of those that pass or differ by chance."""
+    """Returns the (module, case) pairs that pass or differ by chance."""
     with open(KNOWN, "rb") as file:
         entries = tomllib.load(file)["difference"]
     return frozenset((e["module"], case) for e in entries if e.get("drawn") for case in e["cases"])
 
 
 def problems(name: str, only: str, result: dict[str, Any], known: dict[str, str]) -> list[str]:
-    """What is wrong with one module's result, line by line."""
+    """Returns the problems of one module's result, as lines of text."""
     if "error" in result:
         return [f"{name}: {result['error']}"]
     failures = result["failures"]
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.one:
         faulthandler.enable()
         sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
-        from tests.cpython.modules import run_module  # in this process alone: it leaves the package's torch parts out
+        from tests.cpython.modules import run_module  # only in this process: it skips the package's torch parts
 
         name, _, only = options.one.partition(":")
         cases, failures, left = run_module(name, only)

@@ -1,4 +1,4 @@
-"""A sample of CPython's own tests, interpreted; ``make cpython`` runs them all."""
+"""A sample of CPython's own tests, interpreted; ``make cpython`` runs all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples run."""
+"""The examples run without errors."""
 
 from __future__ import annotations
 

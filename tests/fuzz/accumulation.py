@@ -1,4 +1,4 @@
-"""Random training programs with hooks on parameters, on what they share and on the nodes that accumulate gradients.
+"""Random training programs with hooks on parameters, on shared tensors and on the nodes that accumulate gradients.
 
 python -m tests.fuzz.accumulation FIRST COUNT [BACKEND]
 """
@@ -23,7 +23,7 @@ KINDS = ("tensor", "scale", "post", "node_pre", "node_post", "node_scale", "mult
 
 
 class Net(nn.Module):
-    """Layers that share parameters or do not."""
+    """Layers with or without shared parameters."""
 
     def __init__(self, draw: Callable[[int], int]) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class Program:
     """One run of a program.
 
     Args:
-        seed: which program.
-        wrap: captures a function, or gives it back.
+        seed: seed of the program.
+        wrap: captures a function, or returns it unchanged.
     """
 
     def __init__(self, seed: int, wrap: Callable[[Any], Any]) -> None:
@@ -90,7 +90,7 @@ class Program:
             handle = node.register_prehook(lambda grads: (grads[0] * 0.25,))
         else:
             handle = node.register_hook(lambda _, grads: self.log.append((name, len(grads), p.grad is not None)))
-        return node, handle  # without the node the hook dies
+        return node, handle  # the hook is removed when the node is freed
 
     def _release(self, p: torch.Tensor) -> None:
         p.data.add_(p.grad, alpha=-0.01)
@@ -110,7 +110,7 @@ class Program:
         return loss.detach()
 
     def run(self) -> tuple[list[torch.Tensor], list[Any]]:
-        """All losses, parameters and gradients, and what hooks noted."""
+        """Returns all losses, parameters and gradients, and the log of the hooks."""
         seen = []
         for turn in range(6):
             for when, kind, which, how in self.plan:
@@ -129,7 +129,7 @@ class Program:
 
 
 def difference(seed: int, backend: str = "eager") -> tuple[str, list[Any]]:
-    """What differs between eager and captured, and the steps."""
+    """Returns the difference between eager and captured, and the steps."""
     steps: list[Any] = []
 
     def wrap(fn: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random programs over views and in-place operations: what aliases what, before, in and after a captured function."""
+"""Random programs over views and in-place operations: which tensors alias, before, in and after a captured function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INPUTS = (
     "torch.arange(4.0).cos()",
     "torch.tensor(1.5)",
 )
-"""Fresh arguments."""
+"""Expressions for new arguments."""
 
 DERIVED = (
     "{0}",
@@ -39,7 +39,7 @@ DERIVED = (
     "{0}.unsafe_split(2)[0]",
     "{0}.data",
 )
-"""Arguments that share memory with another one."""
+"""Arguments that share memory with another argument."""
 
 TWISTED = ("{0}.view(torch.int32)", "{0}.detach().view(torch.uint8)", "torch.view_as_complex({0}.detach().view(-1, 2))")
 
@@ -86,9 +86,9 @@ RARE = (
 
 
 def generate(draw: Callable[[int], int]) -> str:
-    """Source of a program; ``draw(n)`` gives a number below ``n``.
+    """Returns the source of a program; ``draw(n)`` returns a number below ``n``.
 
-    The program is run while it is written: a statement that raises is kept once in a while, and is the last one then.
+    The program is run while it is written: a statement that raises is sometimes kept, and is then the last one.
     """
     tensors: dict[str, Any] = {"torch": torch, "Flat": Flat, "Same": Same}
     lines = [_HEADER, "def build():"]

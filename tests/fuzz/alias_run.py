@@ -1,4 +1,4 @@
-"""Runs a program over views eagerly and captured, and compares all that autograd and memory know of its tensors."""
+"""Runs a program over views eagerly and captured, and compares autograd and memory state of its tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Flat(torch.autograd.Function):
 
 
 class Same(torch.autograd.Function):
-    """Its own argument, handed on by a custom function."""
+    """A custom function that returns its own argument."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Same(torch.autograd.Function):
 
 
 def attempt(line: str, kind: str, outs: Any, names: dict[str, Any]) -> None:
-    """One later operation; what it raises is compared too."""
+    """Runs one later operation; an exception is compared too."""
     try:
         made = eval(compile(line, "<after>", kind), {"torch": torch, "outs": outs, **names})
         SAID.append(made if isinstance(made, torch.Tensor) else None)
@@ -56,7 +56,7 @@ def attempt(line: str, kind: str, outs: Any, names: dict[str, Any]) -> None:
 
 
 def _words(error: Exception) -> str:
-    """An error without the names of autograd's nodes and what they saved: a captured part is one node."""
+    """Returns an error message without names of autograd nodes and saved tensors: a captured part is one node."""
     text = _NODE.sub("", str(error).split("Hint:")[0])
     return f"{type(error).__name__}: {re.sub(r'0x[0-9a-f]+', '0x', text)}"[:400]
 
@@ -87,7 +87,7 @@ class _World:
         self.step = self.compiled or module.step
 
     def call(self) -> dict[str, Any]:
-        """What a call and what follows it left behind, part by part."""
+        """Runs a call and the statements after it; returns the resulting state, part by part."""
         SAID.clear()
         given = self.build()
         try:
@@ -116,11 +116,11 @@ def _gradients(outs: Any, given: Any) -> Any:
 
 
 def _photograph(tensors: tuple[Any, ...]) -> dict[str, Any]:
-    """Everything about some tensors and about how they belong together."""
+    """Returns all facts of some tensors and of their relations."""
     known = list(tensors)
     try:
         return _pictured(known)
-    except RuntimeError as error:  # autograd forbids some views of several to be looked at
+    except RuntimeError as error:  # autograd forbids access to some outputs of multi-view functions
         return {"forbidden": _words(error)}
 
 
@@ -166,11 +166,11 @@ def check(source: str, backend: str = "aot_eager", close: bool = False) -> Outco
 
     Args:
         source: the program.
-        backend: of the captured one.
+        backend: backend of the captured world.
         close: values may differ in rounding.
 
     Raises:
-        Differs: they differ; the message says where.
+        Differs: they differ; the message shows where.
     """
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
     with warnings.catch_warnings():

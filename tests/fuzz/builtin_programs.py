@@ -1,7 +1,7 @@
-"""Random programs over classes derived from Python's own: overridden methods that call ``super()``, bound methods that
-are stored and returned, objects that the step makes, and global state that is asked for and changed between calls.
+"""Random programs over subclasses of builtins: overridden methods that call ``super()``, bound methods that are stored
+and returned, objects that the step creates, and global state that is read and changed between calls.
 
-``generate(randrange)`` gives the source of a program for ``tests.fuzz.run``.
+``generate(randrange)`` returns the source of a program for ``tests.fuzz.run``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 """
 
-# name of a class: base, how an instance is made, methods with arguments and an override of each, what shows it
+# name of a class: base, constructor expression, methods with arguments and an override of each, state expression
 _CLASSES: dict[str, tuple[str, str, tuple[tuple[str, str, str], ...], str]] = {
     "CList": ("list", "CList([1, 2])", (
         ("append", "{I}", "super().append(({A}, 'w'))"),
@@ -146,7 +146,7 @@ class _Program:
         return f"n{self.names}"
 
     def define(self, name: str) -> str:
-        """A class with some of its methods overridden, and ``raw_``, which gives what ``super()`` has."""
+        """Writes a class with some methods overridden, and ``raw_``, which returns the state that ``super()`` sees."""
         base, _, methods, _ = _CLASSES[name]
         lines = [f"class {name}({base}):"]
         known = []
@@ -238,7 +238,7 @@ def tag(obj, value):
 
 
 def generate(randrange: Randrange) -> str:
-    """The source of one program."""
+    """Returns the source of one program."""
     program = _Program(randrange)
     names = list(_CLASSES)
     chosen = [names.pop(randrange(len(names))) for _ in range(1 + randrange(3))]

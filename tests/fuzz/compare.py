@@ -1,4 +1,4 @@
-"""Two worlds compared object by object: contents, order, and what refers to what."""
+"""Compares two worlds object by object: contents, order, and references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None), range, torch.dtype,
 
 
 class Differs(AssertionError):
-    """Where the two worlds part."""
+    """The two worlds differ; the message shows where."""
 
 
 class Pairing:
@@ -24,7 +24,7 @@ class Pairing:
 
     Attributes:
         forth: ``id`` of an eager object to its counterpart.
-        back: the other way.
+        back: the reverse mapping.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Pairing:
         self.keep: list[Any] = []
 
     def compare(self, want: Any, have: Any, where: str) -> None:
-        """Raises :class:`Differs` unless the two are alike."""
+        """Raises :class:`Differs` unless the two are equal."""
         if type(want).__qualname__ != type(have).__qualname__:
             raise Differs(f"{where}: {_short(have)}, eager has {_short(want)}")
         if isinstance(want, _ATOMS):

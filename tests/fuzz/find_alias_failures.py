@@ -1,4 +1,4 @@
-"""Goes through random programs over views and shows all that differ, grouped by what differs, each shortened.
+"""Runs random programs over views and shows all that differ, grouped by the difference, each shortened.
 
 python -m tests.fuzz.find_alias_failures FIRST COUNT [--whole]
 """
@@ -19,12 +19,12 @@ from tests.fuzz.shrink import shrink
 
 
 def _outcome(source: str) -> tuple[Outcome | None, str]:
-    """How a program went, or what differs in it."""
+    """Returns the outcome of a program, or the difference in it."""
     try:
         return check(source), ""
     except Differs as error:
         return None, str(error)
-    except Exception as error:  # a program of which the comparison itself cannot be made
+    except Exception as error:  # a program whose comparison itself fails
         return None, f"broken, {type(error).__name__}: {error}"
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     for seed in range(options.first, options.first + options.count):
         source = generate(random.Random(seed).randrange)
         outcome, said = _outcome(source)
-        if outcome is None:  # not in the handler of what was raised: programs that raise would see it
+        if outcome is None:  # outside the handler: programs that raise would see its exception
             shorter = source if options.whole else shrink(source, _differs, most=120)
             said = _outcome(shorter)[1] or said
             kind = re.sub(r"\d+|\[.*?\]", "#", said)[:60]

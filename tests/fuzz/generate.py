@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tests.fuzz import templates
 
 Choose = Callable[[int], int]
-"""``choose(n)`` is a number below ``n``; 0 stands for the simplest choice."""
+"""``choose(n)`` returns a number below ``n``; 0 is the simplest choice."""
 
 _HOLE = re.compile(r"\{([+=]?[A-Z]+)(\d?)\}")
 _DECLARE = "nonlocal c_n, c_list, c_box\nglobal G_N, G_LIST, G_TABLE"
@@ -18,7 +18,7 @@ _DEEPEST = 3
 
 
 def from_seed(seed: int) -> str:
-    """The program that belongs to a seed."""
+    """Returns the program of a seed."""
     return generate(random.Random(seed).randrange)
 
 
@@ -33,7 +33,7 @@ class _Scope:
     objects: list[str] = field(default_factory=list)
 
     def inner(self, function: bool) -> _Scope:
-        """The scope of a block; a nested function only reads the names around it."""
+        """Returns the scope of a block; a nested function only reads the names around it."""
         assignable = [] if function else list(self.assignable)
         return _Scope(list(self.ints), assignable, list(self.lists), list(self.tensors), list(self.objects))
 
@@ -53,7 +53,7 @@ class _Generator:
         return f"{stem}{self.count}"
 
     def expression(self, kind: str, level: int = 0) -> str:
-        """Code of one kind; deep inside, only the simplest."""
+        """Returns code of one kind; deeply nested, only the simplest."""
         if kind == "N":
             return str(self.choose(5))
         if kind == "K":
@@ -94,7 +94,7 @@ class _Generator:
         return _HOLE.sub(hole, text).replace("{{", "{").replace("}}", "}")
 
     def statement(self, template: str) -> list[str]:
-        """Lines of one statement."""
+        """Returns the lines of one statement."""
         lines: list[str] = []
         names: dict[str, str] = {}
         outer = self.scope
@@ -118,7 +118,7 @@ class _Generator:
         return lines
 
     def learn(self, names: dict[str, str], scope: _Scope) -> None:
-        """Makes the fresh names of a statement known to what follows."""
+        """Adds the new names of a statement to the scope."""
         known = {"+I": scope.ints, "+L": scope.lists, "+T": scope.tensors, "+O": scope.objects}
         for kind, name in names.items():
             if kind in known and name not in known[kind]:
@@ -190,5 +190,5 @@ class _Generator:
 
 
 def generate(choose: Choose) -> str:
-    """A program made of choices: a module whose ``build()`` gives step, between, arguments and roots."""
+    """Returns a program built from choices: a module whose ``build()`` returns step, between, arguments and roots."""
     return _Generator(choose).program()

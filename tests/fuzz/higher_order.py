@@ -1,7 +1,7 @@
 """Random programs that differentiate a captured function several times, as source.
 
-A program defines ``program(wrap)``: it builds tensors, wraps a function, asks for gradients of gradients of what the
-function returns, and gives all numbers and calls of hooks that a user would see.
+A program defines ``program(wrap)``: it builds tensors, wraps a function, computes gradients of gradients of the
+function's result, and returns all numbers and hook calls that a user would see.
 
 python -m tests.fuzz.higher_order FIRST COUNT [BACKEND]
 """
@@ -139,7 +139,7 @@ BINARY = [
 
 
 def generate(draw: Callable[[int], int]) -> str:
-    """A program, by ``draw(n)``, a number below ``n``."""
+    """Returns a program; ``draw(n)`` returns a number below ``n``."""
 
     def pick(options: Any) -> Any:
         return options[draw(len(options))]
@@ -241,7 +241,7 @@ def generate(draw: Callable[[int], int]) -> str:
 
 
 def outcome(source: str, wrap: Callable[..., Any]) -> Any:
-    """What a program gives, or the error it raises."""
+    """Returns the result of a program, or the error it raises."""
     space: dict[str, Any] = {}
     exec(compile(source, "<program>", "exec"), space)
     torch.manual_seed(0)
@@ -254,7 +254,7 @@ def outcome(source: str, wrap: Callable[..., Any]) -> Any:
 
 
 def difference(source: str, backend: str = "eager", tolerance: float = 1e-9) -> tuple[str, list[Any]]:
-    """What differs between eager and captured, and the reports."""
+    """Returns the difference between eager and captured, and the reports."""
     steps: list[Any] = []
 
     def wrap(fn: Callable[..., Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Random functions of tensors, large enough that Inductor joins their loops: what ``generate.py`` is for Python.
+"""Random tensor functions, large enough for Inductor to fuse their loops; ``generate.py`` does the same for Python.
 
-Each is a program as text: ``build(x, y, w, b, ids)`` makes values of one shape from others, by norms, reductions, masks
-that are drawn, products, views, writes in place, gathers and sums by index, and returns some of them.
+Each is a program as text: ``build(x, y, w, b, ids)`` computes values of one shape from others, by norms, reductions,
+random masks, products, views, in-place writes, gathers and sums by index, and returns some of them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WRITES = (
 
 
 def generate(seed: int) -> str:
-    """The program of a number."""
+    """Returns the program of a number."""
     draw = random.Random(seed)
     values, lines = ["x", "y"], []
 
@@ -91,7 +91,7 @@ def check(source: str, **options: Any) -> None:
     """Compares results and gradients of the program with those of the compiled one, from the same random numbers.
 
     Raises:
-        Differs: they differ; the message says where.
+        Differs: they differ; the message shows where.
     """
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
     names: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Random chains of layers, forward and backward, through the default backend: what ends networks in practice.
+"""Random chains of layers, forward and backward, through the default backend, with the usual last layers of networks.
 
-A program is text: ``make()`` gives modules, ``forward(modules, x)`` runs convolutions, norms, activations, poolings,
+A program is text: ``make()`` returns modules, ``forward(modules, x)`` runs convolutions, norms, activations, poolings,
 softmax and reductions over axes of odd sizes, and ends in one of the usual losses. Several chains are compiled as one
-step. Gradients are compared with those of float64, as far off as eager's own are.
+step. Gradients are compared with float64; the tolerance is a multiple of eager's own error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sidefx_train
 from tests.fuzz.compare import Differs
 
 FACTOR, FLOOR = 30.0, 3e-5
-"""How many times as far from float64 as eager a gradient may be, and how far in any case, relative in norm."""
+"""Largest error as a multiple of eager's error against float64, and the error always allowed, relative in norm."""
 
 _ACTIVATIONS = (
     "nn.ReLU()", "nn.GELU()", "nn.SiLU()", "nn.PReLU()", "nn.Softplus()", "nn.Hardtanh()", "nn.LeakyReLU(0.1)",
@@ -34,7 +34,7 @@ class Chain:
 
     Attributes:
         modules: expressions, each of one module.
-        shape: of its input.
+        shape: shape of its input.
         loss: an expression over ``y``, the last value.
     """
 
@@ -58,7 +58,7 @@ class Lambda(nn.Module):
 
 
 def generate(seed: int) -> Chain:
-    """The chain of a number."""
+    """Returns the chain of a number."""
     draw = random.Random(seed)
     dims = draw.choice((1, 2, 2, 2, 3))
     width = draw.choice((2, 3, 4, 5, 8, 12, 16, 17, 20, 32))
@@ -87,7 +87,7 @@ def generate(seed: int) -> Chain:
 
 
 def build(text: str) -> nn.Module:
-    """The module of an expression."""
+    """Builds the module of an expression."""
     module = eval(text, {"nn": nn, "Lambda": Lambda})
     assert isinstance(module, nn.Module), text
     return module
@@ -153,7 +153,7 @@ def check(numbers: range, **options: Any) -> None:
     """Compares the gradients of some chains, compiled as one step, with float64's.
 
     Raises:
-        Differs: some of a chain's are further off than eager's by far; the message names the chain.
+        Differs: the errors of a chain are far larger than eager's; the message names the chain.
     """
     chains = [generate(number) for number in numbers]
     wanted, eager = _gradients(chains, torch.float64, None), _gradients(chains, torch.float32, None)
@@ -169,7 +169,7 @@ def check(numbers: range, **options: Any) -> None:
 def training_step(
     chains: list[Chain], dtype: torch.dtype = torch.float32, call: int = 0
 ) -> tuple[Callable[..., None], list[torch.Tensor]]:
-    """Forward and backward of all chains as one step that takes their inputs, and inputs for it.
+    """Returns forward and backward of all chains as one step that takes their inputs, and inputs for it.
 
     The step has ``nets``, the modules of each chain.
     """
@@ -190,13 +190,13 @@ def training_step(
 
 
 def inputs_of(chains: list[Chain], dtype: torch.dtype, call: int) -> list[torch.Tensor]:
-    """An input for each chain, of numbers that depend on ``call`` alone."""
+    """Returns an input for each chain; its numbers depend only on ``call``."""
     draw = torch.Generator().manual_seed(call)
     return [torch.randn(chain.shape, generator=draw).to(dtype).requires_grad_() for chain in chains]
 
 
 def _gradients(chains: list[Chain], dtype: torch.dtype, options: dict[str, Any] | None) -> list[list[torch.Tensor]]:
-    """Gradients of the input and the parameters of each chain, after two steps."""
+    """Returns the gradients of the input and the parameters of each chain, after two steps."""
     step, inputs = training_step(chains, dtype)
     run = step if options is None else sidefx_train.compile(step, rng="eager", **options)
     for call in range(2):

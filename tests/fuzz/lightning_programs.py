@@ -168,7 +168,7 @@ OPTIMIZERS = ["SGD", "Adam", "AdamW", "RMSprop", "NAdam"]
 
 
 def generate(number: int) -> str:
-    """The source of program ``number``: ``make()`` gives the module, ``callbacks()`` the callbacks, ``OPTIONS``."""
+    """Returns the source of program ``number``: ``make()``, ``callbacks()`` and ``OPTIONS``."""
     pick = random.Random(number)
 
     def some(pool: list[str], most: int) -> list[str]:
@@ -272,7 +272,7 @@ def generate(number: int) -> str:
 
 
 def check(source: str, backend: str = "eager") -> Any:
-    """Fits natively and captured; the callback's report.
+    """Fits natively and captured; returns the callback's report.
 
     Raises:
         AssertionError: something differs.

@@ -1,4 +1,4 @@
-"""Random uses of a model, plain and compiled: everything that is done with modules, step by step.
+"""Random uses of a model, plain and compiled: the usual operations on modules, one after the other.
 
 ``python -m tests.fuzz.model_programs FIRST COUNT`` runs many and prints those that differ.
 """
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class Holder(nn.Module):
-    """A model of models, one of them twice."""
+    """A model of models; one submodule occurs twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Double(nn.Module):
 
 
 class Use:
-    """One model in use. Each method is an operation; what it returns is compared."""
+    """One model in use. Each method is an operation; its result is compared."""
 
     def __init__(self, make: Callable[[], nn.Module], compiled: bool, seed: int) -> None:
         torch.manual_seed(seed)
@@ -335,7 +335,7 @@ FREQUENT = ["call", "train_once", "train_once"]
 
 
 def check(number: int) -> list[str]:
-    """Runs program ``number`` on both; its operations.
+    """Runs program ``number`` on both models; returns its operations.
 
     Raises:
         AssertionError: something differs.

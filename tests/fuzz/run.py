@@ -29,11 +29,11 @@ _FILE = "<fuzz program>"
 
 @dataclass
 class Outcome:
-    """How a program went.
+    """Result of one program.
 
     Attributes:
         calls: number of calls.
-        replays: those that ran as a captured graph.
+        replays: calls that ran as a captured graph.
         reasons: codes and reasons of the others.
     """
 
@@ -43,7 +43,7 @@ class Outcome:
 
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+|(?<=, which is )output .* of .* instead")
-"""In the default repr of an object; another one in every world. So is the autograd node that torch's errors name."""
+"""Addresses in default reprs, which differ in every world. The same holds for the autograd node in torch's errors."""
 
 
 class _World:
@@ -58,14 +58,14 @@ class _World:
         self.compiled = None if backend is None else sidefx_train.compile(self.step, backend=backend)
 
     def call(self, index: int) -> tuple[Any, str]:
-        """What the call gave (a value or an exception in plain words), and what it printed."""
+        """Runs one call; returns its value or exception (as plain data), and the printed text."""
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            torch.manual_seed(50 + index)  # the worlds share the process's generator, and what comes between may draw
+            torch.manual_seed(50 + index)  # the worlds share the process's generator, and ``between`` may draw
             if index:
                 try:
                     self.between(index)
-                except Exception as error:  # what the program does between two calls may fail, but alike
+                except Exception as error:  # the code between two calls may raise, but must raise the same in both
                     print("between:", type(error).__name__, error)
             arguments = self.arguments(index)
             torch.manual_seed(100 + index)
@@ -85,7 +85,7 @@ _REPLACED: tuple[tuple[Any, str], ...] = (
     (torch.Tensor, "sigmoid"),
     (nn.Linear, "forward"),
 )
-"""What programs put something of their own in place of."""
+"""Functions that programs replace."""
 
 
 @contextlib.contextmanager
@@ -103,11 +103,11 @@ def _libraries_restored() -> Iterator[None]:
 
 _ABSENT = object()
 _SECONDS = 20
-"""What an eager call may take: some programs walk over a list to which they append, without end."""
+"""Time limit of an eager call: some programs append to a list that they iterate over, without end."""
 
 
 class _Endless(BaseException):
-    """A program that does not come to an end."""
+    """A program that does not end."""
 
 
 @contextlib.contextmanager
@@ -125,10 +125,10 @@ def _ends() -> Iterator[None]:
 
 
 def check(source: str, backend: str = "eager") -> Outcome:
-    """Compares the program's two worlds; one that never ends when run eagerly counts for nothing.
+    """Compares the program's two worlds; a program that never ends eagerly does not count.
 
     Raises:
-        Differs: they differ; the message says where.
+        Differs: they differ; the message shows where.
     """
     linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
     with warnings.catch_warnings(), _libraries_restored():
@@ -155,9 +155,9 @@ def check(source: str, backend: str = "eager") -> Outcome:
     report = captured.compiled.report()
     reasons = tuple(f"{item.code} {item.reason}" for item in report.breaks + report.fallbacks)
     ours = ["SFX205"]
-    if not raised:  # what escapes from a step that raises may be reported under this code
+    if not raised:  # an object that leaves a step that raises may be reported under this code
         ours.append("SFX204")
-    if backend == "eager":  # another backend may turn a graph down
+    if backend == "eager":  # another backend may refuse a graph
         ours.append("SFX201")
     internal = [reason for reason in reasons if reason.startswith(tuple(ours))]
     if internal:

@@ -1,4 +1,4 @@
-"""Makes a failing program shorter: statements are left out as long as it still fails."""
+"""Shortens a failing program: removes statements as long as it still fails."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 
 def shrink(source: str, fails: Callable[[str], bool], most: int = 400) -> str:
-    """The shortest program found that still fails.
+    """Returns the shortest program found that still fails.
 
     Args:
         source: a program for which ``fails`` is true.
-        fails: says whether a program fails; never asked about one that cannot be compiled.
+        fails: returns whether a program fails; only called with programs that can be compiled.
         most: largest number of programs tried.
     """
     lines = source.split("\n")
@@ -38,7 +38,7 @@ def _indent(line: str) -> int:
 
 
 def _block(lines: list[str], position: int) -> int:
-    """Where the block that a line opens ends."""
+    """Returns the end of the block that a line opens."""
     end = position + 1
     while end < len(lines) and (not lines[end].strip() or _indent(lines[end]) > _indent(lines[position])):
         end += 1
@@ -52,7 +52,7 @@ def _without(lines: list[str], position: int) -> list[str]:
 
 
 def _unwrapped(lines: list[str], position: int) -> list[str]:
-    """The body of a compound statement in place of the statement."""
+    """Returns the lines with a compound statement replaced by its body."""
     end = _block(lines, position)
     if end == position + 1 or lines[position].lstrip().startswith("def "):
         return lines

@@ -1,9 +1,10 @@
-"""The pieces random training steps are made of.
+"""The templates of random training steps.
 
 A template is Python source with holes: ``{I}`` an int, ``{B}`` a truth value, ``{L}`` a list of ints, ``{C}`` a list of
 anything, ``{D}`` a dict, ``{K}`` a key, ``{S}`` a set of ints, ``{V}`` any value, ``{T}`` a (4, 3) tensor, ``{N}`` a
-small literal, ``{BODY}`` an indented block. ``{+I}`` is a fresh local int, ``{+T}`` tensor, ``{+L}`` list, ``{+O}``
-object and ``{+F}`` function, known to what follows; ``{L1}`` is the same list throughout the statement; ``{=I}`` is a local int that may be assigned, ``{O}`` an object.
+small literal, ``{BODY}`` an indented block. ``{+I}`` is a new local int, ``{+T}`` tensor, ``{+L}`` list, ``{+O}``
+object and ``{+F}`` function, visible to later statements; ``{L1}`` is the same list throughout the statement; ``{=I}``
+is a local int that may be assigned, ``{O}`` an object.
 """
 
 from __future__ import annotations
@@ -1058,4 +1059,4 @@ BREAKS = (
     ".register_hook(lambda g: g * 0.5)",
     ".register_post_accumulate_grad_hook(lambda p: box.items.append(1))\n",
 )
-"""Parts of statements that no capture can take whole."""
+"""Parts of statements that no capture includes."""

@@ -24,7 +24,7 @@ PARTS = int(os.environ.get("FUZZ_PARTS", "1"))
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Torch logs what a program that raises does wrong."""
+    """Silences torch's log messages about programs that raise."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -47,7 +47,7 @@ def _differs(source: str) -> str:
         check(source)
     except Differs as error:
         return str(error)
-    except Exception:  # the shorter program is broken: no counterexample
+    except Exception:  # the shorter program is invalid: no counterexample
         return ""
     return ""
 

@@ -1,4 +1,4 @@
-"""Random programs over classes derived from Python's own, objects made in the step, and global state that changes.
+"""Random programs over subclasses of builtins, objects created in the step, and global state that changes.
 
 ``make fuzz`` runs many (``BUILTIN_N``, ``FUZZ_SEED``), ``make test`` a fixed few.
 """
@@ -26,7 +26,7 @@ PARTS = int(os.environ.get("FUZZ_PARTS", "1"))
 
 
 def as_at_first() -> None:
-    """The global state that programs change."""
+    """Restores the global state that programs change."""
     np.seterr(all="warn")
     np.setbufsize(8192)
     torch.set_warn_always(False)
@@ -54,7 +54,7 @@ def _differs(source: str) -> str:
         check(source)
     except Differs as error:
         return str(error)
-    except Exception:  # the shorter program is broken: no counterexample
+    except Exception:  # the shorter program is invalid: no counterexample
         return ""
     return ""
 

@@ -27,7 +27,7 @@ _BEGIN = "# --- program"
 
 
 class Tally:
-    """What became of the programs; how many of those that could be captured whole were."""
+    """Counts the programs by outcome, and how many of those that could be captured whole were."""
 
     def __init__(self) -> None:
         self.programs = self.whole = self.captured = self.calls = self.replays = 0
@@ -50,7 +50,7 @@ class Tally:
 
 
 def backend_of(source: str) -> str:
-    """One program in eight runs the functionalized graph."""
+    """Returns the backend: one program in eight runs the functionalized graph."""
     return "aot_eager" if random.Random(len(source)).randrange(8) == 0 else "eager"
 
 
@@ -70,7 +70,7 @@ def _differs(source: str, backend: str) -> str:
         check(source, backend)
     except Differs as error:
         return str(error)
-    except Exception:  # the shorter program is broken: no counterexample
+    except Exception:  # the shorter program is invalid: no counterexample
         return ""
     return ""
 
@@ -93,7 +93,7 @@ def test_random_programs(part: int, capsys: pytest.CaptureFixture[str]) -> None:
         max_examples=MANY // PARTS,
         deadline=None,
         database=None,
-        phases=[Phase.generate],  # programs are made shorter by leaving statements out
+        phases=[Phase.generate],  # programs are shortened by removing statements
         suppress_health_check=list(HealthCheck),
     )
     @given(st.randoms(use_true_random=False, note_method_calls=False))

@@ -12,8 +12,8 @@ from tests.fuzz.shrink import shrink
 from tests.support.disk_cache import new_cache
 
 FIXED = (1010, 1015, 1021, 3009)
-"""Added to where it was read; an index with a maximum in a remainder; drawn less than eager draws; saved for the
-backward in another layout than it expects."""
+"""Index-add to a tensor that is also read; an index with a maximum in a remainder; fewer random draws than eager; a
+tensor saved for the backward in another layout than it expects."""
 
 MANY = int(os.environ.get("FUZZ_N", "5000")) // 50
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
@@ -35,7 +35,7 @@ def _differs(source: str) -> bool:
         check(source)
     except Differs:
         return True
-    except Exception:  # the shorter program is broken: no counterexample
+    except Exception:  # the shorter program is invalid: no counterexample
         return False
     return False
 

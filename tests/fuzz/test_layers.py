@@ -10,7 +10,7 @@ from tests.fuzz.compare import Differs
 from tests.fuzz.layers import check
 
 FIXED = 5
-"""Chains of each fixed sample, compiled as one step."""
+"""Number of chains of each fixed sample, compiled as one step."""
 
 MANY = int(os.environ.get("FUZZ_N", "5000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
@@ -18,7 +18,7 @@ _PART = 10
 
 
 def run(numbers: range) -> None:
-    """Checks some chains; fails with the first that differs."""
+    """Checks some chains; fails with the first one that differs."""
     try:
         check(numbers)
     except Differs as error:

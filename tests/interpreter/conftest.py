@@ -1,4 +1,4 @@
-"""The interpreter's tests need no torch: without it they run alone, which is how other Pythons are checked."""
+"""The interpreter's tests need no torch: without it only they run, which is how other Python versions are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every body is stopped in front of each of its instructions in turn, and goes on natively: nothing may differ."""
+"""Every body is stopped before each of its instructions, and continues natively: nothing may differ."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def _native(fn: Any, name: str) -> Any:
 
 
 def _without_caller(error: Any) -> Any:
-    """The error with its traceback from the body on: who called it differs."""
+    """Returns the error with its traceback starting at the body; its callers differ."""
     return error and (*error[:2], error[2][1:], *error[3:])
 
 
@@ -357,7 +357,7 @@ MOST = 1000
 @pytest.mark.parametrize("most", [MOST, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["many", "all"])
 @pytest.mark.parametrize("body", bodies(globals()), ids=lambda body: body.__name__)
 def test_stopped_at_every_instruction(body: Any, most: int) -> None:
-    """Of bodies of more than ``most``, at every second, third, ..."""
+    """Stops at every second, third, ... instruction of bodies with more than ``most``."""
     file = body.__code__.co_filename
     wanted = observe(lambda: body(), file)
     counting = Interpreter(DirectWorld())

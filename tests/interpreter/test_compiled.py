@@ -1,4 +1,4 @@
-"""The bodies of the interpreter's tests a third way: in captured steps, without falling back to eager Python."""
+"""Runs the bodies of the interpreter's tests a third way: in captured steps, without falling back to eager Python."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.support.interpreter_compiled import check_compiled, check_refused  # 
 MODULES = (test_calls_and_scopes, test_classes, test_control_flow, test_operators)
 
 REFUSED = {
-    "body_subclass_of_builtins": "SFX111",  # instances of a class made in the step leave it
+    "body_subclass_of_builtins": "SFX111",  # the step returns instances of a class that it defines
     "body_container_subclass_with_attributes": "SFX111",
     "body_dict_missing_and_default": "SFX111",
-    "body_del_method": "SFX104",  # a replay would not make the object that is deleted
+    "body_del_method": "SFX104",  # a replay would not create the deleted object
     "body_format_exc": "SFX103",  # reads source files
 }
-"""What is not captured, with the code of the reason."""
+"""Bodies that are not captured, with the code of the reason."""
 
 BODIES = {body.__name__: body for module in MODULES for body in bodies(vars(module))}
 

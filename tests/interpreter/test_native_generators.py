@@ -1,4 +1,4 @@
-"""Interpreted generators that go on as real ones, from every place where they may be suspended."""
+"""Interpreted generators that continue as native ones, from every point where they may be suspended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter and what goes on behind a break need no torch: other Pythons are checked without it."""
+"""The interpreter and the code that runs after a break need no torch: other Python versions are checked without it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "@", "&", "|", "^", "<<", ">>"
 
 
 class Logged:
-    """Every binary operator answers with its name."""
+    """Every binary operator returns its own name."""
 
     def __init__(self, name):
         self.name = name
@@ -33,7 +33,7 @@ _add_operators()
 
 
 class Half:
-    """Knows only numbers on its right."""
+    """Supports only numbers as its right operand."""
 
     def __add__(self, other):
         return ("add", other) if isinstance(other, int) else NotImplemented

@@ -1,4 +1,4 @@
-"""Language features over objects that exist before the step, run three ways.
+"""Language features over objects that exist before the step, run in three ways.
 
 Each case is compared after every one of several calls: CPython, the interpreter, and a captured step.
 """
@@ -30,7 +30,7 @@ from tests.support.interpreter_compiled import cases, check_case, check_refused,
 
 
 class Noisy:
-    """Its special methods leave traces in a list that exists outside."""
+    """Its special methods append to a list that exists outside."""
 
     def __init__(self, value, log):
         self.value = value
@@ -1715,7 +1715,7 @@ def test_finalizers_run_for_real_objects_only():
 
 
 def test_finalizer_of_a_new_object_is_refused():
-    """A replay makes no such object, so nothing would be deleted."""
+    """A replay creates no such object, so nothing would be deleted."""
 
     class Owner:
         def __del__(self):
@@ -1726,7 +1726,7 @@ def test_finalizer_of_a_new_object_is_refused():
 
 
 def test_class_changed_between_calls():
-    """An object's class is guarded besides its identity."""
+    """An object's class is guarded in addition to its identity."""
 
     class A:
         def name(self):
@@ -1745,7 +1745,7 @@ def test_class_changed_between_calls():
 
 @pytest.mark.parametrize("case", cases(globals(), "refused_"), ids=lambda case: case.__name__.removeprefix("refused_"))
 def test_refused(case):
-    """What is not captured says why, and runs as ever."""
+    """Code that is not captured gives a reason, and runs as before."""
     check_refused(case, "SFX111")
 
 

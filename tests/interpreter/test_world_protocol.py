@@ -1,4 +1,4 @@
-"""The interpreter keeps its side of the World protocol: everything outside frames goes through the world."""
+"""The interpreter follows the World protocol: everything outside frames goes through the world."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_writes_do_not_reach_the_real_world():
 
 
 class Recording(DirectWorld):
-    """Notes the calls it is asked about."""
+    """Records the calls it receives."""
 
     def __init__(self):
         self.seen = []
@@ -439,7 +439,7 @@ ALL = [
 
 @pytest.mark.parametrize("body", ALL, ids=lambda body: body.__name__)
 def test_bodies_leave_real_globals_alone(body):
-    """In a world that keeps writes to globals and cells to itself, bodies do what they do in the real one."""
+    """In a world that keeps writes to globals and cells to itself, bodies give the same results as in the real one."""
 
     class Kept(Overlay):
         set_instance_attr = DirectWorld.set_instance_attr

@@ -1,4 +1,4 @@
-"""Fits one LightningModule twice, without and with the callback, and compares all that a fit leaves behind."""
+"""Fits one LightningModule twice, without and with the callback, and compares the resulting states."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def fit(
     package: Any = pl,
     **options: Any,
 ) -> Fitted:
-    """One fit from a fixed seed. ``options`` go to the Trainer."""
+    """Runs one fit from a fixed seed. ``options`` go to the Trainer."""
     torch.manual_seed(0)
     module = make()
     logger = options.pop("logger", None) or CSVLogger(folder, name="", version="", flush_logs_every_n_steps=1)
@@ -139,10 +139,10 @@ def parity(
 
     Args:
         make: builds the module.
-        folder: where logs go.
+        folder: folder for the logs.
         backend: ``"eager"`` is compared bitwise.
         captured: every step must have been captured.
-        captures: most captures allowed.
+        captures: largest number of captures allowed.
         options: as for :func:`fit`.
     """
     (folder / "native").mkdir()

@@ -1,4 +1,4 @@
-"""What is around a captured fit: copies of the trainer, profilers, threads, options from a command line."""
+"""The surroundings of a captured fit: copies of the trainer, profilers, threads, options from a command line."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_worker_that_fails_warns(tmp_path, monkeypatch):
 
 
 def test_options_are_those_of_compile():
-    """By name and default, so that a command line and a type checker know them."""
+    """By name and default, so that a command line and a type checker see them."""
     ours = dict(inspect.signature(sidefx_train.SideFXCompile.__init__).parameters)
     theirs = dict(inspect.signature(compile_step).parameters)
     del ours["self"], theirs["fn"]

@@ -1,4 +1,4 @@
-"""What Lightning looks up at each call may change between two batches, or in the step: a captured fit follows."""
+"""State that Lightning reads at each call may change between two batches, or in the step: a captured fit follows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.lightning.harness import Classifier, data, parity, quiet_trainer
 from tests.support.parity import photograph, same
 
 ROWS = 24
-"""Six batches of one size."""
+"""Rows for six batches of one size."""
 
 
 class Late(pl.Callback):
@@ -85,7 +85,7 @@ class Phases(Classifier):
 
 
 class PhasesInTheStep(Classifier):
-    """The step that is replaced gets its own batch index, which the one before never looked at."""
+    """The new step receives its own batch index, which the replaced one never read."""
 
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         if self.seen == 12:
@@ -273,7 +273,7 @@ def test_hook_wrapped_on_the_instance(tmp_path, name):
 
 
 class Called:
-    """A hook that is no function."""
+    """A callable hook that is not a function."""
 
     def __init__(self, module):
         self.module = module
@@ -320,7 +320,7 @@ class ReadsInTheStep(Classifier):
 
 
 class DecidesOnMetrics(pl.Callback):
-    """The learning rate of the update depends on what the step has logged."""
+    """The learning rate of the update depends on values that the step has logged."""
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
         for group in optimizer.param_groups:
@@ -337,11 +337,11 @@ class ReadsTables(pl.Callback):
     ("make", "callbacks"), [(ReadsInTheStep, list), (Classifier, DecidesOnMetrics), (Classifier, ReadsTables)]
 )
 def test_metrics_read_behind_log(tmp_path, make, callbacks):
-    """They have the values of the same step: the part behind the read is captured apart, by name."""
+    """They have the values of the same step: the part after the read is captured separately, by name."""
     read = list if callbacks is list else lambda: [callbacks()]
     _, ours = parity(make, tmp_path, captured=False, rows=ROWS, callbacks=read)
     assert ours.report.breaks[0].code == "SFX106", str(ours.report)
-    assert "behind self.log" in ours.report.breaks[0].reason
+    assert "after self.log" in ours.report.breaks[0].reason
 
 
 class LooksAtCounters(Classifier):
@@ -374,34 +374,34 @@ class GivesUp(Classifier):
 class LogsAMatrix(Classifier):
     def training_step(self, batch, batch_idx):
         loss = F.cross_entropy(self(batch[0]), batch[1])
-        self.log("matrix", self(batch[0]))  # the line that is wrong
+        self.log("matrix", self(batch[0]))  # the faulty line
         return loss
 
 
 class LogsTwice(Classifier):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        self.log("loss", loss, on_step=False, on_epoch=True)  # the line that is wrong
+        self.log("loss", loss, on_step=False, on_epoch=True)  # the faulty line
         return loss
 
 
 class LogsWhereNobodyMay(Classifier):
     def on_before_optimizer_step(self, optimizer):
         self.trainer.lightning_module._current_fx_name = "on_fit_start"
-        self.log("v", 1.0)  # the line that is wrong
+        self.log("v", 1.0)  # the faulty line
 
 
 ERRORS = {
     "hook": (GivesUp, ArithmeticError, ""),
-    "matrix": (LogsAMatrix, ValueError, "the line that is wrong"),
-    "twice": (LogsTwice, Exception, "the line that is wrong"),
-    "hook that may not": (LogsWhereNobodyMay, Exception, "the line that is wrong"),
+    "matrix": (LogsAMatrix, ValueError, "the faulty line"),
+    "twice": (LogsTwice, Exception, "the faulty line"),
+    "hook that may not": (LogsWhereNobodyMay, Exception, "the faulty line"),
 }
 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_error(tmp_path, name):
-    """It is raised where eager raises it, before the update, by the user's line; the counters are eager's."""
+    """It is raised where eager raises it, before the update, by the user's line; the counters equal eager's."""
     make, kind, line = ERRORS[name]
     outcomes = []
     for where in ("native", "ours"):

@@ -1,4 +1,4 @@
-"""A fit with the callback is the fit without it: weights, logs, metrics, counters, checkpoints, hooks."""
+"""A fit with the callback equals the fit without it: weights, logs, metrics, counters, checkpoints, hooks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_gradient_clipping(tmp_path, algorithm):
 
 
 def test_accumulation(tmp_path):
-    """Three batches an update, and Lightning's extra update at the end of an epoch of seven."""
+    """Three batches per update, and Lightning's extra update at the end of an epoch of seven."""
     parity(Classifier, tmp_path, rows=28, accumulate_grad_batches=3)
 
 
@@ -110,7 +110,7 @@ class Measured(Classifier):
 
 
 class Unmeasured(Measured):
-    """Walks over modules that hash themselves in Python, and that the step does not use."""
+    """Iterates over modules that define ``__hash__`` in Python, and that the step does not use."""
 
     def training_step(self, batch, batch_idx):
         return Classifier.training_step(self, batch, batch_idx)
@@ -304,7 +304,7 @@ def test_precision(tmp_path, precision):
 
 
 class Manual(Classifier):
-    """Two optimizers by hand."""
+    """Two optimizers, manual optimization."""
 
     def __init__(self):
         super().__init__()
@@ -333,7 +333,7 @@ def test_manual_optimization(tmp_path):
 
 
 def test_checkpoints_and_resume(tmp_path):
-    """Same checkpoint keys and contents; a resumed fit goes on exactly, with either kind of checkpoint."""
+    """Same checkpoint keys and contents; a resumed fit continues exactly, with either kind of checkpoint."""
 
     def callbacks(folder):
         return lambda: [ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, monitor="loss")]
@@ -374,7 +374,7 @@ def test_checkpoints_and_resume(tmp_path):
 
 
 def photographs(*fits):
-    """What must agree at the end of a resumed fit, by name: one photograph per fit."""
+    """Returns the state that must agree at the end of a resumed fit, by name: one snapshot per fit."""
     parts = {
         "weights": lambda f: dict(f.module.state_dict()),
         "optimizer": lambda f: f.trainer.optimizers[0].state_dict(),
@@ -398,7 +398,7 @@ def test_max_steps(tmp_path):
 
 
 def test_nothing_of_the_users_is_changed(tmp_path):
-    """type(model), state_dict, attributes, loop objects: after the fit as Lightning leaves them."""
+    """type(model), state_dict, attributes, loop objects: after the fit in the state Lightning leaves them."""
     fitted = fit(Classifier, tmp_path, callback=sidefx_train.SideFXCompile(backend="eager", warmup="now"), rows=EVEN)
     module, loops = fitted.module, fitted.trainer.fit_loop.epoch_loop
     assert type(module) is Classifier, f"the module became a {type(module)}"
@@ -410,7 +410,7 @@ def test_nothing_of_the_users_is_changed(tmp_path):
 
 
 def test_the_callback_does_not_keep_the_model(tmp_path):
-    """After the fit the report is there, the model can go."""
+    """After the fit the report remains and the model can be freed."""
     callback = sidefx_train.SideFXCompile(backend="eager", warmup="now")
     fitted = fit(Classifier, tmp_path, callback=callback, rows=EVEN)
     model = weakref.ref(fitted.module)
@@ -446,7 +446,7 @@ def test_exception_puts_everything_back(tmp_path):
 
 
 def test_second_fit(tmp_path):
-    """The same module, trainer and callback fitted again go on as Lightning's own."""
+    """A second fit of the same module, trainer and callback continues like Lightning's own."""
 
     def twice(callback):
         torch.manual_seed(0)
@@ -470,7 +470,7 @@ def test_second_fit(tmp_path):
 
 
 class Waiting(pl.Callback):
-    """Lets the worker of the compiling callback finish after every batch."""
+    """Waits after every batch for the worker of the compiling callback to finish."""
 
     def __init__(self, compiler):
         self.compiler = compiler
@@ -481,7 +481,7 @@ class Waiting(pl.Callback):
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["plain", "accumulating"])
 def test_by_default_training_starts_at_once(tmp_path, options):
-    """The first steps are eager, then the captured step takes over; the fit is Lightning's bit for bit."""
+    """The first steps are eager, then the captured step takes over; the fit equals Lightning's bit for bit."""
     compiler = sidefx_train.SideFXCompile(backend="eager", fullgraph=True, on_failure="raise")
     (tmp_path / "native").mkdir()
     (tmp_path / "ours").mkdir()

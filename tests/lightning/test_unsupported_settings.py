@@ -1,4 +1,4 @@
-"""What the callback does not reproduce trains as Lightning trains it, with one warning and every step counted."""
+"""Settings that the callback does not support train as in Lightning, with one warning and every step counted."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_validation_and_test_alone_are_untouched(tmp_path):
 
 
 def test_deferred_log_is_the_log_of_the_hook(tmp_path):
-    """Logging after the step, as the replay does it, is what logging inside the hook would have been."""
+    """Logging after the step, as the replay does it, equals logging inside the hook."""
 
     class Late(Classifier):
         late = False

@@ -1,4 +1,4 @@
-"""Two outcomes of one program: values, layout, what shares memory, errors."""
+"""Compares two outcomes of one program: values, layout, shared memory, errors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 class Differs(AssertionError):
-    """Where the captured run parts from eager."""
+    """The captured run differs from eager; the message says where."""
 
 
 def compare(want: Any, have: Any, where: str, contents: bool = True) -> None:
-    """Raises :class:`Differs` unless two results are alike.
+    """Raises :class:`Differs` unless two results are equal.
 
     Args:
-        want: eager's.
-        have: the captured run's.
-        where: for the message.
-        contents: compare what tensors hold; without it only their layout (memory that nobody has written).
+        want: eager's result.
+        have: the captured run's result.
+        where: text for the message.
+        contents: compare the contents of tensors; if False, only their layout (for uninitialized memory).
     """
     wanted, structure = pytree.tree_flatten(want)
     found, other = pytree.tree_flatten(have)
@@ -56,7 +56,7 @@ def _facts(t: torch.Tensor) -> dict[str, Any]:
     facts: dict[str, Any] = {"shape": tuple(t.shape), "dtype": t.dtype, "layout": t.layout}
     if t.layout is torch.strided:
         facts |= {"stride": t.stride(), "offset": t.storage_offset(), "conj": t.is_conj(), "neg": t.is_neg()}
-    # Without autograd, whether a tensor is a view of memory that nothing else refers to changes nothing.
+    # Without autograd, it makes no difference whether a tensor is a view of memory that nothing else refers to.
     return facts | {"requires_grad": t.requires_grad, "leaf": t.is_leaf, "a view": t.requires_grad and t._is_view()}
 
 
@@ -70,7 +70,7 @@ def _tensors(a: torch.Tensor, b: torch.Tensor, where: str, contents: bool) -> No
 
 
 def same_contents(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bitwise, a NaN being equal to a NaN."""
+    """Compares contents bitwise; NaN equals NaN."""
     a, b = a.detach(), b.detach()
     if a.layout is not torch.strided:
         a, b = a.to_dense(), b.to_dense()

@@ -1,4 +1,4 @@
-"""Every pooling and normalization over odd sizes, strides and paddings through Inductor: values and gradients."""
+"""Runs every pooling and normalization over odd sizes, strides and paddings through Inductor: values and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sidefx_train
 from tests.opinfo.variants import Result
 
 AT_ONCE = 24
-"""Layers that are compiled as one step."""
+"""Number of layers compiled as one step."""
 
 CLOSE = 1e-4
 
@@ -25,9 +25,9 @@ class Layer:
     """One layer with its arguments.
 
     Attributes:
-        name: what it is, in words.
-        build: makes it, with parameters that are not trivial.
-        size: of its input.
+        name: description of the layer.
+        build: builds it, with nontrivial parameters.
+        size: shape of its input.
     """
 
     name: str
@@ -43,7 +43,7 @@ class LayerInfo:
 
 
 def layer_entries() -> dict[str, LayerInfo]:
-    """All layers by name, in groups that are compiled as one step each."""
+    """Returns all layers by name, in groups that are compiled as one step each."""
     found: dict[str, LayerInfo] = {}
     for name, layers in {**_poolings(), **_norms()}.items():
         rest, count = iter(layers), 0
@@ -84,7 +84,7 @@ def _poolings() -> dict[str, Iterator[Layer]]:
 
 
 class _Norm(nn.Module):
-    """A function of its input and of parameters that are not ones and zeros."""
+    """A norm of the input with parameters that are not ones and zeros."""
 
     def __init__(self, function: Callable[..., torch.Tensor], size: tuple[int, ...]) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def _norms() -> dict[str, Iterator[Layer]]:
 
 
 def check_layers(info: LayerInfo) -> list[Result]:
-    """All layers of a group as one step: results, gradients of the inputs and of the parameters."""
+    """Runs all layers of a group as one step; compares results and gradients of inputs and parameters."""
     found = []
     for dtype in (torch.float64, torch.float32):
         modules = [layer.build().to(dtype) for layer in info.layers]

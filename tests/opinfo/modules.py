@@ -1,4 +1,4 @@
-"""Every module of torch's own list: forward and backward, training and not, with the buffers that a call moves."""
+"""Runs every module of torch's own list: forward and backward, in training and evaluation, with updated buffers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.opinfo.compare import Differs, compare
 from tests.opinfo.variants import CALLS, SEED, Result, fresh, gradients, leaves, reasons, short
 
 INPUTS = 3
-"""Sets of arguments tried of each module."""
+"""Number of argument sets tried per module."""
 
 
 def check_module(info: Any, inputs: int = INPUTS) -> list[Result]:
-    """A module in training and in evaluation, on its first sets of arguments."""
+    """Runs a module in training and in evaluation, on its first sets of arguments."""
     found: list[Result] = []
     for training in (True, False):
         torch.manual_seed(0)
@@ -28,7 +28,7 @@ def check_module(info: Any, inputs: int = INPUTS) -> list[Result]:
             def build() -> torch.nn.Module:
                 torch.manual_seed(SEED)
                 module = info.module_cls(*fresh(constructor.args), **fresh(constructor.kwargs)).train(training)
-                if info.is_lazy:  # has parameters once it has seen an input
+                if info.is_lazy:  # has parameters after its first input
                     args, kwargs = fresh((forward.args, forward.kwargs))
                     module(*args, **kwargs)
                 return module

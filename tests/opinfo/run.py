@@ -1,13 +1,13 @@
-"""Every entry of torch's own lists, captured and run through ``aot_eager``, against eager: operators, modules
-(``module ...``), autograd functions (``function ...``) and operators over functions (``hop ...``). Poolings and
+"""Runs every entry of torch's own lists captured through ``aot_eager`` and compares it with eager: operators, modules
+(``module ...``), autograd functions (``function ...``) and higher-order operators (``hop ...``). Poolings and
 normalizations over odd sizes (``layer ...``) go through Inductor.
 
     python tests/opinfo/run.py                   all of them, progress, a table
     python tests/opinfo/run.py softmax "linalg"  those whose names contain one of these
-    python tests/opinfo/run.py -v svd            with the reasons of what was left to eager
+    python tests/opinfo/run.py -v svd            with the reasons for eager fallbacks
 
-Exits with 1 if an operator differs or is left to eager that ``known_differences.toml`` does not list, if a listed one
-agrees, or if more than ``MOST`` percent of the operators are listed, as differing or as left to eager.
+Exits with 1 if an operator that ``known_differences.toml`` does not list differs or falls back to eager, if a listed
+one agrees, or if more than ``MOST`` percent of the operators are listed, as differing or as falling back.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from tests.opinfo.modules import check_module  # noqa: E402
 from tests.opinfo.variants import Result, run, variants  # noqa: E402
 
 MOST = 2.0
-"""Percent of the operators that may be listed as differing from eager or as left to it."""
+"""Largest percentage of the operators that may be listed as differing from eager or falling back to it."""
 
 SECONDS = 120
-"""For one operator."""
+"""Time limit of one operator, in seconds."""
 
 
 def operators() -> dict[str, Any]:
-    """The ``OpInfo`` objects by full name."""
+    """Returns the ``OpInfo`` objects by full name."""
     from torch.testing._internal import common_methods_invocations as invocations
     from torch.testing._internal.common_methods_invocations import op_db
 
-    # The import forbids `torch.backends.cudnn.benchmark = ...` for the rest of the process, where other tests set it.
+    # The import forbids `torch.backends.cudnn.benchmark = ...` for the rest of the process; other tests set it.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
-    # Random operators seed themselves there, which a captured step may not do; here each run is seeded from outside.
+    # Random operators seed themselves there, which a captured step must not do; here each run is seeded from outside.
     invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     return {op.full_name: op for op in op_db}
 
 
 def entries() -> dict[str, Any]:
-    """Operators, and torch's other lists, by name."""
+    """Returns operators and the entries of torch's other lists, by name."""
     from torch.testing._internal.autograd_function_db import autograd_function_db
     from torch.testing._internal.common_modules import module_db
     from torch.testing._internal.hop_db import hop_db
@@ -67,7 +67,7 @@ def entries() -> dict[str, Any]:
 
 
 def known_differences() -> dict[str, tuple[str, str]]:
-    """(kind, reason) of operators that are not expected to agree or to be captured."""
+    """Returns (kind, reason) of operators that are not expected to agree or to be captured."""
     with open(os.path.join(HERE, "known_differences.toml"), "rb") as file:
         listed = tomllib.load(file)
     known: dict[str, tuple[str, str]] = {}
@@ -80,7 +80,7 @@ def known_differences() -> dict[str, tuple[str, str]]:
 
 
 def check(op: Any, contents: bool = True) -> list[Result]:
-    """All variants of one entry, on its first sample."""
+    """Runs all variants of one entry, on its first sample."""
     if hasattr(op, "module_cls"):
         return check_module(op)
     if isinstance(op, LayerInfo):
@@ -108,7 +108,7 @@ def _differentiable(op: Any, kind: torch.dtype) -> bool:
 
 
 def _one(name: str) -> tuple[str, float, list[Result]]:
-    """One operator in a worker."""
+    """Runs one operator in a worker."""
     global _DB
     if _DB is None:
         _DB = entries()
@@ -134,7 +134,7 @@ _DB: dict[str, Any] | None = None
 
 
 def outcomes(names: Sequence[str], jobs: int) -> Iterable[tuple[str, float, list[Result]]]:
-    """Results as they come."""
+    """Yields results as they are ready."""
     if jobs <= 1:
         yield from map(_one, names)
         return
@@ -143,7 +143,7 @@ def outcomes(names: Sequence[str], jobs: int) -> Iterable[tuple[str, float, list
 
 
 def state_of(found: list[Result]) -> str:
-    """The worst state of an operator's variants."""
+    """Returns the worst state of an operator's variants."""
     states = {result.state for result in found}
     return next((state for state in ("differs", "left") if state in states), "captured")
 

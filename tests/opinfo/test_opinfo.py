@@ -34,7 +34,7 @@ def database():
 @pytest.mark.parametrize("name", SAMPLE + OTHERS)
 def test_operator(database, name):
     found = check(database[name])
-    if name == "fft.rfft" and torch.__version__ < "2.12":  # whose fake tensors have strides that the real ones have not
+    if name == "fft.rfft" and torch.__version__ < "2.12":  # its fake tensors have other strides than the real ones
         found = [result for result in found if result.state != "left"]
     agree(found)
 
@@ -51,7 +51,7 @@ def agree(found):
 
 def test_list_of_differences(database):
     known = known_differences()
-    newest = torch.__version__ >= "2.13"  # the list is that of the newest torch
+    newest = torch.__version__ >= "2.13"  # the list belongs to the newest torch
     assert not newest or not set(known) - set(database), f"torch has no {set(known) - set(database)}"
     listed = [name for name, (kind, _) in known.items() if kind != "undefined" and name in operators()]
     assert len(listed) <= MOST / 100 * len(operators()), f"{len(listed)} operators are listed"

@@ -1,4 +1,4 @@
-"""The ways in which one operator is run: alone, differentiated outside and inside, in place, with ``out=``."""
+"""The variants in which one operator is run: alone, differentiated outside and inside, in place, with ``out=``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Variant:
 
     Attributes:
         name: shown in the table.
-        step: what is compiled; takes (inputs, positional, keyword arguments, extras).
+        step: the function to compile; takes (inputs, positional, keyword arguments, extras).
         requires_grad: inputs require gradients.
-        backward: differentiate what the step returned outside of it.
+        backward: differentiate the step's result outside of it.
         extras: makes further arguments from eager's result.
     """
 
@@ -38,12 +38,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Result:
-    """How one variant went.
+    """Result of one variant.
 
     Attributes:
         variant: its name.
-        state: ``"captured"`` (or raising eager's error), ``"left"`` (some of it ran eagerly, with equal results) or
-            ``"differs"``.
+        state: ``"captured"`` (also if it raised eager's error), ``"left"`` (some of it ran eagerly, with equal results)
+            or ``"differs"``.
         why: reasons.
     """
 
@@ -53,7 +53,7 @@ class Result:
 
 
 def fresh(value: Any) -> Any:
-    """A copy of nested arguments with new leaves; what is one tensor stays one."""
+    """Copies nested arguments with new leaves; a tensor that occurs twice is copied once."""
     made: dict[int, torch.Tensor] = {}
 
     def copied(t: Any) -> Any:
@@ -73,12 +73,12 @@ def fresh(value: Any) -> Any:
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
-    """Tensors in nested arguments that require gradients."""
+    """Returns the tensors in nested arguments that require gradients."""
     return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
 def tangents(outs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Something to differentiate outputs by, the same for the same layouts."""
+    """Returns gradients for outputs; equal layouts get equal gradients."""
     made = []
     for out in outs:
         kind = out.dtype if out.dtype.is_floating_point or out.is_complex() else torch.float32
@@ -91,7 +91,7 @@ def tangents(outs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def gradients(out: Any, of: list[torch.Tensor]) -> list[Any]:
-    """Gradients of everything differentiable in ``out``."""
+    """Returns the gradients of everything differentiable in ``out``."""
     outs = leaves(out)
     return list(torch.autograd.grad(outs, of, tangents(outs), allow_unused=True)) if outs and of else []
 
@@ -102,8 +102,8 @@ def run(variant: Variant, sample: tuple[Any, ...], process: Callable[[Any], Any]
     Args:
         variant: the program.
         sample: (input, args, kwargs); not changed.
-        process: what to do with the result before it is differentiated.
-        contents: compare what tensors hold.
+        process: applied to the result before it is differentiated.
+        contents: compare the contents of tensors.
     """
     compiled = sidefx_train.compile(variant.step, backend="aot_eager")
     raised = False
@@ -122,7 +122,7 @@ def run(variant: Variant, sample: tuple[Any, ...], process: Callable[[Any], Any]
         eager, captured = outcomes
         if isinstance(eager[0], Exception) and isinstance(captured[0], Exception):
             raised = True
-            eager, captured = (eager[0],), (captured[0],)  # what a failed operator leaves half done is its own affair
+            eager, captured = (eager[0],), (captured[0],)  # side effects of a failed operator are not compared
         elif isinstance(eager[0], Exception) or isinstance(captured[0], Exception):
             text = f"call {index}: {short(captured[0])}, eager: {short(eager[0])}"
             return Result(variant.name, "differs", text)
@@ -140,7 +140,7 @@ def run(variant: Variant, sample: tuple[Any, ...], process: Callable[[Any], Any]
 
 
 def reasons(compiled: Any) -> str:
-    """Why a step was not captured whole; empty if it was."""
+    """Returns why a step was not captured whole; empty if it was."""
     report = compiled.report()
     return "; ".join(dict.fromkeys(f"{item.code} {item.reason}" for item in report.breaks + report.fallbacks))
 
@@ -151,7 +151,7 @@ def short(value: Any) -> str:
 
 
 def variants(op: Any, sample: Any, differentiable: bool) -> Iterator[Variant]:
-    """The programs to run for an operator.
+    """Yields the programs to run for an operator.
 
     Args:
         op: the ``OpInfo``.

@@ -1,1 +1,1 @@
-"""Bugs once found, one test each."""
+"""Regression tests of fixed bugs, one test each."""

@@ -1,4 +1,4 @@
-"""What the fuzzer found, kept: each case was silently wrong or failed once."""
+"""Cases found by the fuzzer: each one was silently wrong or failed once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.parity import Program, parity
 
 
 class Plain:
-    """A user's own object."""
+    """An instance of a user class."""
 
 
 class Doubling(list):
-    """A list whose methods do more than the list's own."""
+    """A list with overridden methods."""
 
     def append(self, value):
         super().append(value)
@@ -29,18 +29,18 @@ class Doubling(list):
 
 
 class Boxing(dict):
-    """A dict whose methods do more than the dict's own."""
+    """A dict with overridden methods."""
 
     def __setitem__(self, key, value):
         super().__setitem__(key, [value])
 
 
 class Ring(collections.deque):
-    """A deque of the user's."""
+    """A user's subclass of deque."""
 
 
 class Slotted:
-    """An object with slots, one of which is not set."""
+    """An object with slots, one of which is unset."""
 
     __slots__ = ("a", "b")
 
@@ -53,7 +53,7 @@ class Open(Slotted):
 
 
 class Named:
-    """An object with a text of its own."""
+    """An object with its own ``__repr__``."""
 
     def __init__(self, n):
         self.n = n
@@ -63,7 +63,7 @@ class Named:
 
 
 class Dying:
-    """An object that does something when it dies."""
+    """An object with a ``__del__`` that has an effect."""
 
     died = 0
 
@@ -72,7 +72,7 @@ class Dying:
 
 
 def check(body, *, steps=3, captures=None, between=None, **fields):
-    """Parity of ``body(box, x)`` on a box with fields made by the functions given."""
+    """Checks parity of ``body(box, x)`` on a box whose fields are made by the functions given."""
 
     def make() -> Program:
         box = Plain()
@@ -117,7 +117,7 @@ def test_an_entry_does_not_keep_a_weakly_reached_object_alive():
     compiled = sidefx_train.compile(step, backend="eager")
     assert compiled(torch.ones(2)).tolist() == [1, 1]
     del other
-    gc.collect()  # what the capture itself held
+    gc.collect()  # objects that the capture itself held
     assert box.ref() is None, "the entry keeps the object alive"
     assert compiled(torch.ones(2)).tolist() == [0, 0], "a dead reference was replayed as a live one"
 
@@ -294,7 +294,7 @@ def test_a_condition_on_a_converted_number():
 
 
 def test_a_hook_left_on_a_parameter():
-    """Each call leaves one more, and all of them run from then on."""
+    """Each call adds one more hook, and all of them run from then on."""
 
     def make() -> Program:
         weight = torch.nn.Parameter(torch.arange(4.0))
@@ -310,7 +310,7 @@ def test_a_hook_left_on_a_parameter():
 
 
 class Vague:
-    """Has no truth value where it has no ``n``."""
+    """Its truth value raises if it has no ``n``."""
 
     def __getattr__(self, name):
         raise AttributeError(name)
@@ -369,7 +369,7 @@ def test_a_loop_over_as_many_as_a_tensor_says():
 
 
 class Operand:
-    """Says itself what operators do, beside a tensor or a number that is an input of the graph."""
+    """Defines its own operators, which are called with a tensor or a number that is an input of the graph."""
 
     def __init__(self, n):
         self.n, self.log = n, []
@@ -467,7 +467,7 @@ def _no_attribute(self, name):
 
 
 def test_a_view_of_an_input_that_begins_to_require_gradients():
-    """Torch makes no stand-in of such a view after one of its base as it was; that was an internal error."""
+    """Torch cannot make a fake tensor of such a view after that of its old base; this was an internal error."""
 
     def make() -> Program:
         owner, model = Plain(), torch.nn.Linear(3, 2)
@@ -493,7 +493,7 @@ def test_a_view_of_an_input_that_begins_to_require_gradients():
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_draws_go_along_the_memory(backend):
-    """Without in-place operations torch draws booleans by position, whatever the layout."""
+    """Without in-place operations torch draws booleans in order of position, whatever the layout."""
 
     def step(x):
         image = x.view(2, 3, 4, 2).to(memory_format=torch.channels_last)
@@ -513,7 +513,7 @@ def test_draws_go_along_the_memory(backend):
 
 
 def test_a_dict_that_loses_keys_while_a_loop_walks_through_it():
-    """Whether Python notices depends on the gaps in the dict, which its stand-in does not have."""
+    """Whether Python raises depends on the gaps in the dict, which its shadow does not have."""
 
     def make() -> Program:
         owner = Plain()
@@ -531,7 +531,7 @@ def test_a_dict_that_loses_keys_while_a_loop_walks_through_it():
 
 
 def test_a_stored_method_of_a_list_runs_once():
-    """A bound method of an object of C, held by the program, ran on the object itself while the step was captured."""
+    """A bound method of a C object held by the program ran on the object itself during capture."""
 
     def make() -> Program:
         owner = Plain()

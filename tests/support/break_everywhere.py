@@ -1,4 +1,4 @@
-"""Captures that stop in front of a given instruction, whatever it is, and go on behind it in parts."""
+"""Captures that stop before a given instruction and continue after it in parts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _REASON = "stopped here by a test"
 
 
 class Cuts:
-    """Counts what became of the captures.
+    """Counts the outcomes of the captures.
 
     Attributes:
-        made: captures that ended at the instruction and were handed over to the rest.
-        refused: those that could not be cut there.
+        made: captures that ended at the instruction and continued after it.
+        refused: captures that could not be divided there.
         over: the step has fewer instructions.
     """
 
@@ -33,7 +33,7 @@ class Cuts:
 
 @contextlib.contextmanager
 def stopped_at(count: int) -> Iterator[Cuts]:
-    """Every capture of a step meets something unsupported in front of its ``count``-th instruction."""
+    """Makes every capture of a step meet an unsupported operation before its ``count``-th instruction."""
     cuts = Cuts()
     capture_once, suspend = compile_capture._capture_once, Interpreter.suspend
     stopping = False

@@ -1,4 +1,4 @@
-"""What several calls of a step leave: eager and captured courses are compared as a whole."""
+"""Compares the results of several calls of a step, eager and captured."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 def course(step: Any, calls: int = 4) -> list[str]:
-    """For each call of ``step(x, log)``, the log and what is returned or raised.
+    """Returns, for each call of ``step(x, log)``, the log and the result or error.
 
     Args:
         step: takes a tensor of shape ``(2,)`` that counts the calls, and a list to write to.
-        calls: how many.
+        calls: number of calls.
     """
     seen = []
     for call in range(calls):

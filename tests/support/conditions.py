@@ -1,4 +1,4 @@
-"""Conditions on a loss: not in a test module, whose asserts pytest writes anew."""
+"""Conditions on a loss; kept out of test modules because pytest rewrites the asserts there."""
 
 from __future__ import annotations
 

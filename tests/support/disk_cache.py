@@ -1,7 +1,7 @@
-"""Caches of a test's own: without graphs that others have compiled, with what is made once per machine.
+"""Caches private to a test: without compiled graphs of other tests, but with files that are built once per machine.
 
-That is native modules and precompiled headers. A test that is about neither would build them again, and each process
-that it starts, and headers are precompiled behind it, on the processors that the next tests run on.
+These files are native modules and precompiled headers. Without them, each test and each process that it starts would
+build them again, and headers would be precompiled in the background on the cores that the next tests use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MACHINE = disk_cache.machine_dir()
 
 
 def new_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes a folder the cache from now on; what was compiled into it stays if it was one before."""
+    """Makes ``folder`` the cache from now on; compiled entries that it already has are kept."""
     native = _native(monkeypatch)
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(folder))
     own = disk_cache.machine_dir()
@@ -32,7 +32,7 @@ def new_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @lru_cache(maxsize=1)
 def _native_modules() -> tuple[tuple[str, Path, str], ...]:
-    """Key, file and label of each native module; built if it is not there, none where nothing can be built."""
+    """Returns key, file and label of each native module, built if missing; none if nothing can be built."""
     found = []
     for module in (build._PRODUCTS, build._ROWS, build._LSTM, build._ATTENTION, build._AROUND, build._GUARDS):
         key = build._key(module)

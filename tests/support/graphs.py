@@ -1,8 +1,8 @@
-"""Captured training steps for tests of the later stages, without the interpreter.
+"""Builds captured training steps for tests of the later stages, without the interpreter.
 
 ``trace_step`` runs a plain Python step on fake copies of a model, its optimizer and a batch while proxy tracing
-records the aten ops, backward and optimizer included, and returns the :class:`TracedGraph` with the real values its
-inputs stand for.
+records the aten ops, backward and optimizer included, and returns the :class:`TracedGraph` with the real values of its
+inputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Recorder:
     values: list[Any] = field(default_factory=list)
 
     def tensor(self, real: torch.Tensor, kind: str, source: str) -> torch.Tensor:
-        """Fake of ``real`` as a new placeholder."""
+        """Returns a fake tensor of ``real`` as a new placeholder."""
         fake = self.fake_mode.from_tensor(real, static_shapes=True)
         with self.fake_mode, torch.no_grad():
             example = fake.detach()
@@ -48,7 +48,7 @@ class Recorder:
         return fake
 
     def scalar(self, value: float | int, source: str) -> Any:
-        """Symbolic number of ``value`` as a new placeholder."""
+        """Returns a symbolic number for ``value`` as a new placeholder."""
         env = self.fake_mode.shape_env
         assert env is not None, "scalars need a ShapeEnv"
         src = ConstantSource(source.replace(".", "_"))
@@ -91,7 +91,7 @@ def whole_fused_updates(tracer: PythonKeyTracer) -> Iterator[None]:
 
 
 def new_recorder() -> Recorder:
-    """A recorder with a fresh fake mode and tracer."""
+    """Returns a recorder with a fresh fake mode and tracer."""
     tracer = PythonKeyTracer()
     tracer.root = nn.Module()
     tracer.graph = fx.Graph(tracer_cls=PythonKeyTracer)
@@ -100,7 +100,7 @@ def new_recorder() -> Recorder:
 
 
 def record(recorder: Recorder, body: Callable[[], Any], uses_rng: bool = False) -> TracedGraph:
-    """Runs ``body`` on fakes and finishes the graph; ``body`` returns any tree of tensors and numbers."""
+    """Runs ``body`` on fake tensors and finishes the graph; ``body`` returns any tree of tensors and numbers."""
     tracer = recorder.tracer
     mode = ProxyTorchDispatchMode(tracer, "symbolic")
     with (
@@ -261,7 +261,7 @@ def eager_step(
     batch: tuple[torch.Tensor, ...],
     clip: float | None = None,
 ) -> torch.Tensor:
-    """What :func:`trace_step` traces, run eagerly."""
+    """Runs the step that :func:`trace_step` traces, eagerly."""
     loss = loss_of(model, batch)
     loss.backward()
     if clip is not None:

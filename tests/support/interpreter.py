@@ -1,7 +1,7 @@
-"""Runs a body by plain CPython and by the interpreter, and compares everything that can be seen of it.
+"""Runs a body in plain CPython and in the interpreter, and compares everything observable.
 
-A body is a function without arguments that builds all it needs. Compared are the returned value, what was
-printed, and for an exception its type, message, causes, contexts and the functions, lines and columns of its traceback.
+A body is a function without arguments that builds all it needs. The comparison covers the returned value, the printed
+text, and for an exception its type, message, causes, contexts and the functions, lines and columns of its traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.interpreter.world import DirectWorld
 
 
 class Outcome(NamedTuple):
-    """All that can be seen of one run."""
+    """Everything observable of one run."""
 
     value: Any
     printed: str
@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
 
 def describe(error: BaseException | None, file: str, seen: tuple[int, ...] = ()) -> Any:
-    """Type, message, traceback in ``file``, cause and context of an exception, comparable."""
+    """Returns type, message, traceback in ``file``, cause and context of an exception, for comparison."""
     if error is None or id(error) in seen:
         return None
     seen = (*seen, id(error))
@@ -52,7 +52,7 @@ def describe(error: BaseException | None, file: str, seen: tuple[int, ...] = ())
 
 
 def observe(call: Callable[[], Any], file: str) -> Outcome:
-    """Calls ``call`` and keeps what it returned or raised, and what it printed."""
+    """Runs ``call`` and records the result or exception, and the printed text."""
     printed = io.StringIO()
     value = error = None
     with contextlib.redirect_stdout(printed):
@@ -75,5 +75,5 @@ def check(body: Callable[[], Any]) -> None:
 
 
 def bodies(namespace: dict[str, Any]) -> list[Any]:
-    """The functions of a test module whose names start with ``body_``."""
+    """Returns the functions of a test module whose names start with ``body_``."""
     return [value for name, value in namespace.items() if name.startswith("body_")]

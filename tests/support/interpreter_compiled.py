@@ -1,7 +1,8 @@
-"""The third way to run the interpreter tests' bodies: under shadows, in a captured step with a tensor operation.
+"""The third way to run the interpreter tests' bodies: with shadows, in a captured step with a tensor operation.
 
-A *body* builds all it needs and so can only show what it returns, prints or raises. A *case* is a factory: it makes
-outside state, and returns a body over it together with what to watch; its effects are compared after every call.
+A *body* builds all it needs and so can only show its result, exception and printed text. A *case* is a factory: it
+makes outside state, and returns a body over it together with the objects to watch; its effects are compared after
+every call.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def interpreted(body: Body) -> Callable[[], Any]:
 
 
 def compiled(body: Body) -> Callable[[], Any]:
-    """A captured step that runs ``body`` beside a tensor operation; nothing may fall back to eager Python."""
+    """Returns a captured step that runs ``body`` and a tensor operation; nothing may fall back to eager Python."""
 
     def step(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         y = x * 2
@@ -57,7 +58,7 @@ def compiled(body: Body) -> Callable[[], Any]:
 
 
 def catching(body: Body) -> Body:
-    """``body`` with its exception turned into a value: type, message, causes, and the lines of the traceback."""
+    """Wraps ``body`` to return its exception as a value: type, message, causes, and the lines of the traceback."""
 
     def caught() -> Any:
         try:
@@ -90,7 +91,7 @@ def catching(body: Body) -> Body:
 
 
 def history(case: Case, way: Way) -> list[Any]:
-    """What every call of a case returned or raised, printed, and left behind."""
+    """Returns the result or exception, printed text and watched state of every call of a case."""
     body, watched = case()
     call = way(catching(body))
     moments = []
@@ -118,7 +119,7 @@ def check_compiled(body: Body) -> None:
 
 
 def check_refused(case: Case, code: str) -> None:
-    """Fails unless a captured step of a case is refused with ``code``, and then runs as CPython runs it."""
+    """Fails unless capture of a case is refused with ``code``, and the case then runs as in CPython."""
     check_case(case, (interpreted,))
     body, _ = case()
     with pytest.raises(GraphBreakError) as refusal:
@@ -135,5 +136,5 @@ def check_refused(case: Case, code: str) -> None:
 
 
 def cases(namespace: dict[str, Any], prefix: str = "case_") -> list[Any]:
-    """The functions of a test module whose names start with ``prefix``."""
+    """Returns the functions of a test module whose names start with ``prefix``."""
     return [value for name, value in namespace.items() if name.startswith(prefix)]

@@ -1,8 +1,8 @@
-"""Runs one program eagerly and compiled, from the same seed, and compares everything it left behind.
+"""Runs one program eagerly and compiled, from the same seed, and compares everything observable.
 
 A test writes a *factory*: a function that builds model, optimizer and step from scratch and returns a
-:class:`Program`. :func:`parity` calls it twice, drives both programs over the same batches, and compares after every
-call what the step returned or raised, what it printed, and the whole state that the program asks to watch.
+:class:`Program`. :func:`parity` calls it twice, runs both programs over the same batches, and compares after every
+call the result or exception, the printed text, and the whole state that the program watches.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.
 
 @dataclasses.dataclass
 class Program:
-    """One run of a test: the step, its arguments, and what to compare.
+    """One run of a test: the step, its arguments, and the state to compare.
 
     Attributes:
         step: the function under test.
-        batch: arguments of call ``i``; made afresh for each run, and compared after the call.
+        batch: arguments of call ``i``; rebuilt for each run, and compared after the call.
         watch: modules, optimizers and plain objects whose state is compared after every call.
     """
 
@@ -72,8 +72,8 @@ def parity(
     Args:
         make: builds the program from the current seed.
         steps: number of calls.
-        backend: ``"eager"`` is compared bitwise, anything else with :data:`RTOL`.
-        captures: most captures there may be at the end; ``None`` does not look.
+        backend: ``"eager"`` is compared bitwise, any other with :data:`RTOL`.
+        captures: largest number of captures allowed; ``None`` for any.
         between: called before every call, with the program and the call's index.
         whole: the step must be captured whole, without fallback.
         options: further options of :func:`sidefx_train.compile`.
@@ -111,7 +111,7 @@ def parity(
 def run(
     make: Factory, steps: int, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], between: Between | None = None
 ) -> list[Moment]:
-    """Drives one program and photographs it after each call."""
+    """Runs one program and takes a snapshot after each call."""
     torch.manual_seed(0)
     program = make()
     step = wrap(program.step)
@@ -137,14 +137,14 @@ def run(
 # ---------------------------------------------------------------------- state as comparable data
 @dataclasses.dataclass
 class Ref:
-    """The object photographed as number ``index`` met again."""
+    """A repeated reference to the object with snapshot number ``index``."""
 
     index: int
 
 
 @dataclasses.dataclass
 class Picture:
-    """One mutable object: what it is and what is in it."""
+    """Snapshot of one mutable object: its type and contents."""
 
     kind: str
     content: Any
@@ -215,7 +215,7 @@ def _content(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
 
 
 def same(want: Any, have: Any, where: str, exact: bool) -> None:
-    """Asserts that two photographs agree; tensors and floats bitwise, or within :data:`RTOL`."""
+    """Asserts that two snapshots agree; tensors and floats bitwise, or within :data:`RTOL`."""
     assert type(want) is type(have), f"{where}: {_short(have)}, eager has {_short(want)}"
     if isinstance(want, torch.Tensor):
         _same_tensor(want, have, where, exact)
@@ -259,9 +259,9 @@ def _short(value: Any) -> str:
     return text if len(text) < 200 else text[:200] + "..."
 
 
-# ---------------------------------------------------------------------- pieces that many tests use
+# ---------------------------------------------------------------------- helpers that many tests use
 def batches(*shapes: tuple[int, ...], classes: int | None = None, rows: int | None = None) -> Callable[[int], tuple]:
-    """``batch(i)``: normal tensors of these shapes, then (``classes``) integer labels for the first dimension."""
+    """Returns ``batch(i)``: normal tensors of these shapes, then (``classes``) labels for the first dimension."""
 
     def batch(index: int) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(7 + index)
@@ -274,7 +274,7 @@ def batches(*shapes: tuple[int, ...], classes: int | None = None, rows: int | No
 
 
 def tokens(vocabulary: int, rows: int, length: int) -> Callable[[int], tuple]:
-    """``batch(i)``: token ids and the next token of each position."""
+    """Returns ``batch(i)``: token ids and the next token of each position."""
 
     def batch(index: int) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(7 + index)
@@ -294,7 +294,7 @@ def classifier(
     batch: Callable[[int], tuple],
     *extra: Any,
 ) -> Program:
-    """The usual step: cross entropy, backward, update, zero_grad; returns the detached loss."""
+    """Builds the usual step: cross entropy, backward, update, zero_grad; returns the detached loss."""
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.cross_entropy(model(x), y)

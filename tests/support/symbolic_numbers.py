@@ -1,4 +1,4 @@
-"""Runs a step that reads a changing number as eager Python does, and says how many graphs that took."""
+"""Compares a step that reads a changing number with eager Python, and counts the graphs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Space:
 
 
 def graphs_for(step: Callable[[Space, int], Any], make: Callable[[], Space], calls: int = 8) -> int:
-    """Compares ``step(space, k)``, ``k`` counting up, with eager after every call; how many graphs were made.
+    """Compares ``step(space, k)``, ``k`` counting up, with eager after every call; returns the number of graphs.
 
     Raises:
-        AssertionError: a result, an error or what the space holds differs.
+        AssertionError: a result, an error or the contents of the space differ.
     """
     want, have = make(), make()
     compiled = sidefx_train.compile(step, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""The work of a capture, of a graph and of a replay grows in line with the model, not with its square."""
+"""The work of a capture, of a graph and of a replay is linear in the size of the model, not quadratic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 def training(depth: int) -> Callable[[], Any]:
-    """A step that does a bit of everything once per layer or per parameter."""
+    """Returns a step with one operation of each kind per layer or per parameter."""
     torch.manual_seed(0)
     model = nn.Sequential(*[Block(4) for _ in range(depth)], nn.Linear(4, 3))
     average = copy.deepcopy(model)
@@ -56,7 +56,7 @@ def training(depth: int) -> Callable[[], Any]:
 
 
 def _calls(run: Callable[[], Any]) -> Counter[str]:
-    """How often each function of the library was called, and called C code."""
+    """Counts the calls of each function of the library, and of C functions."""
     found: Counter[str] = Counter()
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -73,7 +73,7 @@ def _calls(run: Callable[[], Any]) -> Counter[str]:
 
 def _captured_and_replayed(depth: int) -> tuple[Counter[str], Counter[str]]:
     step = training(depth)
-    step()  # the optimizer's state is there
+    step()  # creates the optimizer's state
     compiled = sidefx_train.compile(step, backend="aot_eager", fullgraph=True)
     found = _calls(compiled), _calls(compiled)
     assert compiled.report().replays == 2
@@ -81,7 +81,7 @@ def _captured_and_replayed(depth: int) -> tuple[Counter[str], Counter[str]]:
 
 
 def test_four_times_the_layers_are_four_times_the_work() -> None:
-    _captured_and_replayed(1)  # imports and caches
+    _captured_and_replayed(1)  # imports and fills caches
     few, many = _captured_and_replayed(4), _captured_and_replayed(16)
     for before, after in zip(few, many, strict=True):
         assert sum(after.values()) < 4.3 * sum(before.values())

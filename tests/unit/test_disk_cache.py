@@ -1,4 +1,4 @@
-"""The cache on disk: what is believed, what is ignored, and that a later process starts from it."""
+"""The cache on disk: valid and ignored entries, and reuse by a later process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_folder_is_where_the_environment_says(
     assert folder == tmp_path / "sidefx"
     monkeypatch.delenv("SIDEFX_CACHE_DIR")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other"))
-    monkeypatch.setattr(disk_cache, "_inductors", disk_cache._chosen_for_inductor())  # as it is at import
+    monkeypatch.setattr(disk_cache, "_inductors", disk_cache._chosen_for_inductor())  # its value at import
     assert sidefx_train.cache_dir() == tmp_path / "other" / "sidefx"
     assert disk_cache.machine_dir() != sidefx_train.cache_dir()
 
@@ -125,9 +125,9 @@ def test_a_library_is_loaded_only_if_its_bytes_are_the_ones_that_were_built(fold
     name = disk_cache.add_library(built)
     assert name is not None and disk_cache.library(name) == disk_cache.library_path(name)
     disk_cache.library_path(name).write_bytes(b"other code")
-    with pytest.warns(SideFXWarning, match="not what they were"):
+    with pytest.warns(SideFXWarning, match="have changed"):
         assert disk_cache.library(name) is None
-    assert disk_cache.add_library(built) == name  # what does not hold is made again
+    assert disk_cache.add_library(built) == name  # an invalid file is built again
     assert disk_cache.library(name) is not None
 
 
@@ -136,7 +136,7 @@ def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.
         assert disk_cache.store("graph", key, os.urandom(200_000).hex())
         when = time.time() - 1000 + index
         os.utime(folder / "graphs" / f"{key}.sfx", (when, when))
-    disk_cache.load("graph", "old")  # is the one used last now
+    disk_cache.load("graph", "old")  # now the most recently used
     monkeypatch.setenv("SIDEFX_CACHE_MB", "0.5")
     assert disk_cache.shrink() > 0
     assert {path.stem for path in (folder / "graphs").iterdir()} == {"old", "new"}
@@ -176,7 +176,7 @@ def test_the_command_lists_and_clears(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def trained(factor: float = 1.0, convolution: bool = False) -> tuple[list[float], list[str]]:
-    """Losses of a captured step and the notes of its capture."""
+    """Returns the losses of a captured step and the notes of its capture."""
     torch.manual_seed(0)
     first: list[nn.Module] = [nn.Linear(8, 16)]
     if convolution:
@@ -284,7 +284,7 @@ def test_damaged_files_are_made_again(folder: Path, what: str) -> None:
     first, _ = trained()
     for path in (folder / what).iterdir():
         content = path.read_bytes()
-        path.unlink()  # the first is in use by this process
+        path.unlink()  # this process has loaded the first
         path.write_bytes(content[:-5] + b"wrong")
     with pytest.warns(SideFXWarning, match="is ignored"):
         second, notes = trained()
@@ -311,7 +311,7 @@ print("lowered", "torch._inductor.compile_fx" in sys.modules)
 def test_a_second_process_neither_functionalizes_nor_lowers(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool
 ) -> None:
-    """Regression: in the default folder nothing was found again; Inductor names one of its own once it is imported."""
+    """Regression: the default folder was never reused, because Inductor sets its own when it is imported."""
     new_cache(tmp_path if chosen else tmp_path / f"sidefx_train_{os.getuid()}", monkeypatch)
     if not chosen:
         monkeypatch.delenv("SIDEFX_CACHE_DIR")
@@ -344,7 +344,7 @@ assert (os.environ["TMPDIR"] in str(sidefx_train.cache_dir())) and "inductor" no
 
 
 def test_a_worker_leaves_its_graph_in_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: it left it in Inductor's, where the process that waited for it did not look."""
+    """Regression: the worker wrote to Inductor's folder, which the waiting process did not read."""
     new_cache(tmp_path / f"sidefx_train_{os.getuid()}", monkeypatch)
     monkeypatch.delenv("SIDEFX_CACHE_DIR")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -355,12 +355,12 @@ def test_a_worker_leaves_its_graph_in_the_default_folder(tmp_path: Path, monkeyp
 
 
 def test_a_worker_builds_again_what_lost_its_library(folder: Path) -> None:
-    """Regression: it took the graph for kept, the process that waited found no library, and training stayed eager."""
+    """Regression: the worker took the graph as cached, the waiting process found no library, and stayed eager."""
 
     def step(x: torch.Tensor) -> torch.Tensor:
         return (x * 3 + 1).sin()
 
-    for expected in (0, 1):  # libraries that are there before, and are taken away
+    for expected in (0, 1):  # libraries that exist before, and are removed
         for file in (folder / "libraries").glob("*"):
             if expected:
                 file.unlink()

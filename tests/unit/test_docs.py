@@ -1,4 +1,4 @@
-"""Documentation and code say the same."""
+"""Checks that documentation and code agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidefx_train.errors import CODES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-"""Every document, the changelog among them."""
+"""All documents, including the changelog."""
 
 INTERNALS = sorted((ROOT / "docs/internals").glob("*.md"))
 
@@ -25,12 +25,12 @@ def _name(page: Path) -> str:
 
 
 def _without_code(text: str) -> str:
-    """A page without its fenced blocks."""
+    """Returns a page without its fenced blocks."""
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_every_code_has_its_section():
-    """Same codes, same titles, same order."""
+    """Checks for the same codes, titles and order."""
     text = (ROOT / "docs/graph-breaks.md").read_text()
     sections = dict(re.findall(r"^### (SFX\d+): (.+)$", text, flags=re.MULTILINE))
     assert sections == {code: title for code, (title, _) in CODES.items()}, (
@@ -40,7 +40,7 @@ def test_every_code_has_its_section():
 
 
 def _anchors(page: Path) -> set[str]:
-    """Of the headings of a page, as GitHub and MyST make them."""
+    """Returns the anchors of the headings of a page, as GitHub and MyST make them."""
     headings = re.findall(r"^#{1,3} (.+)$", _without_code(page.read_text()), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -76,7 +76,7 @@ def _options() -> set[str]:
 
 
 def test_the_page_of_options_lists_those_of_compile():
-    """With their default values."""
+    """Includes the default values."""
     from sidefx_train.config import CompileConfig
 
     rows = re.findall(r"^\| `(\w+)` \| .+? \| `([^`]+)` \|", (ROOT / "docs/options.md").read_text(), flags=re.MULTILINE)
@@ -140,7 +140,7 @@ PRIVATE_WORDS = re.compile(
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_documents_use_the_words_of_the_field(page):
-    """``docs/internals/glossary.md`` names them; it may quote the others."""
+    """``docs/internals/glossary.md`` lists the words; it may quote the others."""
     if page.name == "glossary.md":
         return
     for number, line in enumerate(page.read_text().splitlines(), start=1):
@@ -153,7 +153,7 @@ INTERNAL = {"AssumptionFailed", "Unsupported"}
 
 
 def _public(module) -> list:
-    """What a module defines under a public name."""
+    """Returns the public definitions of a module."""
     return [
         value
         for name, value in vars(module).items()
@@ -162,7 +162,7 @@ def _public(module) -> list:
 
 
 def test_docstrings_of_public_names_use_them_too():
-    """They are on the page of the API."""
+    """They are part of the API page."""
     from sidefx_train import config, disk_cache, report, switches
     from sidefx_train.compile import api
     from sidefx_train.fit import loop
@@ -194,7 +194,7 @@ def test_private_torch_names_live_in_one_folder():
 
 
 def test_recipes_name_what_exists():
-    """`name` in `file`: a definition or an assignment at the top of that file, or a method in it."""
+    """`name` in `file`: a definition or an assignment at the top level of that file, or a method in it."""
     text = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
     recipes = re.findall(r"`(\w+)` in `([\w./]+\.py)`", text)
     assert len(recipes) >= 15, "the recipes of CONTRIBUTING.md name files and functions"

@@ -1,6 +1,6 @@
-"""The Python blocks of the documents run: those of a page after each other, in one namespace.
+"""Runs the Python blocks of the documents: those of a page one after the other, in one namespace.
 
-A block behind a comment ``<!-- not run: why -->`` is left out.
+A block after a comment ``<!-- not run: why -->`` is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
 
 
 def _blocks(page: Path) -> list[tuple[int, str]]:
-    """First line and text of each ``python`` block that runs."""
+    """Returns first line and text of each ``python`` block that runs."""
     text = page.read_text()
     blocks = []
     for found in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
@@ -59,12 +59,12 @@ def test_blocks_run(page, tmp_path, monkeypatch):
 
 
 def _without_names(line: str) -> str:
-    """A generated line without what depends on names, numbers and options left out."""
+    """Returns a generated line without the parts that depend on names, numbers and options."""
     return re.sub(r"\d+|__\w+__|docs_\w+?(?=[._])|main|\s|, pin_memory.*?(?=\))|;.*", "", line)
 
 
 def test_the_overview_shows_what_is_generated(tmp_path, monkeypatch):
-    """Every line of its two listings, in order, but for lines left out."""
+    """Every line of its two listings, in order, except for omitted lines."""
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs/internals/overview.md"
     sources = _run(page, monkeypatch)["sources"]

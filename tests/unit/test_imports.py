@@ -1,4 +1,4 @@
-"""What ``import sidefx_train`` does besides defining names."""
+"""Effects of ``import sidefx_train`` other than definitions."""
 
 from __future__ import annotations
 

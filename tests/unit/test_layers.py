@@ -1,4 +1,4 @@
-"""The package has layers: who imports whom, type-checking imports included, and which unit test is about which file."""
+"""The layers of the package: allowed imports, type-checking imports included, and the file of each unit test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOORS = (
     ("torch_compat", "disk_cache", "report", "config"),
     ("errors", "switches", "gc_control", "report_tables"),
 )
-"""Top to bottom: every import leads to a lower line. Files at the top of the package stand for themselves."""
+"""Top to bottom: every import leads to a lower line. Files at the top of the package are entries of their own."""
 
 INSIDE = {
     "compile/capture": (
@@ -44,11 +44,11 @@ INSIDE = {
     "compile/backend": (("",), ("cpp_codegen", "verification"), ("runners", "autotune"), ("passes",)),
     "torch_compat": (("inductor",), ("",)),
 }
-"""The same for the folders of a folder; ``""`` is what lies in the folder itself."""
+"""The same for the subfolders of a folder; ``""`` is the files directly in the folder."""
 
 
 def modules() -> dict[str, Path]:
-    """Every file of the package by its dotted name."""
+    """Returns every file of the package by its dotted name."""
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(ROOT).with_suffix("").parts
@@ -60,7 +60,7 @@ MODULES = modules()
 
 
 def imports(module: str) -> Iterator[str]:
-    """Modules of the package that a module imports anywhere in its text."""
+    """Yields the modules of the package that a module imports anywhere in its text."""
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sidefx_train":
             assert node.level == 0, f"{module} imports relatively"
@@ -72,7 +72,7 @@ def imports(module: str) -> Iterator[str]:
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """One path for each cycle that a depth-first search closes."""
+    """Returns one path for each cycle that a depth-first search closes."""
     state, path, found = dict.fromkeys(edges, "new"), [], []
 
     def visit(node: str) -> None:
@@ -100,7 +100,7 @@ def test_no_file_is_imported_in_a_circle():
 
 
 def room(module: str) -> str:
-    """Where a module stands in :data:`FLOORS`."""
+    """Returns a module's entry in :data:`FLOORS`."""
     place = "/".join(module.split(".")[1:])
     known = {name for floor in FLOORS for name in floor}
     if place in ("", "compile"):

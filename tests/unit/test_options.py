@@ -1,4 +1,4 @@
-"""Options are the same wherever they are given."""
+"""All functions have the same options and defaults."""
 
 from __future__ import annotations
 

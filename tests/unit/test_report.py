@@ -53,7 +53,7 @@ def test_sources_of_later_captures_do_not_hide_earlier_ones():
 
 
 def test_printed_report_is_short():
-    """The figures in a line, then captures, graph breaks and recaptures; each recapture is a sentence."""
+    """The counts in a line, then captures, graph breaks and recaptures; each recapture is a sentence."""
     text = str(filled())
     assert text.splitlines()[0] == (
         "train_step [inductor]: 3 graphs, 1 graph break, 1 recapture; 0 calls: 0 replayed, 3 eager; 1.25 s capturing"
@@ -94,7 +94,7 @@ def test_details_say_it_all():
         "tiles 1.5, mkl 4.0",
     ):
         assert part in text, f"{part!r} is not in:\n{text}"
-    assert "nothing: the time was up" in text, "a product that was not measured looks as if it was"
+    assert "nothing: the time limit was reached" in text, "a product that was not measured looks as if it was"
     assert "\x1b" not in text, "print(report) has colour codes"
 
 

@@ -1,4 +1,4 @@
-"""The report names values as the step's author does, and says where each was read."""
+"""The report uses the names of values in the step's source, and shows where each was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``disabled_passes``: changes to how Inductor compiles are left out for one step."""
+"""``disabled_passes``: disables changes to Inductor's compilation for one step."""
 
 from __future__ import annotations
 

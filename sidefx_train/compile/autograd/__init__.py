@@ -1,6 +1,6 @@
-"""Graphs whose results still need autograd outside: a model or a loss compiled alone, a part of a step before a break.
+"""Graphs whose results need autograd outside: a model or loss compiled alone, a part of a step before a break.
 
-Autograd is live while a step is captured, so its backward is recorded behind the forward, in one joint graph, by asking
-for the gradients of what leaves (``trace.py``), and cut in two (``cut.py``). The two halves are compiled each like any
-graph, and joined again under one ``autograd.Function`` when they run (``runtime.py``).
+Autograd is live while a step is captured. The backward of differentiable outputs is recorded after the forward, in one
+joint graph (``trace_backward.py``), which is split into forward and backward (``extract_graphs.py``). Both are compiled
+like any graph and run under one ``autograd.Function`` (``compiled_function.py``).
 """

@@ -1,4 +1,4 @@
-"""When what is made: the engine goes back first through what was made last, and adds up gradients as they come."""
+"""Accumulation order: the engine runs the newest nodes first and adds gradients in the order in which they arrive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sidefx_train.compile.autograd.gradient_contributions import Uses, first_use
 from sidefx_train.compile.residual.view_replay import IntermediateView
 
 Place = tuple[Literal["input", "result", "view", "detour", "hidden"], int]
-"""What a gradient goes to; hidden are values that do not leave."""
+"""Target of a gradient; hidden values are intermediates that do not leave the step."""
 
 Point = tuple[Literal["stage", "view"], int]
-"""What is made outside, as a node of autograd."""
+"""What creates an autograd node outside."""
 
 Grads = tuple[tuple[Place, torch.Tensor], ...]
 
@@ -25,7 +25,7 @@ def times(
     ready: dict[Place, int],
     uses: list[dict[Place, Uses]],
 ) -> tuple[int, ...]:
-    """The stage before which each view is made: the engine goes back first through what was made last."""
+    """Returns the stage before which each view is made: the engine runs the newest nodes first."""
     needed: dict[Place, int] = {}
     for stage in reversed(range(len(uses))):
         needed |= dict.fromkeys(uses[stage], stage)
@@ -42,7 +42,7 @@ def times(
 
 
 def _origin(view: IntermediateView, edges: dict[Place, tuple[Any, int]]) -> Place:
-    """What gets the gradient of a view: what it is made of, or, where its history was made anew, the base of that."""
+    """Returns what gets the gradient of a view: its base or, if its history was regenerated, the base of that."""
     place_of = {edge: place for place, edge in edges.items()}
     node = view.value.grad_fn
     while node is not None and node.next_functions:
@@ -55,11 +55,11 @@ def _origin(view: IntermediateView, edges: dict[Place, tuple[Any, int]]) -> Plac
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one node of the autograd graph outside adds to the gradient of a tensor.
+    """One gradient contribution of a node in the outside autograd graph.
 
     Attributes:
-        place: where the use that it stands for is in the order of the forward.
-        node: when the node is made: the engine runs first what was made last.
+        place: position of the use in the forward.
+        node: position of the node's creation: the engine runs the newest first.
     """
 
     place: int
@@ -67,15 +67,15 @@ class Contribution:
 
 
 def accumulated_too_early(given: list[Contribution]) -> list[tuple[int, int]]:
-    """Contributions that the engine would add before their turn: it gets all of a node when that node runs.
+    """Returns contributions that the engine would accumulate too early: it gets all of a node's when that node runs.
 
-    Such a contribution takes a way round, through a node of its own that is made right before another one.
+    Such a contribution passes through an ordering node, created right before another node.
 
     Args:
-        given: contributions to one gradient, those of one node in the order of the backward.
+        given: contributions to one gradient; those of one node in backward order.
 
     Returns:
-        (which, made before which node), in the order in which the ways round are to be made.
+        (index, node before which the ordering node is created), in creation order.
     """
     late: list[tuple[int, int]] = []
     now = max((each.node for each in given), default=0)
@@ -96,17 +96,17 @@ def order_contributions(
     edges: dict[Place, tuple[Any, int]],
     ready: tuple[int, ...],
 ) -> tuple[list[Grads], tuple[tuple[Place, Point], ...]]:
-    """Gradients that stages hand over use by use, as others may be added to them outside.
+    """Splits the gradients of stages by use, so that outside contributions are accumulated in between.
 
     Args:
-        stages: the gradients of each, whole.
-        uses: what they are made of, stage by stage.
-        views: those that are made between the stages.
-        edges: what leads to each place in the autograd graph.
+        stages: the complete gradients of each stage.
+        uses: the contributions to them, by stage.
+        views: views that are made between the stages.
+        edges: gradient edge of each location.
         ready: for each view, the stage before which it is made.
 
     Returns:
-        The gradients of each stage, and the detours that some of them take: what gets them, made before what.
+        The gradients of each stage, and the ordering nodes of some of them: (target, created before what).
     """
     points: list[Point] = []
     for k in range(len(stages) + 1):
@@ -115,7 +115,7 @@ def order_contributions(
     node_of = {point: number for number, point in enumerate(points)}
     given: dict[Place, list[Contribution]] = {}
     found: list[list[tuple[Place, torch.Tensor]]] = [[] for _ in stages]
-    handed: dict[Place, list[tuple[int, int] | None]] = {}  # stage and position in it, of what is no view
+    handed: dict[Place, list[tuple[int, int] | None]] = {}  # (stage, position in it); None for a view
     for k, stage in enumerate(stages):
         for place, accumulated in stage:
             used = uses[k][place]

@@ -1,4 +1,4 @@
-"""Joins a compiled forward and a compiled backward under one autograd function."""
+"""Joins a compiled forward and a compiled backward in one autograd function."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class _CapturedPart(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
         given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx, missing))]
-        if torch.is_grad_enabled() or any(map(compat.is_batched, tangents)):  # for which nothing is compiled
+        if torch.is_grad_enabled() or any(map(compat.is_batched, tangents)):  # nothing is compiled for these
             return (None, None, None, *_differentiable(ctx, given, tangents, missing))
-        ctx.maybe_clear_saved_tensors()  # unless the graph is retained: the list alone keeps them, and is emptied
+        ctx.maybe_clear_saved_tensors()  # if the graph is not retained: only the list refers to them, and is emptied
         return (None, None, None, *_computed(ctx, given, tangents, missing))
 
 
 def _computed(
     ctx: Any, given: list[Any], tangents: Sequence[torch.Tensor | None], missing: set[int]
 ) -> list[torch.Tensor | None]:
-    """The gradients, by the compiled backward."""
+    """Computes the gradients with the compiled backward."""
     part: _Backward = ctx.part
     del given[len(part.stage.saved) :]
     with torch.no_grad():
@@ -61,7 +61,7 @@ def _computed(
         run = part.cast if part.cast is not None and compat.autocast_enabled() else part.run
         grads = list(run(given))
     for i, made_of in enumerate(part.stage.depends):
-        if made_of <= missing:  # of outputs that nothing was computed from: eager leaves the leaf alone
+        if made_of <= missing:  # of unused outputs: eager leaves the leaf alone
             grads[i] = None
     return grads
 
@@ -69,7 +69,7 @@ def _computed(
 def _differentiable(
     ctx: Any, saved: list[Any], tangents: Sequence[torch.Tensor | None], missing: set[int]
 ) -> list[torch.Tensor | None]:
-    """The gradients, with a history of their own."""
+    """Computes the gradients with a history of their own."""
     part: _Backward = ctx.part
     links = ctx.links if part.unsaved else {}
     grad_inputs = [_grad_input(ctx, i, links, saved) for i in range(len(ctx.next_functions))]
@@ -89,7 +89,7 @@ def _differentiable(
 
 
 def _grad_input(ctx: Any, i: int, links: dict[int, torch.Tensor], saved: list[Any]) -> torch.Tensor | None:
-    """What leads to the place of a gradient: the tensor itself, where something keeps it, or a link."""
+    """Returns a tensor that leads to the gradient's target: the target itself if something keeps it, else a link."""
     node, _ = ctx.next_functions[i]
     if node is None:
         return None
@@ -100,14 +100,14 @@ def _grad_input(ctx: Any, i: int, links: dict[int, torch.Tensor], saved: list[An
 
 
 def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
-    """What was saved.
+    """Returns the saved tensors.
 
     Args:
-        ctx: of the node.
-        missing: outputs from which nothing was computed.
+        ctx: context of the node.
+        missing: unused outputs.
 
     Raises:
-        RuntimeError: some of it was changed since, in eager's words.
+        RuntimeError: a saved tensor was changed since; the message is eager's.
     """
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
@@ -117,12 +117,12 @@ def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
     changed = [
         i for i, tensor in enumerate(saved) if isinstance(tensor, torch.Tensor) and tensor._version != ctx.versions[i]
     ]
-    if not changed:  # it was freed, or this torch does not tell
+    if not changed:  # it was freed, or this torch does not say
         raise stopped
     wanted = {i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and compat.is_asked_for(node)}
     met = [look.saved for look in stage.saved_checks if not look.tangents <= missing and look.grads & wanted]
     first = next((i for i in changed if any(i in looked_at for looked_at in met)), None)
-    if first is None:  # eager does not come by
+    if first is None:  # eager does not check it
         return saved
     tensor, known = saved[first], stage.saved[first]
     assert tensor is not None, "what was changed is a tensor"
@@ -134,7 +134,7 @@ def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
 
 
 class _Update(torch.autograd.Function):
-    """Gives a tensor the autograd history of its new value, which is in its memory already."""
+    """Gives a tensor the autograd history of its new value, which its storage already contains."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ class _Update(torch.autograd.Function):
 
 
 def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor, with its version counter, as another in it shows it."""
+    """Returns an alias of ``memory``, with its version counter, in the layout of ``like``."""
     if memory.dtype != like.dtype:
         elements = memory.untyped_storage().nbytes() // memory.itemsize
         memory = memory.as_strided((elements,), (1,), 0).view(like.dtype)
@@ -156,30 +156,30 @@ def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _counted(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """The memory, with the version counter of a tensor that is about to be given it."""
+    """Returns an alias of ``memory`` with the version counter of a tensor whose storage it will replace."""
     twin = tensor.detach()
     twin.data = memory
     return twin
 
 
 _before = pass_through("Before", compat.alias_hidden_from_autograd)
-"""A tensor as autograd knows it before it is updated."""
+"""Returns a tensor with its autograd history from before it is updated."""
 
 _ordering_node = pass_through("Detour", compat.alias_hidden_from_autograd)
-"""A tensor by way of a node of its own: what comes that way is added to its gradient when that node's turn has come."""
+"""Passes a tensor through an ordering node, which delays its gradient contribution."""
 
 
 @dataclass(frozen=True)
 class _Backward:
-    """A part of the backward, compiled; the list it is given may be emptied.
+    """A compiled part of the backward; it may empty the list of its inputs.
 
     Attributes:
-        stage: what it is.
+        stage: the stage it belongs to.
         run: the compiled graph.
-        cast: the graph under the autocast of the caller, for where one is on; without it, what was compiled runs then.
-        seen: which tensors of the program are what it saves.
+        cast: the graph under the caller's autocast, if enabled; ``None`` if the compiled graph runs then too.
+        seen: the program's tensors that it saves.
         renewed: inputs that are saved without their history.
-        apart: results whose memory is saved with another version counter.
+        apart: results that are saved as aliases with their own version counter.
     """
 
     stage: Stage
@@ -196,7 +196,7 @@ class _Backward:
 
     @cached_property
     def kept(self) -> dict[int, int]:
-        """For entrances that are saved, with their history: which of what is saved they are."""
+        """Gradient inputs that are saved with their history: index -> index of the saved tensor."""
         feeds = {feed: i for i, feed in enumerate(self.stage.feeds) if feed[0] != "tangent"}
         places: list[Any] = list(self.stage.grad_inputs)
         return {
@@ -205,12 +205,12 @@ class _Backward:
 
     @cached_property
     def unsaved(self) -> tuple[int, ...]:
-        """Entrances that are not: where one has a history, something must lead to it when the node runs."""
+        """Gradient inputs that are not saved: one with a history needs a link when the node runs."""
         return tuple(i for i in range(len(self.stage.grad_inputs)) if i not in self.kept)
 
     @cached_property
     def saved_results(self) -> tuple[int, ...]:
-        """Results that are saved as results too, besides what is saved in their memory: hooks are theirs."""
+        """Results that are saved as results too, in addition to aliases: hooks are registered on them."""
         tape = self.stage.tape
         roots = dict(zip(tape.roots, self.stage.results, strict=bool(tape.roots)))
         sources = {edge for node, edge in tape.sources.items() if node not in tape.direct}
@@ -221,10 +221,10 @@ class Joined:
     """A forward and its backward.
 
     Args:
-        graph: how they belong together.
+        graph: the joint graph.
         forward: the compiled forward.
-        backwards: the compiled backward, stage by stage.
-        casting: the same, to be called under autocast.
+        backwards: the compiled backward of each stage.
+        casting: the same, for calls under autocast.
     """
 
     def __init__(
@@ -248,7 +248,8 @@ class Joined:
             self.ordering_nodes.setdefault(before, []).append(i)
 
     def run(self, args: list[Any]) -> list[Any]:
-        """The step's outputs; those that need autograd are results of nodes over the inputs and each other."""
+        """Returns the step's outputs; differentiable ones are results of autograd nodes over the inputs and each
+        other."""
         graph, taken = self.graph, list(args)
         graph.seen.begin()
         entering, held = self._as_given(taken)
@@ -264,7 +265,7 @@ class Joined:
     def _joined(
         self, taken: list[Any], results: list[Any], entering: dict[int, torch.Tensor], held: list[Any]
     ) -> list[Any]:
-        """The results with nodes of autograd; inputs have been written."""
+        """Returns the results with autograd nodes; inputs have been written."""
         graph = self.graph
         given = dict(graph.updates)
         with torch.no_grad():
@@ -273,7 +274,7 @@ class Joined:
             for i in part.stage.results:
                 of_input = i in given
                 results[i] = taken[given[i]].detach() if of_input else compat.without_view_relation(results[i])
-        for i, output in graph.aliases:  # one version counter for what shares memory: in-place changes are noticed
+        for i, output in graph.aliases:  # aliases share one version counter, so in-place changes are detected
             results[i] = _seen_as(results[output].detach(), results[i])
         for i, position, itself in graph.counted:
             results[i] = taken[position] if itself else _counted(taken[position], results[i])
@@ -297,7 +298,7 @@ class Joined:
 
         def viewed(view: IntermediateView | CustomView) -> torch.Tensor:
             numbers, path = tuple(results[j] for j in view.numbers), view.path
-            assert path is not None, "it is made again"
+            assert path is not None, "a replayed view has a chain"
             base = at(view.base)
             chain = (path.ops, path.grad, numbers, path.version, path.unrelated, path.creation)
             return replay(base, *chain, path.regenerates_grad_fn)
@@ -310,7 +311,7 @@ class Joined:
                         views[i] = graph.seen.note(("view", i), viewed(view))
                     else:
                         views[i] = taken[view.position]
-                        views[i].grad_fn  # noqa: B018  made now, in its turn
+                        views[i].grad_fn  # noqa: B018  created now, for the accumulation order
 
         final = [(place, at(place)._version + count) for place, count in graph.metadata_mutated]
 
@@ -325,7 +326,7 @@ class Joined:
 
         for i in graph.begins:
             taken[i].requires_grad_()
-        with torch.enable_grad():  # what autograd did not see in the step is not in the backward
+        with torch.enable_grad():  # what autograd did not record in the step is not in the backward
             for number, part in enumerate(self.parts):
                 make_views(number)
                 make_ordering_nodes(("stage", number))
@@ -337,7 +338,8 @@ class Joined:
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
 
     def _as_given(self, taken: list[Any]) -> tuple[dict[int, torch.Tensor], list[Any]]:
-        """Inputs that get another history in the step: with the one they have now, and with none, to be saved."""
+        """Returns inputs that get a new history in the step: aliases with the current history, and detached ones to
+        save."""
         changed = self.graph.gets_new_grad_fn
         entered = {place for part in self.parts for place in part.stage.grad_inputs}
         entered |= {place for place, _ in self.graph.ordering_nodes}
@@ -350,24 +352,24 @@ class Joined:
 
 
 def _updated(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """The tensor with the history of its new value."""
+    """Returns the tensor with the history of its new value."""
     counted = tensor._version
     if tensor.requires_grad and not tensor.is_leaf and not tensor._is_view() and not tensor.retains_grad:
-        tensor.detach_()  # what it was is an input of the captured part, where that matters
+        tensor.detach_()  # its old value is an input of the captured part, if needed
     _Update.apply(tensor, value)
     compat.set_version(tensor, counted)  # the write has been counted
     return tensor
 
 
 class _Layout:
-    """What a tangent must look like: the backward was compiled for the layout of the output."""
+    """Layout of a tangent: the backward was compiled for the layout of the output."""
 
     def __init__(self, output: torch.Tensor) -> None:
         self.size, self.stride = output.size(), output.stride()
         self.dtype, self.device = output.dtype, output.device
 
     def fit(self, tangent: torch.Tensor | None, fixed: bool) -> torch.Tensor:
-        """The tangent, in that layout if ``fixed``, without bits for conjugate and negative; zeros for none."""
+        """Returns the tangent, in that layout if ``fixed``, without conjugate and negative bits; zeros for ``None``."""
         if tangent is not None and (tangent.is_conj() or tangent.is_neg()):
             tangent = tangent.resolve_conj().resolve_neg()
         if tangent is not None and (not fixed or tangent.stride() == self.stride or tangent.numel() == 0):
@@ -382,7 +384,7 @@ def join(
     backwards: list[Executable],
     casting: Sequence[Callable[[list[Any]], Any] | None],
 ) -> Executable:
-    """One executable of all."""
+    """Returns one executable of forward and backward."""
     joined = Joined(graph, forward, backwards, casting)
     sources, seconds = dict(forward.sources), dict(forward.seconds)
     for number, backward in enumerate(backwards):

@@ -1,4 +1,4 @@
-"""Cuts a joint graph in two: a forward that returns what its backward needs, and the backward, stage by stage."""
+"""Splits a joint graph into a forward that returns what its backward needs, and the backward, stage by stage."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ aten = torch.ops.aten
 
 
 def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph:
-    """Closes the joint graph as a forward and its backward.
+    """Extracts forward and backward from the joint graph.
 
     Args:
         world: the capture.
-        residual: says what leaves.
-        recorded: the backward.
+        residual: the differentiable outputs.
+        recorded: the recorded backward.
 
     Raises:
-        Unsupported: the backward needs what cannot be handed over.
+        Unsupported: the backward needs a value that the forward cannot return.
     """
     tracer, outputs = world.tracer, list(residual.outputs)
     tracer.check()
@@ -80,23 +80,23 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         compat.storage_id(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
         for node in extractor.results
     ]
-    for i in residual.customs:  # of inputs, whose version counters they have
+    for i in residual.customs:  # they have the version counters of inputs
         storages[i] = None
     saved = range(len(outputs), len(extractor.results))
     counted = _counted(world, {i: extractor.results[i] for i in saved}, outputs)
     apart = tuple(i for i in saved if own_counter(extractor.results[i]) is not None and i not in counted)
     if any(own_counter(extractor.results[i]) in residual.counters for i in apart):
-        reason = "a tensor's .data leaves the step, of which the backward needs the contents"
+        reason = "an output is the .data of a tensor whose contents the backward needs"
         world.heap.refuse("SFX107", reason)
     aliases: list[tuple[int, int]] = []
     for i in saved:
-        if storages[i] is None or i in apart or i in counted:  # a number, for one
+        if storages[i] is None or i in apart or i in counted:  # not a tensor, or handled before
             continue
         if storages[i] in storages[: len(outputs)]:
             sharing = [j for j in range(len(outputs)) if storages[j] == storages[i]]
             output = next((j for j in sharing if own_counter(outputs[j]) is None), None)
             if output is not None and _bits(outputs[output]) != _bits(extractor.results[i]):
-                reason = "a tensor leaves the step whose negative or conjugate, in its memory, the backward needs"
+                reason = "the backward needs a lazy negative or conjugate of an output"
                 world.heap.refuse("SFX107", reason)
             if output is None:
                 apart = (*apart, i)
@@ -129,7 +129,7 @@ def _bits(node: fx.Node) -> tuple[bool, bool]:
 
 
 def _counted(world: TraceWorld, saved: dict[int, fx.Node], outputs: list[fx.Node]) -> dict[int, tuple[int, bool]]:
-    """What the backward needs of tensors that were given other memory: by their position, and whether it is they."""
+    """Returns (input position, is the input itself) for saved tensors whose storage was replaced, by position."""
     tracer, found = world.tracer, dict[int, tuple[int, bool]]()
     for i, node in saved.items():
         data = own_counter(node)
@@ -141,13 +141,13 @@ def _counted(world: TraceWorld, saved: dict[int, fx.Node], outputs: list[fx.Node
             position = next(j for j, real in enumerate(tracer.real_inputs) if real is record.real)
             found[i] = position, first_of(node) is first_of(tracer.node_of(owner))
         elif any(own_counter(out) is data for out in outputs):
-            reason = "a tensor that was given other memory (.data) leaves the step, and the backward needs its contents"
+            reason = "the backward needs the contents of an output whose storage was replaced (.data)"
             world.heap.refuse("SFX107", reason)
     return found
 
 
 def _placed(stage: Stage, recorded: RecordedStage, returned: int) -> Stage:
-    """The stage with hidden values in their places, behind the ``returned`` results of the forward."""
+    """Adds the locations of hidden values to a stage, after the ``returned`` results of the forward."""
     results = tuple(_place(place, returned)[1] for place in recorded.results)
     return replace(stage, results=results, grad_inputs=tuple(_place(place, returned) for place in stage.grad_inputs))
 
@@ -158,7 +158,7 @@ def _place(place: Place, returned: int) -> Place:
 
 
 def _metadata_mutated(world: TraceWorld, extractor: _Extractor, outputs: int) -> tuple[tuple[Place, int], ...]:
-    """What holds the memory whose version counter the replay of views moves, and by how much."""
+    """Returns the tensors whose version counters the replay of views increments, and by how much."""
     records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)]
     position = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
     found: dict[Place, int] = {}
@@ -179,13 +179,13 @@ def _metadata_mutated(world: TraceWorld, extractor: _Extractor, outputs: int) ->
 
 
 class _Extractor:
-    """Takes backward graphs out of the joint graph.
+    """Extracts backward graphs from the joint graph.
 
     Attributes:
         inputs: placeholders of the forward.
-        results: what the forward returns: the outputs, then what the backward needs.
-        shown: views of the program, by their nodes.
-        detours: what gets the gradients that take one.
+        results: results of the forward: the outputs, then the values that the backward needs.
+        shown: views of the program, by node.
+        detours: targets of gradients that pass through an ordering node.
         renewed: inputs that are saved without their history.
     """
 
@@ -200,7 +200,7 @@ class _Extractor:
         self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def stage(self, recorded: RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
-        """The backward that was recorded as the nodes ``among``; what it is the backward of is not in it yet."""
+        """Returns the backward recorded as the nodes ``among``; ``results`` of the stage are set later."""
         tracer = self.tracer
         tangents = [tracer.node_of(tangent) for tangent in recorded.tangents]
         grads = [tracer.node_of(grad) for _, grad in recorded.grads]
@@ -249,7 +249,7 @@ class _Extractor:
         feeds: dict[fx.Node, Origin],
         among: dict[fx.Node, None],
     ) -> Tape:
-        """The stage's backward by autograd nodes."""
+        """Returns the stage's backward by autograd nodes."""
         own = {place: ("root", i) for i, place in enumerate(recorded.results)}
         direct: dict[fx.Node, tuple[fx.Node, Any]] = {}
         for node in {*feeds, *wanted}:
@@ -261,11 +261,11 @@ class _Extractor:
         return recorded.recorder.tape(dict.fromkeys(wanted), tangents, grads, direct)
 
     def origin(self, place: Place) -> Place:
-        """What gets a gradient in the end."""
+        """Returns the final target of a gradient."""
         return self.ordering_nodes[place[1]] if place[0] == "detour" else place
 
     def _said(self, crossing: list[fx.Node], reads: list[tuple[fx.Node, list[fx.Node]]]) -> list[Saved]:
-        """What eager says of the values that are saved, where they were changed since."""
+        """Returns eager's error texts for saved values that were changed."""
         results = saved_as_results(reads)
         places = [None if node in results else self._place(node) for node in crossing]
         return [replace(each, shown=at) for each, at in zip(described(self.tracer, crossing), places, strict=True)]
@@ -284,7 +284,7 @@ class _Extractor:
         given = node in self.inputs
         value = self.tracer.inputs[self.inputs.index(node)].example if given else node.meta["val"]
         if isinstance(value, torch.Tensor):
-            first = first_of(node)  # of an input, if it is what the forward has written to
+            first = first_of(node)  # the input that the forward may have written to
             written = writes.get(self.inputs.index(first)) or None if first in self.inputs else None
             return GraphInput(node.name, "tensor", compat.fake_snapshot(value), node.name, writes=written)
         return GraphInput(node.name, "scalar", value, node.name, hint=compat.hint_of(value))
@@ -295,7 +295,7 @@ _FRESH = (aten.new_zeros, aten.zeros, aten.new_empty_strided, aten.new_empty, at
 
 
 def _goes_by_memory(node: fx.Node) -> bool:
-    """True for a view by places in memory, of something that has the layout of a tangent, perhaps."""
+    """Returns True for a view by memory positions of a value that may have the layout of a tangent."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in _BY_MEMORY and node.target is not aten.view.dtype:
         return False
@@ -310,7 +310,7 @@ def _detaches(node: fx.Node) -> bool:
 
 
 def _undetached(node: fx.Node, among: dict[fx.Node, None]) -> fx.Node:
-    """What a node of the backward is the detached value of."""
+    """Returns the value that a node of the backward is detached from."""
     while node in among and _detaches(node):
         (node,) = node.all_input_nodes
     return node
@@ -319,9 +319,9 @@ def _undetached(node: fx.Node, among: dict[fx.Node, None]) -> fx.Node:
 def _dependence(
     nodes: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node], reach: list[frozenset[int]]
 ) -> tuple[frozenset[int], ...]:
-    """For each gradient, which tangents it is made of; those from which autograd comes there for a constant one.
+    """Returns for each gradient the tangents it depends on; for a constant one, those from which autograd reaches it.
 
-    So it is for a sum of a constant and another: in place of a value that is written, zeros go on.
+    A sum of a constant and another gradient is constant in this sense: zeros replace an undefined gradient.
     """
     made_of: dict[fx.Node, frozenset[int]] = {node: frozenset({i}) for i, node in enumerate(tangents)}
     constant: set[fx.Node] = set()
@@ -341,7 +341,7 @@ def _draws(nodes: list[fx.Node]) -> bool:
 
 
 def _needed(roots: list[fx.Node], among: dict[fx.Node, None]) -> list[fx.Node]:
-    """Nodes of ``among`` that the roots depend on, and those that change something in place, in their order."""
+    """Returns the nodes of ``among`` that the roots depend on, and in-place operations, in order."""
     needed: set[fx.Node] = set()
     todo = [root for root in roots if root in among]
     todo += [node for node in among if node.op == "call_function" and compat.changes_in_place(node.target)]

@@ -1,8 +1,8 @@
-"""Gradients as the engine adds them up: one contribution per use, in the order in which the uses are differentiated.
+"""Gradient contributions as the engine adds them: one per use, in the order in which the uses are differentiated.
 
-Adding floats in another order gives another sum. Where something outside contributes to the gradient of a tensor too,
-the contributions of the captured part are handed to the engine one by one, and it adds all of them up in eager's order:
-for the backends that compute operation by operation, the others add in an order of their own.
+Floating point sums depend on the order. If the gradient of a tensor also has outside contributions, the captured part
+passes its contributions to the engine one by one, and the engine adds all of them in eager's order. Backends that run
+operation by operation do this; the others add in their own order.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 _MOST = 8
-"""Uses of one tensor of which each gets a gradient of its own in memory; more are added up in the graph."""
+"""Limit of uses of one tensor that each get a gradient in memory; more are added in the graph."""
 
 
 @dataclass
 class Uses:
-    """What was computed from a tensor.
+    """Uses of a tensor.
 
     Attributes:
-        grads: what each use contributes to its gradient, in the order of the backward.
-        places: where each use stands in the order of the forward.
-        last: the greatest of all places, of uses that contribute nothing too.
+        grads: contribution of each use to its gradient, in backward order.
+        places: position of each use in the forward.
+        last: the last of all positions, including uses without a contribution.
     """
 
     grads: list[torch.Tensor] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Uses:
 
 @contextmanager
 def contributions(roots: list[torch.Tensor], edges: list[Any]) -> Iterator[list[Uses]]:
-    """Notes what a backward adds to the gradient of each edge, while it runs."""
+    """Records what a running backward adds to the gradient of each edge."""
     place = {(edge.node, edge.output_nr): i for i, edge in enumerate(edges)}
     found = [Uses() for _ in edges]
 
@@ -71,7 +71,8 @@ def contributions(roots: list[torch.Tensor], edges: list[Any]) -> Iterator[list[
 
 
 def first_use(value: torch.Tensor, edge: tuple[Any, int]) -> int:
-    """The place, in the order of the forward, of what a view made of ``edge`` first; -1 if it was not made of that."""
+    """Returns the forward position of the first use of ``edge`` on the way to a view; -1 if it is not a view of
+    that."""
     found, seen, waiting = -1, set[Any]({None}), [value.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -86,6 +87,6 @@ def first_use(value: torch.Tensor, edge: tuple[Any, int]) -> int:
 
 
 def one_by_one(parts: list[torch.Tensor], accumulated: torch.Tensor) -> bool:
-    """True if a gradient may be handed over in parts: few, and each what the engine would add as it is."""
+    """Returns True if a gradient may be passed in parts: few, and each what the engine would add itself."""
     same_kind = all((part.shape, part.dtype) == (accumulated.shape, accumulated.dtype) for part in parts)
     return 1 < len(parts) <= _MOST and same_kind

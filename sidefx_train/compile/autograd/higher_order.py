@@ -1,9 +1,9 @@
 """Derivatives of a captured backward: the tape of a stage, run operation by operation under autograd.
 
-With ``create_graph=True`` the gradients of a captured part must have a history of their own. The operations of its
-backward are then called as eager calls them, on the saved tensors: inputs and outputs of the part have their history
-already; what was saved between its autograd nodes gets it by :class:`_SavedHistory`, a node
-whose backward runs the same tape, from where those tensors are made.
+With ``create_graph=True`` the gradients of a captured part need a history of their own. The operations of its backward
+are then called like in eager, on the saved tensors. Inputs and outputs of the part already have a history; values saved
+between its autograd nodes get one from :class:`_SavedHistory`, a node whose backward runs the same tape, starting where
+those tensors are made.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 _COPIES = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
-"""Views of gradients that are copies where the layout asks for it, as in eager."""
+"""View operators whose results on gradients are copies if the layout requires it, as in eager."""
 
 
 class _Link(torch.autograd.Function):
-    """Leads to a tensor without holding its memory: gradients for it are handed over beside those of the link."""
+    """Leads to a tensor without keeping its storage: its gradients are passed separately from those of the link."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -41,12 +41,12 @@ class _Link(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         found = ctx.handed_over.get(compat.running_backward())
-        ctx.handed_over.clear()  # with what a backward has left that was interrupted
+        ctx.handed_over.clear()  # including leftovers of an interrupted backward
         return found
 
 
 def link_to(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without elements that leads to ``tensor`` in the autograd graph."""
+    """Returns an empty tensor that leads to ``tensor`` in the autograd graph."""
     with torch.enable_grad():
         return _Link.apply(tensor)  # type: ignore[no-any-return]
 
@@ -91,7 +91,7 @@ class _SavedHistory(torch.autograd.Function):
 
 
 class _NotDifferentiable(torch.autograd.Function):
-    """Passes gradients on; differentiating them is an error."""
+    """Passes gradients on; differentiating them raises."""
 
     @staticmethod
     def forward(ctx: Any, reason: str, behind: int, *tensors: torch.Tensor) -> Any:
@@ -111,12 +111,12 @@ class _NotDifferentiable(torch.autograd.Function):
 def refuse_derivative(
     reason: str, saved: Sequence[Any], grad_inputs: Sequence[torch.Tensor | None], grads: list[Any]
 ) -> list[Any]:
-    """Gradients that say, where they are differentiated, why that cannot be.
+    """Returns gradients that raise an error with the reason if they are differentiated.
 
     Args:
-        reason: why.
-        saved: tensors that they are made of.
-        entrances: what gets them: the engine must come by on its way there.
+        reason: why they cannot be differentiated.
+        saved: tensors that they depend on.
+        entrances: targets of the gradients, which the engine must reach through the raising node.
         grads: the gradients.
     """
     held = {i: grad.detach() for i, grad in enumerate(grads) if isinstance(grad, torch.Tensor)}
@@ -131,7 +131,7 @@ class TapeRunner:
     """Runs the tape of a stage.
 
     Args:
-        stage: whose backward.
+        stage: the stage whose backward it runs.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -152,7 +152,7 @@ class TapeRunner:
         self.reach = self._reach()
 
     def _reach(self) -> dict[int, frozenset[int]]:
-        """For each edge, the gradients of the stage to which it leads."""
+        """Returns, for each edge, the gradients of the stage to which it leads."""
         found: dict[int, frozenset[int]] = {edge: frozenset() for edge in self.tape.sources.values()}
         for position, edge in enumerate(self.tape.exits):
             found[edge] = found.get(edge, frozenset()) | {position}
@@ -165,14 +165,14 @@ class TapeRunner:
 
 @dataclass(frozen=True)
 class _AmbientModes:
-    """What a run of a tape needs besides the gradients that it begins with.
+    """Inputs of a tape's run, except the initial gradients.
 
     Attributes:
-        runner: of the stage.
-        saved: what was saved, with the history it has.
-        outputs: results of the stage that were saved too, by the number of their tangent.
-        links: to entrances, by their place, in place of these.
-        entrances: what gets the gradients.
+        runner: runner of the stage.
+        saved: saved tensors with their history.
+        outputs: results of the stage that were saved too, by index of their tangent.
+        links: links that replace targets of gradients, by index.
+        entrances: targets of the gradients.
     """
 
     runner: TapeRunner
@@ -182,7 +182,7 @@ class _AmbientModes:
     grad_inputs: Sequence[torch.Tensor | None]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those that must not be changed before a derivative is computed."""
+        """Returns the tensors that must not change before a derivative is computed."""
         return [value for value in self.saved if isinstance(value, torch.Tensor)] + list(self.outputs.values())
 
     def without_tensors(self) -> _AmbientModes:
@@ -198,10 +198,10 @@ class _AmbientModes:
         return replace(self, saved=saved, outputs=dict(zip(self.outputs, tensors[len(where) :], strict=True)))
 
     def run(self, begun: list[tuple[int, torch.Tensor]], asked: Sequence[bool]) -> list[torch.Tensor | None]:
-        """The gradients that are asked for; they have a history of their own, where autograd is on.
+        """Returns the requested gradients, with a history of their own if autograd is on.
 
         Args:
-            begun: gradients, and the numbers of the edges where they arrive.
+            begun: (number of an edge, gradient that arrives there).
             asked: which of the gradients are needed.
         """
         running = _Running(self.runner, self.saved, self.outputs)
@@ -214,7 +214,7 @@ class _AmbientModes:
         groups: dict[frozenset[int], list[fx.Node]] = {}
         for node in running.without_history():
             groups.setdefault(self.runner.reach[self.runner.tape.sources[node]], []).append(node)
-        for reach, sources in groups.items():  # the engine comes by wherever a node leads, with a gradient or without
+        for reach, sources in groups.items():  # the engine visits every node reachable, with or without a gradient
             values = [running.constant(node) for node in sources]
             edges = [self.runner.tape.sources[node] for node in sources]
             behind = [each if i in reach or not reach else None for i, each in enumerate(self.grad_inputs)]
@@ -230,14 +230,14 @@ def differentiated(
     tangents: Sequence[torch.Tensor | None],
     asked: Sequence[bool],
 ) -> list[torch.Tensor | None]:
-    """The gradients that a stage returns, with a history of their own.
+    """Returns the gradients of a stage with a history of their own.
 
     Args:
-        runner: of the stage.
-        saved: what was saved, with the history it has.
-        outputs: results of the stage that were saved too, by the number of their tangent.
-        links: to entrances, by their place, in place of these.
-        entrances: what gets the gradients.
+        runner: runner of the stage.
+        saved: saved tensors with their history.
+        outputs: results of the stage that were saved too, by index of their tangent.
+        links: links that replace targets of gradients, by index.
+        entrances: targets of the gradients.
         tangents: gradients of the results.
         asked: which of the gradients are needed.
     """
@@ -249,8 +249,8 @@ class _Running:
     """One run of a tape.
 
     Attributes:
-        values: of graph nodes, as they are read.
-        sums: the gradient at each edge so far.
+        values: values of graph nodes as they are read.
+        sums: accumulated gradient at each edge.
     """
 
     def __init__(self, runner: TapeRunner, saved: Sequence[Any], outputs: dict[int, torch.Tensor]) -> None:
@@ -265,11 +265,11 @@ class _Running:
         self.split = {edge for edge in exits if exits.count(edge) > 1}
 
     def without_history(self) -> list[fx.Node]:
-        """Graph nodes of saved tensors whose history is between the autograd nodes of the stage."""
+        """Returns graph nodes of saved tensors whose history lies between the autograd nodes of the stage."""
         return [node for node in self.tape.sources if node not in self.tape.direct and self._output(node) is None]
 
     def _output(self, node: fx.Node) -> torch.Tensor | None:
-        """The result of the stage that a saved tensor is, if it is one."""
+        """Returns the result of the stage that a saved tensor is, or ``None``."""
         edge = self.tape.sources[node]
         made = self.outputs.get(edge) if edge in self.tape.roots else None
         if made is None:
@@ -279,7 +279,7 @@ class _Running:
         return made if same else None
 
     def constant(self, node: fx.Node) -> torch.Tensor:
-        """The value of a saved tensor."""
+        """Returns the value of a saved tensor."""
         if node not in self.raw:
             with torch.no_grad():
                 if node.op == "placeholder" or node.meta.get(ORIGIN, "") in self.runner.origins:
@@ -291,7 +291,7 @@ class _Running:
         return self.raw[node]
 
     def run(self, begun: list[tuple[int, torch.Tensor]], asked: Sequence[bool]) -> list[torch.Tensor | None]:
-        """The gradients that are asked for, from those at some edges."""
+        """Returns the requested gradients, starting from gradients at some edges."""
         tape = self.tape
         for edge, grad in begun:
             if edge not in self.runner.begins:
@@ -307,7 +307,7 @@ class _Running:
                 found.append(self.sums.get(edge))
                 continue
             parts = self.parts.get(edge, [])
-            whole = self.sums.pop(edge, None)  # began here, in a second backward
+            whole = self.sums.pop(edge, None)  # started here, in a second backward
             now = parts.pop(0) if parts else None
             found.append(whole if now is None else now if whole is None else whole + now)
         return found
@@ -337,7 +337,7 @@ class _Running:
                 self._add(edge, grad)
 
     def _made(self, node: fx.Node) -> Any:
-        """The value of an operation; that of a saved tensor made again has the history of the first."""
+        """Returns the value of an operation; a recomputed saved tensor gets the history of the first one."""
         if node in self.values and node in self.tape.sources:
             return self.values[node]
         if node in self.tape.sources:
@@ -379,7 +379,7 @@ class _Running:
         return self.values[node]
 
     def _saved(self, node: fx.Node) -> Any:
-        """What was saved, or is made again from that."""
+        """Returns a saved tensor, or recomputes it from saved tensors."""
         here = self.runner.origins.get(node.meta.get(ORIGIN, ""))
         if here is None:
             raise SideFXError("SFX107", f"a derivative of a captured backward needs {node.name}, which was not saved")
@@ -399,7 +399,7 @@ class _Running:
 
 
 def _zeros(node: fx.Node) -> torch.Tensor:
-    """The gradient of an output that nothing was computed from, where that of another output came."""
+    """Returns zeros as the gradient of an unused output whose sibling has a gradient."""
     like = node.meta["val"]
     if not all(isinstance(size, int) for size in like.shape):
         raise SideFXError("SFX107", "a derivative of a captured backward needs zeros of a size that changes")
@@ -407,7 +407,7 @@ def _zeros(node: fx.Node) -> torch.Tensor:
 
 
 def _typed(made: Any, captured: Any, cast: bool) -> Any:
-    """The result in the type that it had in the capture, where autocast may have given it another."""
+    """Returns the result in its dtype during the capture, which autocast may have changed."""
     if not cast or not isinstance(made, torch.Tensor) or not isinstance(captured, torch.Tensor):
         return made
     return made.to(captured.dtype) if made.dtype != captured.dtype else made

@@ -1,4 +1,4 @@
-"""A captured part whose results still need autograd outside: a forward, and its backward in stages."""
+"""Joint graph of a captured part whose results need autograd outside: a forward, and its backward in stages."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Origin = tuple[Literal["input", "result", "tangent"], int]
 
 @dataclass(frozen=True)
 class Stage:
-    """The backward of some results: one node in the autograd graph outside.
+    """Backward of some results: one node in the outside autograd graph.
 
     Attributes:
-        backward: takes what it needs and the tangents; its results are gradients.
-        results: what it is the backward of, by position among the results of the forward; one tangent each.
-        feeds: where each input of the backward comes from.
-        entrances: what gets the gradients, one per result of the backward: inputs, results of earlier stages, views,
-            detours.
-        depends: for each of them, the tangents that its gradient is made of.
-        saved: what eager says of the inputs of the backward, tangents apart, where they were changed.
-        saved_checks: which of them eager looks at on the way from a tangent to a gradient.
-        any_layout: tangents are taken as they come: eager adds up their elements in the order of their memory.
-        tape: the same backward node by node, for derivatives of a higher order.
+        backward: graph whose inputs are saved values and tangents, and whose results are gradients.
+        results: positions of the differentiated results among the results of the forward; one tangent each.
+        feeds: source of each input of the backward.
+        grad_inputs: gradient inputs, the targets of the gradients, one per result of the backward: inputs, results of
+            earlier stages, views, ordering nodes.
+        depends: for each of them, the tangents that its gradient depends on.
+        saved: eager's error texts for changed inputs of the backward, without tangents.
+        saved_checks: which of them eager checks between a tangent and a gradient.
+        any_layout: tangents keep their layout: eager's sums run over their elements in memory order.
+        tape: the same backward node by node, for higher-order derivatives.
     """
 
     backward: TracedGraph
@@ -49,30 +49,30 @@ class Stage:
 class JointGraph:
     """Forward and backward of a capture.
 
-    Where an output that needs autograd was computed from another, the backward is cut there: the gradient between the
-    two passes through the engine outside, where hooks and ``retain_grad`` of the one in the middle are.
+    If a differentiable output was computed from another, the backward is split there: the gradient between the two
+    stages passes through the outside engine, which runs hooks and ``retain_grad`` of the inner output.
 
     Attributes:
-        forward: its results are the step's outputs, then what the backward needs besides inputs.
-        stages: the backward, in the order of the forward.
-        outputs: how many results of the forward are the step's.
-        aliases: (result, output) of what shares memory with an output: a detached one, or what the backward needs.
-        apart: results behind the outputs with version counters of their own, though their memory is known outside.
-        counted: (result, input, is it) of results in memory that the step gives an input, with the version counter of
-            that; some are the input itself.
+        forward: its results are the step's outputs, then the values other than inputs that the backward needs.
+        stages: the backward, in forward order.
+        outputs: number of results of the forward that are the step's.
+        aliases: (result, output) of results that share storage with an output: detached ones, or saved values.
+        apart: results after the outputs with version counters of their own, though their storage is known outside.
+        counted: (result, input, is it the input itself) of results whose storage replaces an input's, with the input's
+            version counter.
         begins: inputs that begin to require gradients.
-        updates: (result, input) of what is the new value of an input, in its memory.
-        renewed: inputs that get another history or another layout: what they were enters by a node made before.
-        customs: (result, how it is made) of views of inputs that custom autograd functions made.
-        views: views that leave and that the backward passes through, made between the stages.
+        updates: (result, input) of new values of inputs, in the input's storage.
+        renewed: inputs that get a new history or layout: their old history enters through a node created before.
+        customs: (result, view) of views of inputs that custom autograd functions made.
+        views: views that leave the step and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
-        detours: (what gets the gradient, made right before which stage or view), in order: nodes that hand gradients on
-            which the engine would add too early if they came from their stage.
-        turned: (input or result, how often): version counters that the views will move, as ``squeeze_`` does; what the
-            backward needs is saved as of after that.
-        hidden: shape, type and device of values that do not leave, at which the backward is cut: results behind all
-            that the forward returns.
-        seen: which tensors of the program are what the backward saves.
+        detours: (target of the gradient, stage or view right before which it is created), in order: ordering nodes for
+            gradients that the engine would otherwise add too early.
+        turned: (input or result, count): version counters that replaying the views will increment, as ``squeeze_``
+            does; the backward saves tensors with the version after that.
+        hidden: shape, dtype and device of intermediates at which the backward is split: results after all those that
+            the forward returns.
+        seen: the program's tensors that the backward saves.
     """
 
     forward: TracedGraph
@@ -94,5 +94,5 @@ class JointGraph:
 
     @property
     def graphs(self) -> tuple[TracedGraph, ...]:
-        """All that has to be compiled, the forward first."""
+        """Returns all graphs to compile, the forward first."""
         return (self.forward, *(stage.backward for stage in self.stages))

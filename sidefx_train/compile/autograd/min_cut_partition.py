@@ -1,10 +1,9 @@
-"""Decides what a captured forward saves for its backward: all that it reads, or less, recomputing the rest.
+"""Partitions a joint graph: decides what the forward saves for its backward, and what the backward recomputes.
 
-:func:`~sidefx_train.compile.autograd.extract_graphs.cut` saves what autograd would save. :func:`recompute` takes the
-cheapest set of values (torch's min-cut partitioner) from which cheap operations make the others again. Only what gives
-the same numbers the second time is run twice: no random draws, and nothing whose memory is written anywhere in the
-joint graph.
-Nothing is read that autograd would not have saved, so the user may change the same tensors between the two passes.
+:func:`~sidefx_train.compile.autograd.extract_graphs.cut` saves what autograd would save. :func:`recompute` saves the
+cheapest set of values (torch's min-cut partitioner) from which cheap operations recompute the others. Only operations
+with reproducible results run twice: no random draws, and no storage that the joint graph writes. The backward reads
+only what autograd would have saved, so the user may change the same tensors between the two passes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ aten = torch.ops.aten
 
 
 def recompute(joint: JointGraph) -> JointGraph:
-    """The same joint graph with less to save, or ``joint`` itself where that cannot be.
+    """Returns the same joint graph with less to save, or ``joint`` itself if that is not possible.
 
     A backward in several stages saves what autograd would save.
     """
@@ -41,13 +40,13 @@ def recompute(joint: JointGraph) -> JointGraph:
 
 
 class _Plan:
-    """What may be computed again.
+    """Values that may be recomputed.
 
     Attributes:
-        fed: the node of the forward behind each input of the backward that is no tangent.
-        given: of those, what is alive in any case: inputs, their views, and what shares memory with an output.
+        fed: the forward's node of each input of the backward, without tangents.
+        given: those that stay alive in any case: inputs, their views, and aliases of outputs.
         saved: the others.
-        again: nodes of the forward that give the same value a second time, and whether that takes an operation.
+        again: reproducible nodes of the forward, and whether they need an operation.
     """
 
     def __init__(self, joint: JointGraph) -> None:
@@ -86,7 +85,7 @@ class _Plan:
         return found
 
     def _written(self) -> set[fx.Node]:
-        """Roots in the forward of all memory that either graph writes."""
+        """Returns the forward's root nodes of all storages that either graph writes."""
         found = {root for node in self.forward.nodes for root in self.aliases.writes(node)}
         of_backward = Aliases(self.backward)
         for node in self.backward.nodes:
@@ -96,7 +95,7 @@ class _Plan:
         return found
 
     def cut(self) -> list[fx.Node]:
-        """Nodes to save, as torch's partitioner chooses them on a graph of just what matters here."""
+        """Returns the nodes to save, chosen by torch's partitioner on a reduced graph."""
         graph = fx.Graph()
         alias: dict[fx.Node, fx.Node] = {}
         free: set[fx.Node] = set()
@@ -112,7 +111,7 @@ class _Plan:
             alias[node].meta = {"val": node.meta.get("val")}
         forward = set(alias.values())
         if all(node.op != "placeholder" for node in forward):
-            return []  # all of it follows from constants
+            return []  # everything follows from constants
         of_alias = {value: key for key, value in alias.items()}
         for node in self.backward.nodes:
             if node.op == "placeholder":
@@ -130,7 +129,7 @@ class _Plan:
         ]
 
     def _relevant(self) -> list[fx.Node]:
-        """What the backward reads and what that can be made from."""
+        """Returns what the backward reads and what that can be computed from."""
         found: set[fx.Node] = set()
         todo = list(self.fed.values())
         while todo:
@@ -141,7 +140,7 @@ class _Plan:
         return [node for node in self.forward.nodes if node in found]
 
     def rebuild(self, kept: set[fx.Node]) -> JointGraph:
-        """The two graphs for a set of values to save."""
+        """Returns the two graphs for a set of values to save."""
         joint, stage, module = self.joint, self.stage, self.joint.forward.module
         feeds: list[Origin] = []
         inputs: list[GraphInput] = []
@@ -184,7 +183,8 @@ class _Plan:
         said = {self.fed[node]: saved for node, saved in zip(self.taken, stage.saved, strict=False) if node in self.fed}
 
         def copied(node: fx.Node) -> fx.Node:
-            """A node of either graph in the new backward; one of the forward is made where it is first read."""
+            """Copies a node of either graph to the new backward; a node of the forward is copied where it is first
+            read."""
             node = self.fed.get(node, node)
             if node not in copies:
                 for used in node.all_input_nodes:
@@ -197,7 +197,7 @@ class _Plan:
                 graph.output(fx.map_arg(node.args[0], copied))
             elif node.op != "placeholder":
                 copied(node)
-        constants = {  # of both: what is made again may read one that only the forward had
+        constants = {  # of both: recomputed nodes may read a constant of the forward
             str(node.target): getattr(source, str(node.target))
             for source in (module, stage.backward.module)
             for node in source.graph.nodes
@@ -223,7 +223,7 @@ class _Plan:
         )
 
     def _saved_checks(self, wanted: list[fx.Node]) -> tuple[SavedCheck, ...]:
-        """Who looks at what, by positions in the new backward; at what others are made of, in their place."""
+        """Returns the checks by positions in the new backward; inputs of recomputed values replace these."""
         position = {node: i for i, node in enumerate(wanted)}
         old = [self.fed[node] for node in self.taken if node in self.fed]
         found: list[SavedCheck] = []
@@ -238,7 +238,7 @@ class _Plan:
         return tuple(found)
 
     def _taken_by(self, kept: set[fx.Node]) -> list[fx.Node]:
-        """Nodes of the forward that the new backward takes as inputs."""
+        """Returns the nodes of the forward that are inputs of the new backward."""
         found: set[fx.Node] = set()
         todo, seen = list(self.fed.values()), set[fx.Node]()
         while todo:
@@ -254,7 +254,7 @@ class _Plan:
 
 
 def _repeats(node: fx.Node) -> bool:
-    """True for an operation that gives the same value whenever it runs."""
+    """Returns True for an operation with a reproducible result."""
     if node.target is operator.getitem:
         return True
     return isinstance(node.target, compat.OpOverload) and is_pure(node) and not _is_number(node)
@@ -276,7 +276,7 @@ def _output(graph: fx.Graph) -> fx.Node:
 
 
 def _returning(module: fx.GraphModule, results: list[fx.Node]) -> fx.GraphModule:
-    """The same graph with other results."""
+    """Returns the same graph with other results."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:

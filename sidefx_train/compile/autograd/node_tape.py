@@ -1,8 +1,8 @@
-"""The tape of a recorded backward: which operations belong to which autograd node, and what flows between the nodes.
+"""Tape of a recorded backward: which operations belong to which autograd node, and the gradients between the nodes.
 
-A backward that was recorded as one graph has no derivative of its own for values between its nodes. The tape keeps the
-boundaries, so that :mod:`~sidefx_train.compile.autograd.higher_order` can run it node by node: differentiably, and with
-gradients that arrive at saved tensors in a second backward.
+A backward recorded as one graph has no derivative for values between its nodes. The tape keeps the node boundaries, so
+that :mod:`~sidefx_train.compile.autograd.higher_order` can run it node by node: differentiably, and with gradients that
+arrive at saved tensors in a second backward.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _FACTORIZED = (aten._linalg_solve_ex.default, aten._linalg_det.default, aten._li
 Edge = tuple[Any, int]
 
 NOWHERE = -1
-"""In place of an edge number: no gradient arrives there."""
+"""Placeholder for an edge number: no gradient arrives there."""
 
 
 @dataclass(frozen=True)
 class NodeBackward:
-    """The backward of one autograd node, as it was recorded.
+    """Recorded backward of one autograd node.
 
     Attributes:
         inputs: edge numbers of the node's outputs; :data:`NOWHERE` for one without a gradient, or whose gradient is
-            handed over outside.
-        given: for each of them, the graph node of its gradient; ``None`` if there was none.
+            passed outside.
+        given: graph node of the gradient of each of them; ``None`` if there was none.
         nodes: the operations, hooks included, in order.
-        results: (edge number, graph node of the gradient) for each gradient that it passes on.
-        beside: it is on no way from the results, but on one from a saved tensor.
+        results: (edge number, graph node of the gradient) for each gradient it passes on.
+        beside: it lies on no path from the results, but on one from a saved tensor.
     """
 
     inputs: tuple[int, ...]
@@ -56,16 +56,16 @@ class NodeBackward:
 
 @dataclass(frozen=True)
 class Tape:
-    """A recorded backward, node by node in the order of the engine.
+    """A recorded backward, node by node in engine order.
 
     Attributes:
         steps: the backward of each autograd node.
         roots: the edge number of each tangent.
-        exits: for each gradient that the stage returns, the number of the edge that it belongs to.
-        sources: graph nodes of saved tensors, and the number of the edge that leads to their history.
-        direct: those of them whose saved tensor has that history itself, and the graph node that is saved.
-        inner: nodes that autograd does not see in a second backward: of a recomputation, or inside ``no_grad``.
-        root: holds the constants.
+        exits: for each gradient that the stage returns, the number of its edge.
+        sources: graph nodes of saved tensors, with the number of the edge to their history.
+        direct: those of them whose saved tensor has that history itself, with the saved graph node.
+        inner: nodes that a second backward does not differentiate: of a recomputation, or inside ``no_grad``.
+        root: module with the constants.
         problem: why the backward cannot be differentiated; empty if it can.
     """
 
@@ -79,7 +79,7 @@ class Tape:
     problem: str = ""
 
     def leading_to(self, asked: set[int]) -> list[bool]:
-        """For each step, whether a gradient that is asked for comes from it."""
+        """Returns, for each step, whether it contributes to a requested gradient."""
         wanted, found = set(asked), []
         for step in reversed(self.steps):
             found.append(any(edge in wanted for edge, _ in step.results))
@@ -90,7 +90,7 @@ class Tape:
 
 @dataclass(frozen=True)
 class _Run:
-    """An autograd node that ran: its gradients, and the graph's last node before and after it."""
+    """An autograd node that ran: its gradients, and the last graph node before and after it."""
 
     node: Any
     before: fx.Node
@@ -101,13 +101,13 @@ class _Run:
 
 
 class TapeRecorder:
-    """Notes what the engine does while a backward is recorded.
+    """Records the engine's actions while a backward is recorded.
 
     Args:
         tracer: records the operations.
-        roots: the edges that the backward begins at.
-        entrances: the edges that it ends at, and what gets the gradient there.
-        leaves: the edges of leaves from outside, by the ``id`` of their shadows.
+        roots: edges at which the backward begins.
+        entrances: edges at which it ends, with the target of the gradient.
+        leaves: edges of outside leaves, by the ``id`` of their shadows.
     """
 
     def __init__(
@@ -120,27 +120,28 @@ class TapeRecorder:
         self.begin = tracer.last_node()
         self.runs: list[_Run] = []
         self.open: list[tuple[Any, fx.Node, tuple[fx.Node | None, ...], tuple[fx.Node, ...]]] = []
-        self.histories: dict[fx.Node, list[Any]] = {}  # edges, and leaves whose edges are asked for later
+        self.histories: dict[fx.Node, list[Any]] = {}  # edges, and leaves whose edges are looked up later
         self.inner: set[fx.Node] = set()
         self.problem = ""
-        self.switched_off = 0  # times that Python which the backward runs has entered no_grad
-        self.may_ask = False  # whether autograd is on: the context manager does that it has just entered or left
+        self.switched_off = 0  # how often Python code in the backward has entered no_grad
+        self.may_ask = False  # may query whether autograd is on: a context manager does so when entered or left
         self.unused: tuple[TapeRecorder, list[fx.Node]] | None = None
 
     def unreached(self) -> list[Edge]:
-        """Edges to the history of saved tensors at which no gradient arrives: copies, results nothing else uses."""
+        """Returns edges to the history of saved tensors that get no gradient: copies, results that nothing else
+        uses."""
         met = {(run.node, number) for run in self.runs for number, grad in enumerate(run.incoming) if grad is not None}
         edges = dict.fromkeys(edge for known in self.histories.values() for edge in known if type(edge) is tuple)
         return [e for e in edges if e not in met and e not in self.grad_inputs and not hasattr(e[0], "variable")]
 
     def known(self) -> list[Edge]:
-        """Edges at which gradients arrive."""
+        """Returns the edges at which gradients arrive."""
         met = [(run.node, i) for run in self.runs for i, grad in enumerate(run.incoming) if grad is not None]
         return list(dict.fromkeys([*met, *self.grad_inputs]))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Listens to the engine, and to the operations it records."""
+        """Context that hooks the engine and the recorded operations."""
         handles, seen = [], set[Any]({None})
         waiting = [node for node, _ in self.roots]
         while waiting:
@@ -149,7 +150,7 @@ class TapeRecorder:
                 continue
             seen.add(node)
             handles += [node.register_prehook(self._before(node)), node.register_hook(self._after(node))]
-            waiting += [after for after, _ in node.next_functions]  # custom functions go on from where it is stopped
+            waiting += [after for after, _ in node.next_functions]  # custom functions continue past the ends
         mode = self.tracer.proxy_mode
         mode.observer = self
         try:
@@ -160,7 +161,7 @@ class TapeRecorder:
                 handle.remove()
 
     def observe(self, operator: Any, args: Any, kwargs: Any) -> None:
-        """Notes the histories of the arguments of an operation that is recorded."""
+        """Records the histories of the arguments of a recorded operation."""
         if self.switched_off or torch.is_grad_enabled():
             self.inner.add(self.tracer.last_node())
             return
@@ -170,14 +171,14 @@ class TapeRecorder:
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(each, torch.Tensor) and each.requires_grad and self.tracer.has_node(each):
                     if each.grad_fn is None and each._is_view() and id(each) not in self.leaves:
-                        continue  # made with autograd off: it says so of its base only
+                        continue  # made with autograd off: only its base has a history
                     edge = self.leaves.get(id(each), each) if each.grad_fn is None else gradient_edge(each)
                     known = self.histories.setdefault(self.tracer.node_of(each), [])
                     if not any(edge is other or (type(other) is tuple and edge == other) for other in known):
                         known.append(edge)
 
     def edges(self, node: fx.Node) -> set[Edge]:
-        """The edges that lead to the history of a saved tensor."""
+        """Returns the edges to the history of a saved tensor."""
         return {edge if type(edge) is tuple else _edge_of_leaf(edge) for edge in self.histories[node]}
 
     def _before(self, node: Any) -> Any:
@@ -188,7 +189,7 @@ class TapeRecorder:
             changed = list(grads)
             for i, grad in enumerate(grads):
                 at = None if grad is None else self.tracer.node_of(grad)
-                if grad is not None and at in found:  # one tensor for two outputs: the operations must tell which
+                if grad is not None and at in found:  # one tensor for two outputs: the operations must distinguish them
                     changed[i] = aten.alias.default(grad)
                     at = self.tracer.node_of(changed[i])
                     at.meta[SAME] = True
@@ -216,13 +217,13 @@ class TapeRecorder:
         grads: list[tuple[Place, fx.Node]],
         direct: dict[fx.Node, tuple[fx.Node, Any]],
     ) -> Tape:
-        """The tape, once the backward is recorded.
+        """Returns the tape after the backward was recorded.
 
         Args:
             wanted: the operations that the gradients depend on.
             tangents: graph nodes of the gradients at the roots.
             grads: the gradients that the stage returns.
-            direct: graph nodes, the saved tensors that they are, and the place outside whose history those keep.
+            direct: graph nodes with their saved tensors, and the outside location whose history those keep.
         """
         try:
             made = _Builder(self, wanted, tangents, {}).build(grads, direct)
@@ -238,11 +239,11 @@ def _edge_of_leaf(leaf: torch.Tensor) -> Edge:
 
 
 class _Unclear(Exception):
-    """The record does not say which operation belongs to which autograd node."""
+    """The record does not determine which operation belongs to which autograd node."""
 
 
 class _Builder:
-    """Assigns operations to autograd nodes: the engine's own additions are what is between two of them."""
+    """Assigns operations to autograd nodes: operations between two nodes are the engine's own additions."""
 
     def __init__(
         self,
@@ -309,10 +310,10 @@ class _Builder:
         for used in node.all_input_nodes:
             made_by = used.args[0] if used.target is operator.getitem else None
             if isinstance(made_by, fx.Node) and made_by.target in _FACTORIZED and used not in known and used.args[1]:
-                raise _Unclear(f"it goes by a factorization that {made_by.target} has made")
+                raise _Unclear(f"it uses a factorization computed by {made_by.target} has made")
 
     def steps(self) -> list[NodeBackward]:
-        """The backward of each autograd node, in the order in which they ran."""
+        """Returns the backward of each autograd node, in the order in which they ran."""
         found: list[NodeBackward] = []
         last = self.recorder.begin
         for run in self.recorder.runs:
@@ -326,7 +327,7 @@ class _Builder:
         return {used for node in self.wanted for used in node.all_input_nodes} | set(self.wanted)
 
     def _accumulated(self, nodes: list[fx.Node]) -> list[fx.Node]:
-        """The nodes without those that add up gradients, which are noted."""
+        """Returns the nodes without gradient accumulations, which are recorded."""
         rest = list(nodes)
         for edge, grad in self.pending:
             before = self.sums.get(edge)
@@ -335,7 +336,7 @@ class _Builder:
             elif rest and rest[0].target is aten.add.Tensor and rest[0].args[:2] == (before, grad):
                 self.sums[edge] = rest.pop(0)
             else:
-                raise _Unclear("gradients are added up in an unknown way")
+                raise _Unclear("gradients are accumulated in an unknown way")
             self.contributed.setdefault(edge, []).append(grad)
         self.pending = []
         return rest
@@ -350,7 +351,7 @@ class _Builder:
             total = None if grad is None else self.sums.get(edge)
             if total is not None and total in seen:
                 if hooks:
-                    raise _Unclear("one gradient for two outputs of a node goes through hooks")
+                    raise _Unclear("hooks change a gradient shared by two outputs of a node")
                 total = next(copies)
             given.append(total)
             seen.add(total) if total is not None else None
@@ -373,7 +374,7 @@ class _Builder:
         for place, grad in grads:
             edge = edge_at.get(place)
             if edge is None or (grad is not self.sums.get(edge) and grad not in self.contributed.get(edge, ())):
-                raise _Unclear("a hook changes a gradient that leaves")
+                raise _Unclear("a hook changes a gradient that the part returns")
             found.append(self._number(edge))
         return tuple(found)
 
@@ -382,18 +383,18 @@ _LINEAR = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.neg.default, 
 
 
 def _check_linear(hooks: list[fx.Node], grads: set[fx.Node]) -> None:
-    """Refuses nonlinear hooks: a second backward may bring the parts of a gradient one by one."""
+    """Refuses nonlinear hooks: in a second backward, parts of a gradient may arrive one by one."""
     made_of = set(grads)
     for node in hooks:
         used = [each for each in node.all_input_nodes if each in made_of]
         if used and (node.target not in _LINEAR or len(used) > 1 or node.args[0] is not used[0]):
-            raise _Unclear("a hook in it changes a gradient other than by a factor")
+            raise _Unclear("a hook changes a gradient other than by a factor")
         if used:
             made_of.add(node)
 
 
 def _nodes_between(first: fx.Node, last: fx.Node | None) -> list[fx.Node]:
-    """Nodes behind ``first``, up to and with ``last``; all if that is None."""
+    """Returns the nodes after ``first`` up to ``last``, inclusive; all if that is ``None``."""
     found: list[fx.Node] = []
     if first is last:
         return found

@@ -1,4 +1,4 @@
-"""What eager says of values saved for a backward that were changed since, and in which order it looks at them."""
+"""Reproduces eager's errors for changed saved tensors, and the order in which eager checks them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 _NODE = re.compile(r"(.*?)Backward\d*$")
 _SUFFIX = re.compile(r"Backward0?$|Backward(?=\d+$)")
 _CHANGED = re.compile(r"\[([\w.]+) \[[\d, ]*\]\](, which is [^\[]*?,)? is at version \d+; expected version \d+ ")
-"""What torch says of a tensor that was changed."""
+"""torch's error text for a changed tensor."""
 
 
 def in_eager_order(reads: list[tuple[fx.Node, list[fx.Node]]], forward: Iterable[fx.Node]) -> list[fx.Node]:
-    """Values of the forward that a backward reads.
+    """Returns the values of the forward that a backward reads.
 
-    A node of the autograd graph looks at all that it saved before it computes anything: at arguments by their names,
-    then at results.
+    An autograd node checks all its saved tensors before it computes anything: arguments in order of their names, then
+    results.
 
     Args:
-        reads: nodes of the backward, and what each reads of the forward, in the order of the forward.
+        reads: nodes of the backward, and what each reads of the forward, in forward order.
         forward: nodes of the forward.
     """
     made_by: dict[str, list[fx.Node]] = {}
@@ -56,12 +56,12 @@ def in_eager_order(reads: list[tuple[fx.Node, list[fx.Node]]], forward: Iterable
 
 @dataclass(frozen=True)
 class Saved:
-    """What eager says of a value that was changed after it was saved.
+    """eager's error text for a value that was changed after it was saved.
 
     Attributes:
-        origin: what made it, as in "output 0 of ExpBackward0"; empty for one that autograd does not know.
-        forbidden: all that eager says of a view that may not be looked at any more, once its base was changed.
-        shown: which tensor of the program eager has saved, where that is known: its sizes are those it has by then.
+        origin: what made it, as in "output 0 of ExpBackward0"; empty for one without history.
+        forbidden: eager's full message for a view that must not be used after its base was changed.
+        shown: the program's tensor that eager has saved, if known: the message contains its current sizes.
     """
 
     origin: str = ""
@@ -71,12 +71,12 @@ class Saved:
 
 @dataclass(frozen=True)
 class SavedCheck:
-    """A node of eager's backward, and what it looks at.
+    """One autograd node of eager's backward, and the saved tensors it checks.
 
     Attributes:
-        saved: inputs of the captured backward.
-        tangents: what it is reached from.
-        grads: what it leads to.
+        saved: indices of inputs of the captured backward.
+        tangents: tangents from which it is reached.
+        grads: gradients to which it leads.
     """
 
     saved: frozenset[int]
@@ -87,12 +87,13 @@ class SavedCheck:
 def saved_checks(
     reads: list[tuple[fx.Node, list[fx.Node]]], saved: list[fx.Node], tangents: list[fx.Node], grads: list[fx.Node]
 ) -> tuple[SavedCheck, ...]:
-    """Who looks at what: eager passes over nodes that no tangent reaches, or that lead to nothing that is asked for.
+    """Returns the checks of each node; eager skips nodes that no tangent reaches, or that lead to no requested
+    gradient.
 
     Args:
         reads: nodes of the backward, in order, and what each reads of the forward.
-        saved: what the backward is given of the forward.
-        tangents: what else it is given.
+        saved: inputs of the backward from the forward.
+        tangents: its other inputs.
         grads: its results.
     """
     position = {node: i for i, node in enumerate(saved)}
@@ -116,7 +117,7 @@ def saved_checks(
 
 
 def _of_one_node(group: list[tuple[fx.Node, list[fx.Node]]]) -> list[tuple[fx.Node, list[fx.Node]]]:
-    """Without the sums at the end, which the engine makes of the node's results and those of others."""
+    """Removes the sums at the end, which the engine computes from results of several nodes."""
     last = len(group)
     while last and not group[last - 1][1] and group[last - 1][0].target is torch.ops.aten.add.Tensor:
         last -= 1
@@ -124,7 +125,7 @@ def _of_one_node(group: list[tuple[fx.Node, list[fx.Node]]]) -> list[tuple[fx.No
 
 
 def described(tracer: GraphTracer, nodes: Sequence[fx.Node]) -> list[Saved]:
-    """What eager says of the values of some nodes, those that the program can still change."""
+    """Returns eager's error texts for the values of some nodes that the program can still change."""
     wanted = {node: _undetached(node) for node in nodes}
     places = set(wanted.values())
     known: dict[fx.Node, Saved] = {}
@@ -135,35 +136,35 @@ def described(tracer: GraphTracer, nodes: Sequence[fx.Node]) -> list[Saved]:
 
 
 def _undetached(node: fx.Node) -> fx.Node:
-    """What a node of the autograd graph has saved the detached value of: its own result."""
+    """Returns the value that a saved value is detached from: the node's own result."""
     while node.target is torch.ops.aten.detach.default:
         (node,) = node.all_input_nodes
     return node
 
 
 def _described(tensor: torch.Tensor) -> Saved | None:
-    """What eager says of a tensor; nothing of one that autograd does not know, though it is in another's memory."""
+    """Returns eager's error text for a tensor; ``None`` for one without history, even if it shares storage."""
     creation = compat.creation_of(tensor)
     try:
         made_by, base = tensor.grad_fn, tensor._base
-    except RuntimeError:  # it was changed in the step: a backward that needs it has been refused
+    except RuntimeError:  # it was changed in the step: a backward that needs it was refused
         return None
     if made_by is None:
         return None
     if creation is not None and creation != compat.PLAIN_VIEW:
         return Saved(forbidden=_once_changed(tensor))
     if base is not None and _kind(base) == _kind(tensor):
-        return Saved(f"output 0 of {_in_errors('AsStridedBackward0')}")  # as which autograd makes it anew
+        return Saved(f"output 0 of {_in_errors('AsStridedBackward0')}")  # autograd regenerates it as that
     return Saved(f"output {tensor.output_nr} of {_in_errors(made_by.name())}")
 
 
 def _in_errors(node: str) -> str:
-    """What errors call a node of the autograd graph."""
+    """Returns the name of an autograd node in error messages."""
     return _SUFFIX.sub("", node) if compat.NODES_BY_OPERATION else node
 
 
 def _once_changed(view: torch.Tensor) -> str:
-    """What autograd says of a view whose history it does not make anew, once its memory was written."""
+    """Returns autograd's error for a view whose history cannot be regenerated after its storage was written."""
     version = view._version
     compat.set_version(view, version + 1)
     try:
@@ -180,7 +181,7 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
 
 
 def saved_as_results(reads: list[tuple[fx.Node, list[fx.Node]]]) -> set[fx.Node]:
-    """Values that the node of the autograd graph saved that made them: as they were, whatever is turned since."""
+    """Returns values saved by the node that made them: unaffected by later metadata mutations."""
     found: set[fx.Node] = set()
     for node, used in reads:
         derived = node.meta.get(DERIVED)
@@ -194,15 +195,15 @@ def saved_as_results(reads: list[tuple[fx.Node, list[fx.Node]]]) -> set[fx.Node]
 def in_eagers_words(
     error: RuntimeError, saved: Saved, met: torch.Tensor, expected: int, size: torch.Size, same: bool
 ) -> str:
-    """What eager says where torch says that a saved tensor was changed.
+    """Returns eager's message in place of torch's message that a saved tensor was changed.
 
     Args:
-        error: what torch says.
-        saved: what is known of the tensor that eager meets first.
+        error: torch's error.
+        saved: error text of the tensor that eager checks first.
         met: that tensor.
-        expected: the version that it had.
-        size: the size that it has.
-        same: torch says that of the same tensor.
+        expected: the version it had.
+        size: its current size.
+        same: torch's error is about the same tensor.
     """
     if saved.forbidden:
         return saved.forbidden
@@ -223,10 +224,10 @@ def _origin_of(tensor: torch.Tensor) -> str | None:
 
 
 def _operation(node: fx.Node) -> str:
-    """The name of an operation, as operators and nodes of the autograd graph share it."""
+    """Returns the name of an operation, as shared by operators and autograd nodes."""
     return _bare(node.target._schema.name.split("::")[1]) if isinstance(node.target, compat.OpOverload) else ""
 
 
 def _bare(name: str) -> str:
-    """A name as operators and nodes of the autograd graph share it."""
+    """Returns a name as shared by operators and autograd nodes."""
     return name.replace("_", "").lower()

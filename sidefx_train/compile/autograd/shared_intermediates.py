@@ -1,8 +1,8 @@
-"""Values that do not leave, of which the gradient comes from several parts of the backward.
+"""Intermediates that do not leave the step but get gradients from several parts of the backward.
 
 The gates of an ``LSTMCell`` are used by the new cell state and, past it, by the output. If each part of the backward
-went on from there by itself, what is behind would be differentiated several times, and the sums would round in another
-way than eager's, which adds up first. So the backward is cut at such values too: they become results that nobody sees.
+continued from there on its own, everything before would be differentiated several times, and the sums would round
+differently from eager's, which adds first. So the backward is split at such values too: they become hidden results.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Levels = list[tuple[tuple[Any, ...], tuple[Any, ...]]]
 
 @dataclass(frozen=True)
 class Hidden:
-    """A value that does not leave, as autograd knows it.
+    """An intermediate as autograd knows it.
 
     Attributes:
         grad_fn: the node that made it.
-        output_nr: which of the node's outputs it is.
+        output_nr: index of the node's output.
     """
 
     grad_fn: Any
@@ -34,17 +34,17 @@ class Hidden:
 
     @property
     def edge(self) -> GradientEdge:
-        """What its gradient is asked for by."""
+        """The edge of its gradient."""
         return GradientEdge(self.grad_fn, self.output_nr)
 
     def empty(self) -> torch.Tensor | None:
-        """A tensor of its shape and type; none where those are not numbers."""
+        """Returns a tensor of its shape and dtype; ``None`` if the shape is symbolic."""
         shape, dtype, device = compat.output_of(self.grad_fn, self.output_nr)
         return torch.empty(shape, dtype=dtype, device=device) if all(isinstance(n, int) for n in shape) else None
 
 
 def shared_values(levels: Levels, root_of: Callable[[Any], Any], ends: set[Edge]) -> list[Hidden]:
-    """Where the backward of several levels meets in front of ``ends``."""
+    """Returns the values before ``ends`` where the backward passes of several levels meet."""
     reached = [_nodes([root_of(place) for place in results], ends) for results, _ in levels]
     times: dict[Any, int] = {}
     for nodes in reached:
@@ -60,7 +60,7 @@ def shared_values(levels: Levels, root_of: Callable[[Any], Any], ends: set[Edge]
 
 
 def _nodes(roots: list[Any], ends: set[Edge]) -> dict[Any, None]:
-    """What the backward of some roots runs, leaves apart."""
+    """Returns the nodes that the backward of some roots runs, without leaves."""
     seen: dict[Any, None] = {}
     waiting = [root.grad_fn for root in roots]
     while waiting:

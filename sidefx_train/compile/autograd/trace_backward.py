@@ -1,4 +1,4 @@
-"""Records the backward of tensors that leave the step with a live autograd graph, behind the forward."""
+"""Records the backward of tensors that leave the step with a live autograd graph, after the forward."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecordedStage:
-    """A backward that has been recorded behind the forward.
+    """A backward that was recorded after the forward.
 
     Attributes:
-        results: what it is the backward of.
+        results: the differentiated results.
         tangents: inputs of the backward, one for each.
         begin: the last node before it.
         end: its last node.
-        grads: (what it belongs to, gradient).
-        reach: for what gradients belong to, from which results autograd comes there.
-        recorder: noted which autograd node each operation belongs to.
-        writes: by how much it moves the version counters of tensors from outside, by their positions.
+        grads: (target, gradient).
+        reach: for each target, the results from which autograd reaches it.
+        recorder: maps operations to autograd nodes.
+        writes: increments of the version counters of outside tensors, by position.
     """
 
     results: tuple[Place, ...]
@@ -55,9 +55,9 @@ class RecordedStage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """All of the backward, with ``updates``, ``views``, ``ready``, ``detours`` and ``hidden`` of the joint graph to be.
+    """The complete backward, with ``updates``, ``views``, ``ready``, ``detours`` and ``hidden`` of the joint graph.
 
-    Operations run one by one where it was recorded ``in_order``.
+    If recorded ``in_order``, operations run one by one.
     """
 
     stages: tuple[RecordedStage, ...]
@@ -74,11 +74,11 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
 
     Args:
         world: the capture, still recording.
-        residual: says which outputs, and which views they were computed from.
-        in_order: hand gradients over use by use, so that the engine adds them up in eager's order.
+        residual: the differentiable outputs, and the views they were computed from.
+        in_order: pass gradients use by use, so that the engine adds them in eager's order.
 
     Raises:
-        Unsupported: the graph cannot be given to autograd outside.
+        Unsupported: the outside autograd engine cannot run the graph.
     """
     metadata, differentiable = residual.metadata, residual.differentiable
     updates, views = residual.updates, residual.views
@@ -134,7 +134,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
                 found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
         except RuntimeError as error:
             first = str(error).splitlines()[0]
-            world.heap.refuse("SFX107", f"a tensor leaves the step whose backward cannot be recorded: {first}")
+            world.heap.refuse("SFX107", f"the backward of an output could not be traced: {first}")
         end = tracer.last_node()
         writes = {i: version - versions.get(i, version) for i, version in _versions(world).items()}
         _record_unused(world, recorder, values)
@@ -142,7 +142,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
             (grad_input, grad) for (grad_input, _), grad in zip(grad_inputs, found, strict=True) if grad is not None
         ]
         if not grads:
-            world.heap.refuse("SFX107", "a tensor leaves the step that requires gradients, but of nothing from outside")
+            world.heap.refuse("SFX107", "an output requires gradients, but depends on no outside tensor that does")
         reach = _reach(
             [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in grad_inputs}
         )
@@ -150,11 +150,11 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
         uses.append({grad_input: part for (grad_input, _), part in zip(grad_inputs, parts, strict=True)})
     changed = difference(before, observe(world))
     if changed:
-        reason = f"a tensor leaves the step, and Python that its backward runs has effects: {changed.splitlines()[0]}"
+        reason = f"Python code in the backward of an output has side effects: {changed.splitlines()[0]}"
         world.heap.refuse("SFX107", reason)
     read = world.reads.changeable(residual.made)
     if read:
-        world.heap.refuse("SFX107", f"a tensor leaves the step, and Python that its backward runs reads {read}")
+        world.heap.refuse("SFX107", f"Python code in the backward of an output reads {read}")
     gradient_edges: dict[Place, tuple[Any, int]] = {
         ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
     }
@@ -173,7 +173,7 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
 
 
 def _versions(world: TraceWorld) -> dict[int, int]:
-    """The version counters of tensors from outside, by their positions."""
+    """Returns the version counters of outside tensors, by position."""
     position = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
     records = [record for record in world.heap.by_real.values() if isinstance(record, TensorRecord)]
     return {position[id(record.real)]: record.version for record in records}
@@ -187,10 +187,9 @@ def _is_leaf(world: TraceWorld, position: int) -> bool:
 def _in_eager_order(
     stages: list[RecordedStage], leaves: set[Place], ordering_nodes: tuple[tuple[Place, Point], ...]
 ) -> tuple[list[RecordedStage], tuple[tuple[Place, Point], ...]]:
-    """Lets gradients of leaves take detours, so that the engine comes to the leaves, and their hooks, as in eager.
+    """Adds ordering nodes to gradients of leaves, so that the engine reaches the leaves, and their hooks, as in eager.
 
-    The engine comes to all leaves of one node in an order of its own; of detours it takes the one first that was made
-    last.
+    The engine reaches all leaves of one node in an order of its own; among ordering nodes it runs the newest first.
     """
     found, more = list(stages), list(ordering_nodes)
     for k, stage in enumerate(stages):
@@ -211,7 +210,7 @@ def _in_eager_order(
 
 
 def _record_unused(world: TraceWorld, recorder: TapeRecorder, values: list[Any]) -> None:
-    """Records the backward of saved tensors that is on no way from the results, up to where it joins one."""
+    """Records the backward of saved tensors off all paths from the results, up to where it joins one."""
     begun = recorder.unreached()
     if not begun:
         return
@@ -236,13 +235,13 @@ def _record_unused(world: TraceWorld, recorder: TapeRecorder, values: list[Any])
         ):
             asked = [GradientEdge(*edge) for edge in begun]
             torch.autograd.grad(asked, ends, given, retain_graph=True, allow_unused=True)
-    except RuntimeError:  # a second derivative will say that it cannot be had
+    except RuntimeError:  # a second derivative raises an error instead
         return
     recorder.unused = other, [tracer.node_of(each) for each in given]
 
 
 def _is_quiet(world: TraceWorld, position: int) -> bool:
-    """True for a leaf without hooks: nobody notices that the engine comes there with no gradient."""
+    """Returns True for a leaf without hooks: it is not observable that the engine reaches it without a gradient."""
     record = world.heap.by_real[id(world.tracer.real_inputs[position])]
     if not isinstance(record, TensorRecord) or record.edge is not None:
         return False
@@ -255,9 +254,9 @@ def _in_one_order(
     heard: set[tuple[Any, int]],
     ends: set[tuple[Any, int]],
 ) -> list[tuple[tuple[Place, ...], tuple[Place, ...]]]:
-    """The results of a level apart, where some of them lead to something, that hears of it, to which others do not.
+    """Splits the results of a level if some lead to an observable target, such as hooks, to which others do not.
 
-    The engine goes on from a node to all that comes next, with no gradient where there is none: hooks are called there.
+    The engine continues from a node to all its successors, even without a gradient: their hooks are called.
     """
     results, earlier = level
     stops: dict[tuple[Any, int], Place] = {
@@ -271,7 +270,7 @@ def _in_one_order(
 def _reach(
     roots: list[torch.Tensor | Hidden], grad_inputs: dict[tuple[Any, int], Place]
 ) -> dict[Place, frozenset[int]]:
-    """Which of the roots lead to each of the entrances, past no other."""
+    """Returns the roots that lead to each gradient input without passing another."""
     found: dict[Place, set[int]] = {place: set() for place in grad_inputs.values()}
     for i, root in enumerate(roots):
         seen, waiting = set[Any](), [root.grad_fn]
@@ -293,7 +292,7 @@ def _edge(value: torch.Tensor | Hidden) -> Any:
 
 
 def _unconnected(results: list[tuple[Place, Any]], ends: set[tuple[Any, int]]) -> list[tuple[Place, ...]]:
-    """Results by the autograd graphs they have in common, up to ``ends``, in the order in which those were begun."""
+    """Groups results by the autograd graphs they share, up to ``ends``, in the order in which those were begun."""
     groups: list[tuple[list[Place], set[Any], int]] = []
     for place, fake in results:
         nodes, waiting, last = set[Any](), [fake.grad_fn], -1
@@ -317,7 +316,7 @@ def _unconnected(results: list[tuple[Place, Any]], ends: set[tuple[Any, int]]) -
 def _levels(
     fakes: dict[Place, Any], inputs: set[tuple[Any, int]]
 ) -> tuple[list[tuple[tuple[Place, ...], tuple[Place, ...]]], dict[Place, int]]:
-    """Results, level by level, each with what leaves too and they were computed from; and the level of each view."""
+    """Returns the results, level by level, each with the outputs it was computed from; and the level of each view."""
     place_of = {gradient_edge(fake): place for place, fake in fakes.items()}
     behind = {
         place: {place_of[edge] for edge in gradient_edges_behind(fake) if edge in place_of} - {place}
@@ -329,7 +328,7 @@ def _levels(
     while waiting:
         now = tuple(place for place in waiting if not behind[place] & set(waiting))
         views = [place for place in now if place[0] == "view"]
-        if views:  # they take no stage of their own
+        if views:  # they need no stage of their own
             ready |= dict.fromkeys(views, len(levels))
         else:
             for unordered in _unconnected([(place, fakes[place]) for place in now], inputs | set(place_of)):
@@ -340,9 +339,9 @@ def _levels(
 
 @contextmanager
 def _stopping_at(edges: list[Any]) -> Iterator[None]:
-    """Ends what the engine hands on at some tensors: their gradients are asked for, and go no further.
+    """Stops the engine at some tensors: their gradients are requested, and not propagated further.
 
-    An input may be a view of another: autograd outside takes its gradient there.
+    An input may be a view of another: outside, autograd takes its gradient there.
     """
 
     def stop(number: int) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -358,7 +357,7 @@ def _stopping_at(edges: list[Any]) -> Iterator[None]:
 
 
 def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any]) -> None:
-    """Refuses gradients of leaves that the step made itself: the captured part is given its leaves."""
+    """Refuses gradients of leaves that the step created itself: the captured part gets its leaves as inputs."""
     seen, waiting = set(entered), [fake.grad_fn for fake in fakes]
     while waiting:
         node = waiting.pop()
@@ -366,17 +365,17 @@ def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            reason = "a tensor leaves the step whose backward goes to a leaf that became one in it, or ceased to be one"
+            reason = "the backward of an output reaches a tensor that became a leaf in the step, or ceased to be one"
             world.heap.refuse("SFX107", reason)
         if not hasattr(node, "variable") and all(before is None for before, _ in node.next_functions):
-            reason = "a tensor leaves the step whose backward ends at a view that was made of a leaf with autograd off"
+            reason = "the backward of an output ends at a view made of a leaf with autograd off"
             world.heap.refuse("SFX107", reason)
         waiting += [before for before, _ in node.next_functions]
 
 
 @contextmanager
 def _without_hooks(world: TraceWorld) -> Iterator[None]:
-    """Takes the hooks of leaves away: those from outside are run by the engine, which calls the backward."""
+    """Removes the hooks of leaves: the outside engine, which calls the backward, runs them."""
     records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.hooks is not None]
     before = [(record.shadow, compat.tensor_hooks(record.shadow)) for record in records]
     for shadow, _ in before:
@@ -390,7 +389,7 @@ def _without_hooks(world: TraceWorld) -> Iterator[None]:
 
 @contextmanager
 def _without_gradients(fakes: list[torch.Tensor]) -> Iterator[None]:
-    """Leaves the gradients that tensors keep as they are: the real ones will be given theirs by the engine."""
+    """Keeps the gradients of tensors unchanged: the engine sets those of the real tensors."""
     keeping = [(fake, fake.grad) for fake in fakes if fake.retains_grad]
     try:
         yield
@@ -400,7 +399,7 @@ def _without_gradients(fakes: list[torch.Tensor]) -> Iterator[None]:
 
 
 def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
-    """Views of each other or of an input, both needing autograd, would not tell it of later in-place changes."""
+    """Refuses differentiable aliases of each other or of an input: autograd would miss later in-place changes."""
     outside = {compat.storage_id(r.memory) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
     taken = set(outside)
     for fake in fakes:
@@ -408,12 +407,12 @@ def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
         if compat.storage_id(fake) in outside and own_counter(node) is node:
             continue  # autograd does not know of it in eager either
         if compat.storage_id(fake) in taken:
-            world.heap.refuse("SFX107", "a view that needs autograd leaves the step together with what it is a view of")
+            world.heap.refuse("SFX107", "a differentiable view leaves the step together with its base")
         taken.add(compat.storage_id(fake))
 
 
 def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int, Any]]:
-    """(input position, what to differentiate by) of every input that requires gradients."""
+    """Returns (input position, edge to differentiate by) of every input that requires gradients."""
     records = {id(r.real): r for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
     found: list[tuple[int, Any]] = []
     for facts in inputs:
@@ -427,29 +426,31 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
             continue
         if not facts.requires_grad:
             continue
-        if facts.leaf and facts.changes_requires_grad:  # what was made of it before that ends at a leaf that is none
+        if facts.leaf and facts.changes_requires_grad:  # it ceases to require gradients: its results end at no leaf
             continue
         if facts.leaf and facts.mutates_metadata:
             world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, changes its shape")
         if facts.leaf and facts.updates_history:
             world.heap.refuse("SFX107", f"{facts.label} joins the step's autograd graph")
         if (record.shadow.shape, record.shadow.dtype) != (record.memory.shape, record.memory.dtype):
-            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, is given another shape or type")
+            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, gets another shape or dtype")
         if record.edge is not None and _is_out_of_date(record):
-            world.heap.refuse("SFX107", f"{facts.label}, which requires gradients, is not of the shape of its history")
+            world.heap.refuse(
+                "SFX107", f"{facts.label}, which requires gradients, has another shape than in its autograd history"
+            )
         found.append((facts.position, record.edge if record.edge is not None else get_gradient_edge(record.shadow)))
     return found
 
 
 def _leaves(world: TraceWorld, inputs: list[tuple[int, Any]]) -> list[tuple[torch.Tensor, Any]]:
-    """Shadows of leaves, with the edges that lead to them."""
+    """Returns shadows of leaves, with their gradient edges."""
     records = [world.heap.by_real[id(world.tracer.real_inputs[position])] for position, _ in inputs]
     found = [(record.shadow, edge) for record, (_, edge) in zip(records, inputs, strict=True)]
     return [(shadow, edge) for shadow, edge in found if shadow.grad_fn is None]
 
 
 def _is_out_of_date(record: TensorRecord) -> bool:
-    """True for a tensor that was given other memory (``.data =``): its gradients have the shape that it had."""
+    """Returns True for a tensor whose storage was replaced (``.data =``): its gradients have the old shape."""
     real = record.real
     if real._is_view() or real.grad_fn is None:
         return False

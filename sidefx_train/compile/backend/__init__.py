@@ -1,1 +1,1 @@
-"""From a captured graph to a callable: op by op, or through Inductor."""
+"""Compiles a captured graph to a callable: op by op, or through Inductor."""

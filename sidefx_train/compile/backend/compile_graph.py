@@ -1,8 +1,8 @@
-"""From a captured graph to a callable, by the backend that the options name.
+"""Compiles a captured graph to a callable, with the backend given by the options.
 
 ``runners/`` runs graphs op by op and generates the function around a compiled one, ``inductor.py`` lowers through
-Inductor, ``graph_cache.py`` keeps lowered graphs on disk, ``verification/`` compares a compiled graph before it is
-trusted.
+Inductor, ``graph_cache.py`` caches lowered graphs on disk, ``verification/`` compares a compiled graph before it is
+used.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _CPU = torch.device("cpu")
 
 
 def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
-    """By what the compiled graph is found in the cache; ``None`` for one that cannot be kept."""
+    """Returns the cache key of the compiled graph; ``None`` if it cannot be cached."""
     with without(*config.disabled_passes):
         return graph_cache.key_of(traced, config)
 
 
 def can_be_handed_over(traced: TracedGraph, config: CompileConfig) -> bool:
-    """True if another process can compile the graph for this one: its result can be kept, and it is for the CPU."""
+    """Returns True if another process can compile the graph for this one: it can be cached, and is for the CPU."""
     return config.backend == "inductor" and key_of(traced, config) is not None and not torch.cuda.is_initialized()
 
 
@@ -58,7 +58,7 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
     """Compiles a graph for :func:`take` in another process; called in a forked one, which cannot run parallel kernels.
 
     Returns:
-        False if the result is one that cannot be kept, which shows when it is there.
+        False if the result cannot be cached, which is known only afterwards.
 
     Raises:
         BackendError: the backend failed.
@@ -74,25 +74,26 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
 
 
 def take(traced: TracedGraph, config: CompileConfig, key: str | None = None) -> Executable | None:
-    """A graph that is in the cache, by its key if that is known; ``None`` if it has to be compiled."""
+    """Returns a graph from the cache, by its key if known; ``None`` if it must be compiled."""
     with without(*config.disabled_passes):
         return take_lowered(traced, config, key) if config.backend == "inductor" else None
 
 
 def is_functionalized_again(traced: TracedGraph, config: CompileConfig) -> bool:
-    """True if the compiled graph draws random numbers of its own, so that it is compared with what was lowered."""
+    """Returns True if the compiled graph draws its own random numbers, so that it is compared with the lowered
+    graph."""
     return config.backend == "inductor" and config.rng != "eager" and traced.uses_rng
 
 
 def reference(
     traced: TracedGraph, config: CompileConfig, functional: FunctionalGraph | None = None
 ) -> Reference | None:
-    """What the compiled graph is compared with; ``None`` if it draws random numbers that nothing else here draws.
+    """Returns what the compiled graph is compared with; ``None`` if it draws random numbers that cannot be reproduced.
 
     Args:
         traced: the captured graph.
         config: options.
-        functional: the graph that was lowered, if it is known; it is changed.
+        functional: the lowered graph, if known; it is changed.
     """
     if not is_functionalized_again(traced, config):
         return captured_reference(traced)
@@ -104,7 +105,7 @@ def reference(
 
 
 def build(traced: TracedGraph, config: CompileConfig) -> Executable:
-    """Compiles a captured graph with the backend that ``config`` names.
+    """Compiles a captured graph with the backend given by ``config``.
 
     Raises:
         BackendError: the graph cannot be made functional, or the backend failed; the cause is chained.

@@ -1,10 +1,10 @@
-"""Lowered graphs kept on disk, so that a later process needs neither functionalization nor Inductor.
+"""Caches lowered graphs on disk, so that a later process needs neither functionalization nor Inductor.
 
-The step is captured anew in every process; the *captured graph* is what a stored one is found by. A changed line in
-anything that was inlined gives another graph, or the same one where the change does not matter. The key covers all that
-lowering reads: every node with its arguments and metadata, how inputs share memory, conditions on symbols, this
-library's own source, torch, Python, the CPU, threads, and Inductor's settings. Graphs with something in them that text
-cannot stand for (constants, subgraphs, operators of other libraries, symbolic sizes) are not kept.
+Every process captures the step again; the *captured graph* is the cache key. A changed line in inlined code gives
+another graph, or the same one if the change does not matter. The key covers all that lowering reads: every node with
+its arguments and metadata, storage sharing of inputs, conditions on symbols, this library's own source, torch, Python,
+the CPU, threads, and Inductor's settings. Graphs with contents that have no text form (constants, subgraphs, operators
+of other libraries, symbolic sizes) are not cached.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sidefx_train.report import ChoiceRecord
 from sidefx_train.switches import switched_off
 
 _NAMESPACES = ("aten", "prims", "sidefx")
-"""Of operators whose meaning belongs to torch's version or to this library's."""
+"""Namespaces of operators whose meaning is fixed by the version of torch or of this library."""
 
 _PLAIN = (bool, int, float, str, type(None))
 _NAMED = (torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -50,22 +50,22 @@ _KEPT = tuple(field.name for field in fields(RunnerPlan) if field.name != "input
 
 
 class CannotKeep(Exception):
-    """Something that text cannot stand for."""
+    """The graph contains something without a text form."""
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A compiled graph and what the runner does around it.
+    """A compiled graph and the runner's plan.
 
     Attributes:
-        plan: for the runner.
+        plan: plan for the runner.
         call: the compiled graph, called with one list.
         serial: it runs on one thread.
         sources: generated code by name.
         notes: choices worth reporting.
-        choices: what was chosen by measuring.
-        library: name of the library that ``call`` is in, if that is all of it.
-        functional: the graph that was lowered, as it was before, where that is compared with; not kept on disk.
+        choices: choices made by autotuning.
+        library: name of the library with ``call``, if that is complete.
+        functional: the graph before lowering, if it is needed for a comparison; not cached on disk.
     """
 
     plan: RunnerPlan
@@ -79,7 +79,7 @@ class Lowered:
 
 
 def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
-    """What a lowered graph is found by; ``None`` for a graph that is not kept."""
+    """Returns the cache key of a lowered graph; ``None`` for a graph that is not cached."""
     try:
         flags = f"random {traced.uses_rng} gradients {traced.gradients}"
         text = [_settings(config), flags, *_inputs(traced), *_nodes(traced.module.graph)]
@@ -90,13 +90,13 @@ def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
 
 
 def is_kept(key: str) -> bool:
-    """True if a lowered graph is in the cache under this key, and the library that it calls, too."""
+    """Returns True if the cache contains a lowered graph with this key, and its library."""
     value = disk_cache.load("graph", key)
     return value is not None and disk_cache.library(value["library"]) is not None
 
 
 def keep(key: str, lowered: Lowered) -> None:
-    """Writes a lowered graph to the cache, if it can be."""
+    """Writes a lowered graph to the cache, if possible."""
     if lowered.library is None:
         return
     try:
@@ -111,12 +111,12 @@ def keep(key: str, lowered: Lowered) -> None:
 
 
 def find(key: str, traced: TracedGraph, load: Callable[[str], Any]) -> Lowered | None:
-    """A lowered graph from the cache.
+    """Returns a lowered graph from the cache.
 
     Args:
         key: from :func:`key_of`.
         traced: the captured graph, whose inputs it takes.
-        load: gives the function in a library, ``None`` if there is no such library.
+        load: returns the function in a library, ``None`` if there is no such library.
     """
     value = disk_cache.load("graph", key)
     entry = load(value["library"]) if value is not None else None
@@ -163,13 +163,13 @@ def _settings(config: CompileConfig) -> str:
 
 
 def cache_tag() -> str:
-    """What Inductor's own cache takes no account of: this library's sources, and which of its switches are off."""
+    """Returns what Inductor's own cache key lacks: this library's sources, and its disabled switches."""
     return ":".join([own_source(), *sorted(switched_off())])
 
 
 @lru_cache(maxsize=1)
 def own_source() -> str:
-    """A hash of every source file of this library: whichever of them has a part in lowering, an edit is seen."""
+    """Returns a hash of every source file of this library: any may affect lowering."""
     digest = hashlib.sha256()
     for file in sorted(Path(PACKAGE_DIR).rglob("*.py")):
         digest.update(str(file.relative_to(PACKAGE_DIR)).encode() + file.read_bytes())
@@ -229,7 +229,7 @@ def _argument(value: Any, order: dict[fx.Node, int]) -> str:
 
 
 def _value(value: Any) -> str:
-    """Metadata of what a node holds."""
+    """Returns the metadata of a node's value."""
     if isinstance(value, torch.Tensor):
         layout = (*value.shape, *value.stride(), value.storage_offset())
         if type(value) is not compat.FakeTensor or not all(type(n) is int for n in layout):
@@ -261,7 +261,7 @@ def _encoded(value: Any) -> Any:
         if not all(type(n) is int for n in (*layout[0], *layout[1])):
             raise CannotKeep("a symbolic size")
         return {"tensor": layout, "dtype": str(value.dtype), "device": str(value.device)}
-    if isinstance(value, (list, tuple)):  # sizes are tuples as well
+    if isinstance(value, (list, tuple)):  # sizes are tuples too
         return {"list" if isinstance(value, list) else "tuple": [_encoded(item) for item in value]}
     if isinstance(value, dict):
         return {"dict": [[_encoded(key), _encoded(item)] for key, item in value.items()]}

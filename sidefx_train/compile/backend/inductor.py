@@ -1,4 +1,4 @@
-"""Inductor: lowering options, the call, and where its generated code can be read."""
+"""The Inductor backend: options, the call, and its generated code."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _SERIAL_BELOW = 8192
 
 
 _SHOWN_SECONDS = 0.005
-"""Passes that took as long have a stage of their own in the report."""
+"""Seconds from which a pass has its own stage in the report."""
 
 _lock = threading.RLock()
 """Inductor keeps settings and counters in globals: graphs are lowered one after the other."""
@@ -72,11 +72,11 @@ def _new_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)  # whose turn it was did not come along
+    os.register_at_fork(after_in_child=_new_lock)  # its owner does not exist in the child
 
 
 def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict[str, Any]:
-    """Inductor settings of one compilation."""
+    """Returns the Inductor settings of one compilation."""
     chosen: dict[str, Any] = {
         "fallback_random": config.rng == "eager",
         "size_asserts": False,
@@ -84,8 +84,8 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         "alignment_asserts": False,
         "scalar_asserts": False,
         "cpp.min_chunk_size": _SERIAL_BELOW,
-        "reorder_for_locality": False,  # it puts off gradients of weights to the end, and what they need lives on
-        "cpp_wrapper_build_separate": True,  # the caller of the kernels is a source of its own: see cpp.py
+        "reorder_for_locality": False,  # it delays weight gradients to the end, which keeps their inputs alive
+        "cpp_wrapper_build_separate": True,  # the wrapper is a source of its own: see build_library.py
         "cpp.use_two_step_variance_threshold": 2**40,  # Welford's update divides once per element
     }
     if graph is not None:
@@ -98,7 +98,7 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
 
 
 def _one_cpp_call(module: fx.GraphModule) -> bool:
-    """True if the whole graph can be one C++ function: everything on CPU, operators of Python callable from there."""
+    """Returns True if the graph can be one C++ function: all on CPU, Python operators callable from C++."""
     for node in module.graph.nodes:
         if node.op == "call_function" and str(node.target).startswith("sidefx.rnn") and not compat.calls_dispatcher():
             return False
@@ -109,7 +109,7 @@ def _one_cpp_call(module: fx.GraphModule) -> bool:
 
 
 def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
-    """Functionalizes with Inductor's decompositions and compiles the result, or takes it from the cache."""
+    """Functionalizes with Inductor's decompositions and compiles the result, or loads it from the cache."""
     clock = Clock()
     graph = traced.module.graph
     start_build(may_add_rows(graph), has_layers(graph), has_attention(graph))
@@ -128,12 +128,12 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
 
 
 def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: FunctionalGraph | None = None) -> Reference:
-    """The functional graph that is lowered for a captured one, op by op, with the random numbers of its C++.
+    """Returns the functional graph that is lowered, run op by op, with the random numbers of its C++.
 
     Args:
         traced: the captured graph.
         config: options.
-        graph: the functional graph, where it is known from lowering; it is changed.
+        graph: the functional graph, if known from lowering; it is changed.
     """
     with _lock, compat.inductor_options(options(config)), compat.quick_vector_probes(accepts_flags):
         if graph is None:
@@ -155,7 +155,7 @@ def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: Functi
 
 
 def lower_for_another(traced: TracedGraph, config: CompileConfig) -> bool:
-    """Compiles a graph into the cache; false if it cannot be kept there."""
+    """Compiles a graph into the cache; returns False if it cannot be cached."""
     key = key_of(traced, config)
     if key is None:
         return False
@@ -165,12 +165,12 @@ def lower_for_another(traced: TracedGraph, config: CompileConfig) -> bool:
 
 
 def take_lowered(traced: TracedGraph, config: CompileConfig, key: str | None = None) -> Executable | None:
-    """What :func:`lower_for_another` left in the cache; ``None`` if it is not there.
+    """Returns what :func:`lower_for_another` left in the cache; ``None`` if there is nothing.
 
     Args:
         traced: the captured graph.
         config: options.
-        key: of the graph, where lowering has dropped what is not used from it since.
+        key: cache key, if lowering has removed unused nodes of the graph since.
     """
     clock = Clock()
     keep_freed_memory()
@@ -200,19 +200,19 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
-        """What has passed since the last lap belongs to ``stage``."""
+        """Adds the time since the last lap to ``stage``."""
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
 
     def move(self, stage: str, source: str, seconds: float) -> None:
-        """Seconds that lie within another stage are shown as their own."""
+        """Shows seconds within another stage as their own."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         self.seconds[source] -= seconds
 
 
 def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
-    """Compiles; Inductor's own cache is left out where the graph is ``kept`` in ours."""
+    """Compiles; bypasses Inductor's own cache if this library caches the graph (``kept``)."""
     with _lock, fewer_collections():
         clock.lap("wait")
         return _lower_alone(traced, config, clock, kept)
@@ -251,7 +251,12 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
             choices += attended
         check_graph("attention", graph.module, traced.fake_mode, graph.feeds, functional=True)
         readable = functools.cache(lambda: graph.module.print_readable(print_output=False))
-        notes = [*graph.notes, laid_out, attention, f"{len(composites)} operators stay whole" if composites else ""]
+        notes = [
+            *graph.notes,
+            laid_out,
+            attention,
+            f"{len(composites)} composite operators kept whole" if composites else "",
+        ]
         build, call, code = _compile(graph, config, traced, notes, kept, last, finds_attention, readable)
     clock.lap("lower")
     clock.move("C++", "lower", build.seconds)
@@ -265,7 +270,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     plan = RunnerPlan(**{field.name: getattr(graph, field.name) for field in fields(RunnerPlan)})
     sources = {"graph": readable(), "inductor": code}
     whole = build.library is not None and all(isinstance(result, torch.Tensor) for result in graph.results)
-    # Conditions that lowering added are guards of the entry: where nothing is lowered, nobody would learn of them.
+    # Conditions added by lowering become guards of the entry: a cached graph would not have them.
     added = set(compat.recorded_conditions(traced.fake_mode.shape_env)) - relied_on
     library = build.library if whole and not build.constants and not added else None
     said = tuple(note for note in notes if note)
@@ -273,19 +278,19 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
 
 
 class _Build:
-    """Takes Inductor's C++ and remembers what became of it.
+    """Builds Inductor's C++ and records the result.
 
     Attributes:
         meanwhile: called while the compiler runs.
-        building: takes kernels as they are written; ``None`` if the graph is not one C++ function.
+        building: compiles kernels as they are written; ``None`` if the graph is not one C++ function.
         library: name of the library, ``None`` if there is no single one.
         seconds: wall time of the compiler and of loading.
-        constants: the graph takes constants that are no inputs.
-        choices: what was chosen by measuring among Inductor's passes.
-        pass_seconds: of each pass.
-        parts: sources of a part of the graph: caller, kernels and libraries; ``None`` where a graph is built at once.
+        constants: the graph has constants that are not inputs.
+        choices: choices made by autotuning in this library's passes.
+        pass_seconds: seconds of each pass.
+        parts: wrapper, kernels and libraries of a region; ``None`` if a graph is built as a whole.
         written: its kernels.
-        look: called when a kernel has been written.
+        look: called after a kernel has been written.
     """
 
     def __init__(self, meanwhile: Callable[[], Any], building: Building | None) -> None:
@@ -307,7 +312,7 @@ class _Build:
         return _no_part_alone
 
     def add(self, kernel: str) -> None:
-        """Takes in a kernel as soon as it is written."""
+        """Adds a kernel as soon as it is written."""
         self.written.append(kernel)
         if self.building is not None:
             self.building.add(kernel)
@@ -330,7 +335,7 @@ class _Build:
 
 
 def _no_part_alone(_: list[Any]) -> list[Any]:
-    raise AssertionError("a part of a graph is called by the others' caller")
+    raise AssertionError("the outer wrapper calls a region")
 
 
 def _compile(
@@ -343,18 +348,18 @@ def _compile(
     finds_attention: bool,
     meanwhile: Callable[[], Any],
 ) -> tuple[_Build, Any, str]:
-    """Compiles; where the all-C++ form fails, once more with Inductor's Python wrapper."""
+    """Compiles; if the all-C++ form fails, again with Inductor's Python wrapper."""
     compat.register_kernel_lowerings()
     static = [i for i, feed in enumerate(graph.feeds) if _is_static(graph, feed)]
     chosen = options(config, graph) | {
         "layout_optimization": channels_last and supports_channels_last(graph.module.graph)
     }
     threads = 1 if is_tiny(graph.module) else torch.get_num_threads()
-    # In our cache, or in none: Inductor's takes one generator for another, and a graph that was lowered under other
-    # conditions on its sizes for this one, since the symbols are no inputs of ours.
+    # Either our cache, or none: Inductor's confuses generators, and graphs lowered under different conditions on their
+    # sizes, since the symbols are no inputs of ours.
     if kept or generators(graph.module) or _has_symbols(graph.module):
         chosen |= {"fx_graph_cache": False, "force_disable_caches": True}  # an environment variable overrides the first
-    if generators(graph.module):  # in the order of the step: each draw moves the generator on
+    if generators(graph.module):  # in the order of the step: each draw advances the generator
         chosen["fallback_random"] = True
 
     def compile_with(settings: dict[str, Any], may_divide: bool) -> tuple[_Build, Any, str]:
@@ -394,23 +399,23 @@ def _compile(
         try:
             return compile_with(settings, may_divide)
         except Exception as error:
-            how = "Lowering by parts" if may_divide else "C++ wrapper"
-            instead = "the whole is lowered" if may_divide else "Python wrapper used"
+            how = "Lowering by regions" if may_divide else "C++ wrapper"
+            instead = "the whole graph is lowered" if may_divide else "Python wrapper used"
             notes.append(f"{how} failed ({type(error).__name__}: {error}), {instead}"[:300])
     return compile_with(*attempts[-1])
 
 
 @dataclass(frozen=True)
 class _Sources:
-    """What a part was lowered to.
+    """Sources of a lowered region.
 
     Attributes:
         caller: source of its ``inductor_entry_impl``.
         kernels: source of the kernels that it calls.
-        libraries: to link.
+        libraries: libraries to link.
         written: the kernels, one by one.
-        code: all that Inductor wrote.
-        notes: for the report.
+        code: all of Inductor's output.
+        notes: notes for the report.
     """
 
     caller: str
@@ -422,7 +427,7 @@ class _Sources:
 
 
 def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[Any, str, list[str]]:
-    """Lowers each kind of part, and builds one library of all; returns the call, the code, and notes.
+    """Lowers each region class, and builds one library of all; returns the call, the code, and notes.
 
     The longest comes first: its kernels, which take longest to compile, are compiled while the others are lowered.
     """
@@ -437,7 +442,7 @@ def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[
         return _Sources(caller, kernels, libraries, build.written, code, notes)
 
     def lower_in_worker(i: int) -> _Sources:
-        build.building = None  # it is the other process's, as are its compilers
+        build.building = None  # it is the other process's, like its compilers
         return lower(i)
 
     def compile_kernels(made: _Sources) -> None:
@@ -450,7 +455,7 @@ def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[
         shared = Shared(len(kinds), lower, lower_in_worker, compile_kernels)
         build.look = shared.look
         sources = shared.run()
-        notes.append(f"{shared.received} of {len(kinds)} kinds of parts lowered by a fork of the process")
+        notes.append(f"{shared.received} of {len(kinds)} region classes lowered by a fork of the process")
     else:
         sources = list(map(lower, range(len(kinds))))
     wrappers = {kind: made.caller for kind, made in zip(kinds, sources, strict=True)}

@@ -32,17 +32,17 @@ from sidefx_train.report import ChoiceRecord
 from sidefx_train.switches import enabled
 
 Outcome = tuple[str, list[ChoiceRecord]]
-"""A note for the report, empty if there is nothing to say, and what was chosen by measuring."""
+"""A note for the report, empty if there is none, and the choices made by autotuning."""
 
 
 @dataclass(frozen=True)
 class PassOptions:
-    """What passes are told besides the graph.
+    """Options of the passes.
 
     Attributes:
-        threads: that the graph will run on.
-        autotune: passes that measure are wanted.
-        deterministic: sums are to be added up in an order that does not depend on threads.
+        threads: number of threads that will run the graph.
+        autotune: passes may time candidates.
+        deterministic: the order of sums must not depend on threads.
     """
 
     threads: int
@@ -55,9 +55,9 @@ class Pass:
     """A pass over a functional graph, which it changes in place.
 
     Attributes:
-        name: its switch.
+        name: name of its switch.
         run: ``run(module, fake_mode, options)``.
-        when: ``when(options)``: it is wanted.
+        when: ``when(options)`` returns True if the pass applies.
     """
 
     name: str
@@ -104,12 +104,12 @@ PASSES = (
 
 @dataclass
 class PassResults:
-    """What all passes came to.
+    """Results of all passes.
 
     Attributes:
-        notes: for the report.
-        choices: what was chosen by measuring.
-        seconds: of each pass that ran, its check included.
+        notes: notes for the report.
+        choices: choices made by autotuning.
+        seconds: seconds of each pass that ran, including its check.
     """
 
     notes: list[str] = field(default_factory=list)
@@ -118,12 +118,12 @@ class PassResults:
 
 
 def run_passes(module: fx.GraphModule, fake_mode: Any, options: PassOptions) -> PassResults:
-    """Runs all passes that are wanted and not switched off; the graph is checked after each of them.
+    """Runs all applicable passes that are not disabled; the graph is checked after each of them.
 
     Args:
         module: a functional graph, changed in place.
-        fake_mode: of its values.
-        options: for the passes.
+        fake_mode: fake mode of its values.
+        options: options of the passes.
     """
     results = PassResults()
     for each in PASSES:

@@ -1,1 +1,1 @@
-"""A Python step becomes a graph, side effects and guards."""
+"""Captures a Python step as a graph, side effects and guards."""

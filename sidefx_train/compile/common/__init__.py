@@ -1,1 +1,1 @@
-"""What several stages share and what imports none of them."""
+"""Rules and helpers shared by several stages; imports none of them."""

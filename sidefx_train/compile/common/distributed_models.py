@@ -1,7 +1,7 @@
-"""Models whose gradients are reduced between processes: a step that meets one runs eagerly as a whole.
+"""Models with gradient reduction between processes: a step that uses one runs eagerly as a whole.
 
-``DistributedDataParallel`` holds hooks in C++ on the nodes that accumulate gradients, and FSDP and DTensors communicate
-in the backward. A captured backward would pass all of that by, and the ranks would drift apart.
+``DistributedDataParallel`` has C++ hooks on ``AccumulateGrad`` nodes, and FSDP and DTensors communicate in the
+backward. A captured backward would skip all of that, and the ranks would diverge.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _MODULES = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.fsdp", "FSDPModule"),
 )
-"""Classes of modules, with the module of torch's that has them; looked up where that has been imported."""
+"""Classes of modules with their torch modules; looked up if those are imported."""
 _TENSORS = (("torch.distributed.tensor", "DTensor"),)
 
 
 def refuse_if_distributed(value: Any, label: str, location: Location | None) -> None:
-    """Stops the capture, and any in parts, where a value takes part in what several processes do.
+    """Stops the capture, and any in parts, if a value takes part in distributed communication.
 
     Args:
         value: a module, or a tensor of another class than torch's own.
-        label: where it was found.
+        label: source of the value.
         location: the user's line.
 
     Raises:
-        Unsupported: it does.
+        Unsupported: it takes part.
     """
     kind = _kind(value)
     if not kind:

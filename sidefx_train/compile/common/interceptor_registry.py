@@ -1,8 +1,8 @@
-"""Where ``optim`` and ``hooks`` plug into the compiler; nothing in ``compile`` imports them.
+"""Registry through which ``optim`` and ``hooks`` extend the compiler; nothing in ``compile`` imports them.
 
-An interceptor is keyed by the Python function it replaces during a capture (a method's function for methods, ``self``
-being the first argument). It gets the capturing world and the call's arguments and returns the call's value, or
-:data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` to let the call go its normal way.
+An interceptor is keyed by the Python function it replaces during a capture (a method's function for methods, with
+``self`` as the first argument). It receives the capturing world and the call's arguments and returns the call's result,
+or :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` for the default handling.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ Interceptor = Callable[..., Any]
 """``(world, args, kwargs) -> value or ABSENT``."""
 
 INTERCEPTORS: dict[Any, Interceptor] = {}
-"""By function (or class, for constructor calls), compared by identity through its hash."""
+"""Interceptors by function (or class, for constructor calls), compared by identity through its hash."""
 
 METHOD_INTERCEPTORS: list[tuple[type, str, Interceptor]] = []
-"""By base class and method name: applies to overrides in subclasses too."""
+"""Interceptors by base class and method name, which also apply to overrides in subclasses."""
 
 AttributeHook = Callable[[Any, Any, str], Any]
 """``(world, obj, name) -> value or ABSENT``."""
 
 ATTRIBUTE_HOOKS: list[tuple[type, str, AttributeHook]] = []
-"""First look at attribute loads from instances of ``nn.Module`` subclasses, by base class and name."""
+"""Called first for attribute loads from instances of ``nn.Module`` subclasses, by base class and name."""
 
 LOOKED_UP: dict[Any, str] = {}
-"""Functions that such hooks bind in place of a method, with its name: bound, they leave a step as the method itself."""
+"""Functions that such hooks bind in place of a method, with its name: a bound one leaves a step as the method
+itself."""
 
 COUNTERS: dict[tuple[type, str], int] = {}
-"""Class attributes that only number objects made by the class: the capture counts from a start of its own, and nothing
-is guarded or written back. An object numbered so must not leave the step in a dict keyed by its number."""
+"""Class attributes that only number the objects created by the class: the capture counts from its own start, without
+guards or effects. An object with such a number must not leave the step in a dict keyed by it."""
 
 SYMBOLIC_FLOATS: list[tuple[type, str]] = []
 """Attributes below which every float is an input of the graph, never a constant (an optimizer's param_groups)."""
 
 STATIC_ATTRIBUTES: list[tuple[type, str]] = []
-"""Attributes below which tensors keep their identity from step to step (parameters, buffers, optimizer state)."""
+"""Attributes below which tensors keep their identity between steps (parameters, buffers, optimizer state)."""
 
 
 def intercept(*targets: Any) -> Callable[[Interceptor], Interceptor]:
@@ -61,15 +62,15 @@ def intercept_method(base: type, name: str) -> Callable[[Interceptor], Intercept
 
 
 LATE: list[Callable[[], bool]] = []
-"""Plug-ins for libraries that the user may not have imported yet; each says whether it is done."""
+"""Registrations for libraries that the user may not have imported yet; each returns True when done."""
 
 
 def late(plug: Callable[[], bool]) -> Callable[[], bool]:
-    """Registers a plug-in that is tried at the start of every capture until it says it is done."""
+    """Adds a registration that is tried at the start of every capture until it returns True."""
     LATE.append(plug)
     return plug
 
 
 def plug_late() -> None:
-    """Tries the late plug-ins that are still waiting."""
+    """Tries the pending registrations."""
     LATE[:] = [plug for plug in LATE if not plug()]

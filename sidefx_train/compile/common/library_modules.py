@@ -1,4 +1,4 @@
-"""Which modules belong to libraries: their definitions are guarded by namespace, not one by one."""
+"""Decides which modules belong to libraries: their definitions are guarded by namespace, not one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIBRARIES = {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fab
 
 @functools.cache
 def is_library(module: str) -> bool:
-    """True if a module belongs to the standard library or an installed package."""
+    """Returns True if a module belongs to the standard library or an installed package."""
     root = module.partition(".")[0]
     if root == "builtins":
         return True
@@ -23,6 +23,6 @@ def is_library(module: str) -> bool:
 
 
 def is_standard(module: str) -> bool:
-    """True if a module belongs to the standard library."""
+    """Returns True if a module belongs to the standard library."""
     root = module.partition(".")[0]
     return root in _STANDARD and root != "__main__"

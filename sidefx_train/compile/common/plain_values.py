@@ -1,4 +1,4 @@
-"""What values of the program are, read past their own methods: plain containers, slots, definitions, entries."""
+"""Classifies and reads values of the program without calling their own methods: containers, slots, definitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTAINERS: frozenset[type] = frozenset({list, deque, dict, OrderedDict, default
 
 
 def is_plain(value: Any) -> bool:
-    """True for an immutable value of plain Python, or a tuple or frozenset of such."""
+    """Returns True for an immutable value of plain Python, or a tuple or frozenset of such values."""
     if type(value) in PLAIN_TYPES:
         return True
     if type(value) in (tuple, frozenset):
@@ -36,11 +36,11 @@ def is_plain(value: Any) -> bool:
 
 
 DERIVED_FROM: tuple[type, ...] = (int, float, complex, str, bytes)
-"""Python's own immutable values that a class may derive from: instances may have attributes."""
+"""Python's own immutable classes that programs may subclass: instances may have attributes."""
 
 
 def is_derived(cls: type) -> bool:
-    """True for a class written in Python whose instances are numbers or text."""
+    """Returns True for a Python class whose instances are numbers or strings."""
     return bool(cls.__flags__ & HEAP_TYPE) and issubclass(cls, DERIVED_FROM) and not issubclass(cls, enum.Enum)
 
 
@@ -49,7 +49,7 @@ HEAP_TYPE = 1 << 9
 
 
 def exact_value(value: Any) -> Any:
-    """The number or text that an instance of a derived class is, past the class's own methods."""
+    """Returns the number or string value of an instance of a subclass, bypassing the class's own methods."""
     if safe_isinstance(value, str):
         return str.__str__(value)
     if safe_isinstance(value, bytes):
@@ -62,17 +62,17 @@ def exact_value(value: Any) -> Any:
 
 
 def bounds_of(value: slice) -> tuple[Any, Any, Any]:
-    """Start, stop and step of a slice, each any object."""
+    """Returns start, stop and step of a slice; each may be any object."""
     return value.start, value.stop, value.step
 
 
 def is_definition(value: Any) -> bool:
-    """True for what a module defines once: functions, classes, other modules."""
+    """Returns True for objects that a module defines once: functions, classes, other modules."""
     return issubclass(type(value), DEFINITIONS)  # isinstance() would run a Python-level __getattribute__
 
 
 def slot_names(cls: type) -> list[str]:
-    """Names of the ``__slots__`` entries of a class and its bases, as attributes."""
+    """Returns the names of the ``__slots__`` entries of a class and its bases, as attributes."""
     names: list[str] = []
     for base in cls.__mro__:
         slots = base.__dict__.get("__slots__", ())
@@ -83,13 +83,13 @@ def slot_names(cls: type) -> list[str]:
 
 
 def _is_hidden(cls: type, slot: str) -> bool:
-    """True if a class behind the one with the slot has a property, or anything else, of that name."""
+    """Returns True if a class after the slot's class in the MRO overrides the name, for example by a property."""
     found = next((vars(base)[slot] for base in cls.__mro__ if slot in vars(base)), None)
     return found is not None and type(found) is not types.MemberDescriptorType
 
 
 def instance_dict_of_plain(value: Any) -> dict[str, Any]:
-    """The instance ``__dict__``, empty for objects without one."""
+    """Returns the instance ``__dict__``, empty for objects without one."""
     try:
         return instance_dict(value)
     except AttributeError:
@@ -97,7 +97,7 @@ def instance_dict_of_plain(value: Any) -> dict[str, Any]:
 
 
 def is_set(value: Any, slot: str) -> bool:
-    """True if an attribute kept in a slot has a value."""
+    """Returns True if a slot attribute has a value."""
     try:
         object.__getattribute__(value, slot)
     except AttributeError:
@@ -106,33 +106,34 @@ def is_set(value: Any, slot: str) -> bool:
 
 
 def base_of(container: Any) -> Any:
-    """The class whose methods move entries without running overrides."""
+    """Returns the class whose methods change entries without running overrides."""
     return OrderedDict if safe_isinstance(container, OrderedDict) else dict
 
 
 def stored_entries(container: dict[Any, Any]) -> dict[Any, Any]:
-    """What a dict holds, past the methods of its class."""
+    """Returns the entries of a dict, bypassing the methods of its class."""
     base = base_of(container)
     return {key: dict.__getitem__(container, key) for key in base.__iter__(container)}
 
 
 def base_container(cls: type) -> type | None:
-    """Python's own container class that a class derives from."""
+    """Returns Python's own container class that a class derives from."""
     return next((base for base in (OrderedDict, dict, list, deque, set) if issubclass(cls, base)), None)
 
 
 def make_tuple(cls: Any, items: Iterable[Any]) -> Any:
-    """A tuple of class ``cls``, made past its own ``__new__``; those made by C have no other."""
+    """Returns a tuple of class ``cls``, created without its own ``__new__``; C structures need theirs."""
     return cls(tuple(items)) if is_structure(cls) or cls is torch.Size else tuple.__new__(cls, items)
 
 
 def is_structure(cls: Any) -> bool:
-    """True for tuples with named fields that C code defines (``time.struct_time``, ``torch.return_types.max``)."""
+    """Returns True for tuples with named fields that C code defines (``time.struct_time``,
+    ``torch.return_types.max``)."""
     return type(vars(cls).get("n_sequence_fields")) is int
 
 
 def empty_like(real: Any) -> Any:
-    """An empty container of the same class."""
+    """Returns an empty container of the same class."""
     cls = type(real)
     if cls is deque:
         return deque(maxlen=real.maxlen)

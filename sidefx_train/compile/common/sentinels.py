@@ -1,11 +1,11 @@
-"""Marks that several parts of the compiler compare with by identity. Imports nothing of the compiler."""
+"""Sentinels shared by parts of the compiler and compared by identity. Imports nothing of the compiler."""
 
 from __future__ import annotations
 
 from typing import Any
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__bool__": lambda self: False})()
-"""Answer of a lookup that found nothing."""
+"""Result of a lookup that found nothing."""
 
 NATIVE_CODE: set[int] = set()
-"""Ids of the code of this package's functions that interpreted programs may hold: run directly, never interpreted."""
+"""Ids of code of this package's functions that interpreted programs may hold: run natively, never interpreted."""

@@ -1,4 +1,4 @@
-"""Values as Python source: the only way a value is spelled out in generated code."""
+"""Converts values to Python source: the only way generated code contains values."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import math
 from typing import Any
 
 _DIGITS = 1 << 1024
-"""Larger integers are written in hexadecimal: Python limits how many decimal digits it converts."""
+"""Larger integers are written in hexadecimal: Python limits decimal conversion."""
 
 
 def literal(value: Any) -> str | None:
-    """Source that evaluates to an equal value of the same class in any namespace with Python's builtins.
+    """Returns source that evaluates to an equal value of the same class in any namespace with Python's builtins.
 
-    ``repr`` does not do that: ``nan`` and ``inf`` are names, a subclass shows what it likes, ``-0j`` loses its sign.
+    ``repr`` does not: ``nan`` and ``inf`` are names, a subclass may override it, ``-0j`` loses its sign.
 
     Args:
         value: anything.
 
     Returns:
-        The source, in parentheses where it is not an atom; ``None`` for what has no literal, which a name must be
-        bound to.
+        The source, in parentheses if it is not an atom; ``None`` for a value without a literal, to which a name must be
+        bound.
     """
     kind = type(value)
     if value is None or kind in (bool, str, bytes):
@@ -47,5 +47,5 @@ def _float(value: float) -> str:
 
 
 def is_name(text: Any) -> bool:
-    """True for text that may stand behind a dot or in front of ``=`` in source."""
+    """Returns True for a string that is an identifier and no keyword."""
     return type(text) is str and text.isidentifier() and not keyword.iskeyword(text) and text.isascii()

@@ -1,8 +1,8 @@
-"""Which callable is treated how during a capture, as data.
+"""Trace rules: how a capture handles each callable, as data.
 
 - *inlined*: Python functions, unless listed here.
-- *native*: called on shadows. C functions of the modules and types listed, and Python functions of torch that only look
-  at their arguments (they cannot tell a fake tensor from a real one).
+- *native*: called on shadows. C functions of the listed modules and types, and Python functions of torch that only read
+  their arguments (they cannot distinguish a fake tensor from a real one).
 - *deferred*: calls with effects outside the step and no result that matters; replayed in order after the graph.
 - everything else is refused with code SFX103: the capture stops and the step runs eagerly.
 """
@@ -50,15 +50,15 @@ NATIVE_PYTHON = (
 """Modules of Python functions that run natively on fake tensors."""
 
 NATIVE_UPDATES = ("_single_tensor_", "_multi_tensor_")
-"""Beginnings of the names of ``torch.optim``'s update functions: they run natively, the rest of it is inlined."""
+"""Name prefixes of ``torch.optim``'s update functions: they run natively, the rest of it is inlined."""
 
 DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch.optim._adafactor"})
-"""Modules whose update functions decide on a count of steps and so are inlined after all."""
+"""Modules whose update functions branch on a step count and are therefore inlined."""
 
 INLINED_FUNCTIONS = frozenset(
     {"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss", "get_inner_hook", "inner_hook"}
 )
-"""Names in native modules that call back into user code and so are inlined after all."""
+"""Names in native modules that call back into user code and are therefore inlined."""
 
 DEVICE_MODULES = frozenset({"torch.cuda", "torch.xpu", "torch.mps", "torch.mtia", "torch.accelerator"})
 
@@ -68,7 +68,7 @@ DEVICE_QUERIES = frozenset(
         "current_accelerator", "get_device_name", "get_device_capability", "get_device_properties",
     }
 )  # fmt: skip
-"""Functions of those modules whose answer stays the same in a process; to find it they load the driver's library."""
+"""Functions of those modules with a process-constant result; computing it loads the driver's library."""
 
 PURE_MODULES = frozenset(
     {
@@ -79,7 +79,7 @@ PURE_MODULES = frozenset(
         "importlib._bootstrap", "_warnings", "contextlib", "abc", "datetime", "_datetime", "numpy", "_contextvars",
     }
 )  # fmt: skip
-"""Modules whose C functions depend on and change nothing but their arguments (not ``decimal``: it has a context)."""
+"""Modules whose C functions depend on and change only their arguments (not ``decimal``: it has a context)."""
 
 IMPURE_BUILTINS = frozenset({"open", "input", "exec", "eval", "breakpoint"})
 
@@ -94,7 +94,7 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
         io.BytesIO,
     }
 )
-"""C functions of other modules that depend on and change nothing that a step could see."""
+"""C functions of other modules that depend on and change nothing that a step could observe."""
 
 ATOMIC_MODULES = (
     "subprocess",
@@ -124,7 +124,7 @@ ATOMIC_MODULES = (
     "torch.serialization",
     "safetensors",
 )
-"""Modules whose functions work on files, processes and connections: each call is one line that runs natively."""
+"""Modules whose functions use files, processes and connections: each call is atomic and runs natively."""
 
 _OF_FILES = frozenset(
     {
@@ -150,10 +150,10 @@ ATOMIC_FUNCTIONS: dict[str, frozenset[str]] = {
     "multiprocessing.context": frozenset({"Manager", "Pipe", "Pool", "JoinableQueue", "Queue", "SimpleQueue"}),
     "importlib._bootstrap": frozenset({"_find_spec"}),
 }
-"""Functions of that kind in modules with others."""
+"""Functions of that kind in modules that also contain others."""
 
 CONSTANT_FUNCTIONS = {("importlib.metadata", "version"), ("importlib.util", "find_spec")}
-"""Functions in those modules whose answer stays the same in a process (see ``interceptors/process_constants.py``)."""
+"""Functions of other modules with a process-constant result (see ``interceptors/process_constants.py``)."""
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
 
@@ -165,15 +165,15 @@ DEFERRED_METHODS: dict[str, frozenset[str]] = {
     "torch.utils.tensorboard": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
     "tensorboardX": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
 }
-"""Calls by package and name that only show or record what they are given."""
+"""Calls that only print or record their arguments, by package and name."""
 
 
 VALUE_METHODS = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
-"""Tensor methods that ask for contents or addresses, which exist only when the graph runs."""
+"""Tensor methods that read contents or addresses, which exist only when the graph runs."""
 
 
 def is_atomic(fn: Any) -> bool:
-    """True for Python functions that a part of a step does not begin or end in."""
+    """Returns True for Python functions inside which a part of a step neither begins nor ends."""
     if type(fn) is not types.FunctionType:
         return False
     return _is_atomic(str(fn.__globals__.get("__name__", "")), fn.__name__, fn.__qualname__)
@@ -189,7 +189,7 @@ def _is_atomic(module: str, name: str, path: str) -> bool:
 
 
 def is_torch_callable(fn: Any) -> bool:
-    """True for what torch implements in C, and for operator overloads."""
+    """Returns True for C functions of torch and for operator overloads."""
     module = attribute_of(fn, "__module__")
     if safe_isinstance(module, str) and module.startswith("torch"):
         return True
@@ -209,7 +209,7 @@ def is_torch_callable(fn: Any) -> bool:
 
 
 def is_pure(fn: Any) -> bool:
-    """True for C callables that depend on and change nothing but their arguments."""
+    """Returns True for C callables that depend on and change only their arguments."""
     if safe_isinstance(fn, type):
         return fn in PURE_FUNCTIONS or _made_by_pure_code(fn)
     if type(fn) is types.BuiltinFunctionType and fn in PURE_FUNCTIONS:
@@ -217,7 +217,7 @@ def is_pure(fn: Any) -> bool:
     owner = attribute_of(fn, "__self__")
     if owner is not None and not safe_isinstance(owner, types.ModuleType):
         kind = owner if safe_isinstance(owner, type) else type(owner)
-        if fn.__name__ == "__subclasses__":  # changed by classes made anywhere
+        if fn.__name__ == "__subclasses__":  # changed by classes created anywhere
             return False
         if runs_pure_code(kind):
             return True
@@ -237,7 +237,7 @@ def is_pure(fn: Any) -> bool:
 
 
 def _made_by_pure_code(cls: type) -> bool:
-    """True if the C code that makes an instance of ``cls`` is pure: the class, or that of both its makers."""
+    """Returns True if the C code that creates an instance of ``cls`` is pure: its class's, or both constructors'."""
     known = _PURE_MAKERS.get(cls)
     if known is None:
         known = _PURE_MAKERS[cls] = _has_pure_makers(cls)
@@ -258,13 +258,13 @@ def _has_pure_makers(cls: type) -> bool:
 
 
 def _has_pure_method(cls: type, name: str) -> bool:
-    """True if a C method of an object, of whatever class, comes from one that is pure."""
+    """Returns True if a C method of an object, of any class, is defined by a pure class."""
     found = next((base for base in cls.__mro__ if name in vars(base)), object)
     return found is object or runs_pure_code(found) or found.__module__.partition(".")[0] == "torch"
 
 
 def runs_pure_code(cls: type) -> bool:
-    """True for classes whose C code depends on and changes nothing but its arguments, the object among them."""
+    """Returns True for classes whose C code depends on and changes only its arguments, including the object."""
     for base in cls.__mro__:
         if base is not object and base.__module__.partition(".")[0] in PURE_MODULES:
             return True
@@ -272,7 +272,7 @@ def runs_pure_code(cls: type) -> bool:
 
 
 def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
-    """True for printing, warnings and log records."""
+    """Returns True for printing, warnings and log records."""
     if fn is print or fn is warnings.warn:
         return True
     if args and issubclass(type(args[0]), logging.Logger):
@@ -283,7 +283,7 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
 
 
 def moves_object(fn: Any) -> bool:
-    """True for deferred methods after which their object is not what it was: a progress bar counts."""
+    """Returns True for deferred methods that change their object: a progress bar counts."""
     module, name = attribute_of(fn, "__module__"), attribute_of(fn, "__name__", "")
     return safe_isinstance(module, str) and any(
         module == package or module.startswith(package + ".")
@@ -293,17 +293,17 @@ def moves_object(fn: Any) -> bool:
 
 
 def shows_text(fn: Any) -> bool:
-    """True for deferred calls that make text of their arguments and keep nothing."""
+    """Returns True for deferred calls that format their arguments and store nothing."""
     return fn is print or looks_at_callers(fn)
 
 
 def looks_at_callers(fn: Any) -> bool:
-    """True for logging: a record says which line made it."""
+    """Returns True for logging: a record contains the line that made it."""
     return attribute_of(fn, "__module__") == "logging"
 
 
 def describe(fn: Any) -> str:
-    """A callable's name for people."""
+    """Returns a callable's name for messages."""
     name = attribute_of(fn, "__qualname__") or attribute_of(fn, "__name__") or type(fn).__qualname__
     module = attribute_of(fn, "__module__")
     return f"{module}.{name}" if safe_isinstance(module, str) and module != "builtins" else str(name)

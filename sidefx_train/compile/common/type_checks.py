@@ -40,9 +40,9 @@ def safe_isinstance(value: Any, classes: Any) -> bool:
 
 
 def attribute_of(value: Any, name: str, default: Any = None) -> Any:
-    """``getattr(value, name, default)`` for what callables say of themselves.
+    """``getattr(value, name, default)`` for attributes of callables.
 
-    A ``__getattr__`` or ``__getattribute__`` of the program's is not run.
+    Does not run a ``__getattr__`` or ``__getattribute__`` of the program.
     """
     if type(value) in _PLAIN:
         return getattr(value, name, default)
@@ -53,10 +53,10 @@ def attribute_of(value: Any, name: str, default: Any = None) -> Any:
 
 
 def descriptor_of(method: Any) -> Any:
-    """The descriptor that a bound method of C comes from, or ``None`` if no class on the way has it.
+    """Returns the descriptor of a bound C method, or ``None`` if no class in the MRO has it.
 
-    What ``getattr(method.__self__, method.__name__)`` gives is another method where a subclass overrides it: the name
-    does not lead to what ``super()`` gave, nor to what was stored before.
+    ``getattr(method.__self__, method.__name__)`` returns another method if a subclass overrides it: the name leads
+    neither to a method from ``super()``, nor to one stored before.
     """
     owner = method.__self__
     if type(method) is types.MethodWrapperType:
@@ -70,7 +70,7 @@ def descriptor_of(method: Any) -> Any:
 
 
 def bound(descriptor: Any, owner: Any) -> Any:
-    """A method of C bound to an object. Some are told their class, and CPython does not survive if they are not."""
+    """Binds a C method to an object, with its class if the method requires it: CPython crashes otherwise."""
     return descriptor.__get__(owner, type(owner))
 
 
@@ -78,7 +78,7 @@ def instance_dict(value: Any) -> dict[str, Any]:
     """The instance ``__dict__``.
 
     Raises:
-        AttributeError: there is none, or the class shows another in its place.
+        AttributeError: there is none, or the class overrides it.
     """
     if shows_another(type(value)):
         raise AttributeError("__dict__")
@@ -86,7 +86,7 @@ def instance_dict(value: Any) -> dict[str, Any]:
 
 
 def shows_another(cls: type) -> bool:
-    """True if a class has something of its own for the ``__dict__`` of its instances: a property, say."""
+    """Returns True if a class overrides the ``__dict__`` of its instances, for example by a property."""
     known = _SHOWS_ANOTHER.get(cls)
     if known is None:
         shown = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)

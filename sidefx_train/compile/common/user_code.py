@@ -1,4 +1,4 @@
-"""Which source files are the user's own, and where and with which parameters a step is defined."""
+"""Finds the user's own source files, and the definition and parameters of a step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Location
 
 PACKAGE_DIR = os.path.abspath(sys.modules["sidefx_train"].__path__[0]) + os.sep
-"""The folder of this package: code below it is not the user's."""
+"""Folder of this package: code below it is not the user's."""
 
 
 @functools.cache
 def is_user_file(file: str) -> bool:
-    """False for the standard library, torch, this package and generated code."""
+    """Returns False for the standard library, torch, this package and generated code."""
     if file.startswith("<"):
         return False
     if file.startswith(PACKAGE_DIR):
@@ -35,7 +35,8 @@ def is_user_file(file: str) -> bool:
 
 
 def definition_of(fn: Callable[..., Any]) -> tuple[Location | None, Callable[[int], str]]:
-    """Where a step is defined, and what it calls its positional arguments; ``None`` and ``args[i]`` for C code."""
+    """Returns the line of a step's definition and its names of positional arguments; ``None``, ``args[i]`` for C
+    code."""
     called: Any = fn if type(fn) in (types.FunctionType, types.MethodType) else _method(fn)
     bound = type(called) is types.MethodType
     code = getattr(called.__func__ if bound else called, "__code__", None)
@@ -51,7 +52,7 @@ def definition_of(fn: Callable[..., Any]) -> tuple[Location | None, Callable[[in
 
 
 def _method(fn: Any) -> types.MethodType | None:
-    """What Python calls for an object of a class with ``__call__``; of a module its own ``forward``."""
+    """Returns the method that Python calls for an object of a class with ``__call__``; a module's own ``forward``."""
     for name in ("forward", "__call__"):
         found = inspect.getattr_static(type(fn), name, None)
         if safe_isinstance(found, types.FunctionType):

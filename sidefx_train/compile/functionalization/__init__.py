@@ -1,1 +1,1 @@
-"""In-place operations, views and Python numbers out of the graph."""
+"""Removes in-place operations, views and Python numbers from the graph."""

@@ -1,11 +1,11 @@
-"""Which values could make a step raise after it has begun to change things.
+"""Finds values that could make a step raise after a mutation.
 
-A class label out of range raises in the loss, and by then batch norm has updated its statistics: eager leaves them
-updated, so must the eager re-run of a failed step, and so the compiled step may not have touched anything. Indices that
-come straight from an input are checked before the graph runs. Indices that the step computes are checked by the graph
-itself, which clamps them and reports (generated code may not raise inside a parallel region: the process would end);
-then every update waits for the report. For what is left, updates that do not depend on the raising operation are held
-back until the graph is through.
+If a class label is out of range, the loss raises, and batch norm has already updated its statistics: eager leaves them
+updated, so must the eager re-run of a failed step, and so the compiled step must not have changed anything. Indices
+that come directly from an input are checked before the graph runs. Indices that the step computes are checked by the
+graph itself, which clamps them and reports (generated code must not raise inside a parallel region: the process would
+end); then every update waits for the report. For all other operations that may raise, independent updates are deferred
+until the graph has finished.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _MOVES = frozenset(
         "repeat",
     )
 )
-"""Operations whose result holds nothing but values of their first argument."""
+"""Operations whose result contains only values of their first argument."""
 
 
 FACTORIZED = aten._linalg_check_errors.default
-"""Raises where a matrix had no factorization, as its first argument says. The graph reports that, too."""
+"""Raises if its first argument says that a matrix could not be factorized. The graph reports that, too."""
 
 
 @dataclass(frozen=True)
 class IndexUse:
-    """An index tensor computed by the step: its values must lie in ``[low, high)`` or equal ``ignore``."""
+    """An index tensor computed by the step: its values must be in ``[low, high)`` or equal ``ignore``."""
 
     index: fx.Node
     low: int
@@ -67,12 +67,12 @@ class IndexUse:
 
 @dataclass(frozen=True)
 class RaisingOps:
-    """What can raise.
+    """Operations that can raise.
 
     Attributes:
         checks: conditions the runner checks first.
         unchecked: nodes that may still raise.
-        uses: for an unchecked node all of whose reasons to raise are indices, those indices.
+        uses: for an unchecked node that raises only because of indices, those indices.
     """
 
     checks: tuple[IndexCheck, ...]
@@ -89,7 +89,7 @@ def _size(value: object, dim: int) -> int | None:
 
 
 def _targets(node: fx.Node) -> tuple[fx.Node, int | None, int | None] | None:
-    """(class indices, number of classes, ignored label) of a loss node."""
+    """Returns (class indices, number of classes, ignored label) of a loss node."""
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     if name in ("nll_loss_forward", "nll_loss2d_forward"):
         scores = node.args[0]
@@ -103,7 +103,7 @@ def _targets(node: fx.Node) -> tuple[fx.Node, int | None, int | None] | None:
 
 
 def _indices(node: fx.Node) -> list[tuple[fx.Node, int | None, int | None, bool]] | None:
-    """(index tensor, size indexed, ignored value, may be negative) of a node that raises on a bad index."""
+    """Returns (index tensor, indexed size, ignored value, may be negative) of a node that raises on a bad index."""
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     loss = _targets(node)
     if loss is not None:
@@ -139,7 +139,7 @@ _RAISES = (
 
 
 def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
-    """Looks at every node of a captured graph for operations that raise on bad values."""
+    """Finds operations in a captured graph that raise on bad values."""
     placeholders = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
     checks: dict[IndexCheck, None] = {}
@@ -174,7 +174,7 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
 
 
 def factorizes(graph: fx.Graph) -> bool:
-    """True if the graph asks whether a matrix could be factorized."""
+    """Returns True if the graph checks whether a matrix could be factorized."""
     return any(node.target is FACTORIZED for node in graph.nodes)
 
 
@@ -183,7 +183,7 @@ def _indices_in_place(node: fx.Node, name: str) -> list[tuple[fx.Node, int | Non
 
 
 class _WithoutUnderscore:
-    """An in-place node seen as its functional twin."""
+    """An in-place node with the name of its functional form."""
 
     def __init__(self, node: fx.Node, name: str) -> None:
         self.args = node.args
@@ -192,7 +192,7 @@ class _WithoutUnderscore:
 
 
 def _source_of(index: fx.Node, size: int | None, ignore: int | None) -> fx.Node | None:
-    """The node all of whose values an index tensor can hold, through operations that only move values."""
+    """Returns the node that contains all values of an index tensor, tracing back operations that only copy values."""
     node = index
     while node.op == "call_function":
         if node.target is aten.constant_pad_nd.default:
@@ -214,7 +214,7 @@ def _moves(node: fx.Node) -> bool:
 
 
 def _safe_by_construction(index: fx.Node, size: int | None) -> bool:
-    """True for ``arange(n)`` with ``n <= size`` and for the indices a maximum or sort returned."""
+    """Returns True for ``arange(n)`` with ``n <= size`` and for indices returned by a maximum or sort."""
     node = _root_call(index)
     if node is None:
         return False
@@ -235,7 +235,7 @@ def _root_call(index: fx.Node) -> fx.Node | None:
 
 
 def deferred_mutations(graph: fx.Graph, aliases: Aliases, unchecked: tuple[fx.Node, ...]) -> set[fx.Node]:
-    """Placeholders whose update could be done before one of the ``unchecked`` operations has succeeded."""
+    """Returns placeholders whose update could precede one of the ``unchecked`` operations."""
     if not unchecked:
         return set()
     before: dict[fx.Node, set[fx.Node]] = {}

@@ -1,13 +1,13 @@
-"""From a captured graph to one without in-place operations.
+"""Converts a captured graph to one without in-place operations.
 
-bases       inputs that overlap in memory
-aliases     which nodes share storage
-scalars     which numbers the host computes, and when
-tail        fused optimizer calls that run behind the graph
-hazards     what may raise, and which updates must wait for it
-retrace     the functional graph itself
-fused, scalar_ops   operations rewritten on the way
-check       invariants of the result
+synthetic_bases     inputs that overlap in memory
+alias_analysis      which nodes share storage (``graph/``)
+scalar_placement    which numbers the host computes, and when
+optimizer_tail      fused optimizer calls that run after the graph
+error_hazards       what may raise, and which updates must wait for it
+retrace             the functional graph itself
+fused_optimizers, tensor_scalar_ops, op_rewrites   operations rewritten during the retrace
+check               invariants of the result
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def functionalize(
     """Removes in-place operations and views of written inputs.
 
     Args:
-        decompositions: operator -> decomposition, applied on the way.
-        tensor_scalars: changing numbers become 0-dim tensors of one packed block (Inductor), or stay Python numbers.
+        decompositions: operator -> decomposition, applied during the retrace.
+        tensor_scalars: changing numbers become 0-dim tensors of one scalar buffer (Inductor), or stay Python numbers.
         channels_last: run convolutions on channels-last images.
-        instead: what stands for the operation of a node.
-        keep_fused: leave fused optimizer calls whole where they can run behind the graph.
+        instead: replacement of the operation of a node.
+        keep_fused: keep fused optimizer calls if they can run after the graph.
 
     Raises:
-        BackendError: the graph contains something this stage does not support; the message names it.
+        BackendError: the graph contains an unsupported operation; the message names it.
     """
     graph = traced.module.graph
     drop_dead(graph)
@@ -101,7 +101,7 @@ def functionalize(
 
 
 class _Assembler:
-    """Decides what the graph returns and how the runner makes the step's outputs from it."""
+    """Determines the results of the graph and how the runner makes the step's outputs from them."""
 
     def __init__(self, traced: TracedGraph, aliases: Aliases, plan: ScalarPlan, tail: Tail) -> None:
         self.traced = traced
@@ -114,7 +114,7 @@ class _Assembler:
         self.late_names: dict[fx.Node, str] = {}
 
     def wanted(self) -> list[fx.Node]:
-        """Traced nodes whose values the graph must return."""
+        """Returns the traced nodes whose values the graph must return."""
         found: dict[fx.Node, None] = {}
         for out in self.outputs:
             if isinstance(out, fx.Node):
@@ -127,7 +127,7 @@ class _Assembler:
         return list(found)
 
     def _needs(self, node: fx.Node) -> list[fx.Node]:
-        """Graph results from which the runner makes ``node``."""
+        """Returns the graph results from which the runner makes ``node``."""
         if is_scalar_node(node):
             if node in self.plan.host.names:
                 return []
@@ -141,7 +141,7 @@ class _Assembler:
         return [node]
 
     def _input_of(self, node: fx.Node) -> int | None:
-        """Position of the input whose storage a node's value shares."""
+        """Returns the position of the input whose storage a node's value shares."""
         roots = self.aliases.roots[node]
         if len(roots) != 1:
             return None
@@ -177,7 +177,7 @@ class _Assembler:
             checks=tuple(checks),
             report=None if retraced.report is None else f"r{retraced.report}",
             covered=covered,
-            notes=(f"fused update taken apart: {self.tail.reason}",) if self.tail.reason else (),
+            notes=(f"fused update decomposed: {self.tail.reason}",) if self.tail.reason else (),
         )
 
     def _output(self, out: Any, late: list[str]) -> Output:
@@ -194,7 +194,7 @@ class _Assembler:
 
     def _view_of_input(self, out: fx.Node, source: int) -> Output:
         size, stride, offset = view_layout(out, self.traced.inputs[source])
-        moved = self.retraced.metadata.get(source)  # the input begins there when the view is made
+        moved = self.retraced.metadata.get(source)  # the input's new offset when the view is made
         if moved is not None:
             offset -= moved[2] * self.traced.inputs[source].example.itemsize // out.meta["val"].itemsize
         layout = size, stride, offset
@@ -239,7 +239,7 @@ def _results(module: fx.GraphModule) -> tuple[Any, ...]:
 
 
 def _map(value: Any, fn: Any) -> Any:
-    """Nested arguments with every node replaced."""
+    """Replaces every node in nested arguments."""
     if isinstance(value, fx.Node):
         return fn(value)
     if isinstance(value, (list, tuple)):

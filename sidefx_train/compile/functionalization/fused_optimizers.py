@@ -1,8 +1,8 @@
-"""Fused optimizer updates that stay inside the graph, since something behind them depends on them.
+"""Fused optimizer updates that must stay inside the graph, since later nodes depend on them.
 
-Run op by op, they are called in their functional form: eager's kernel, to the last bit. For a compiler they are taken
-apart into tensor arithmetic; the formulas and their order of operations are those of PyTorch's documentation of
-Adagrad, Adam, AdamW and SGD.
+Run op by op, they are called in their functional form: eager's kernel, bitwise. For a compiler they are decomposed into
+tensor arithmetic; formulas and order of operations are those of PyTorch's documentation of Adagrad, Adam, AdamW and
+SGD.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def _number(value: Any, like: torch.Tensor) -> Any:
-    """A Python number, or a 0-dim tensor in the type of ``like``."""
+    """Returns a Python number, or a 0-dim tensor with the dtype of ``like``."""
     if isinstance(value, TensorScalar):
         value = value.value
     return value.to(like.dtype) if isinstance(value, torch.Tensor) else value
@@ -140,7 +140,7 @@ def _adagrad(
 
 
 def fused_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Does what a fused optimizer operation does, with plain tensor operations.
+    """Runs a fused optimizer operation as plain tensor operations.
 
     Raises:
         BackendError: the operation is not one of Adagrad, Adam, AdamW and SGD.
@@ -161,13 +161,13 @@ def fused_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
 
 
 def fused_update_op(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Does what a fused optimizer operation does, with the same kernel: on copies, which are then written back."""
+    """Runs a fused optimizer operation with the same kernel, on copies that are then written back."""
     name = op._schema.name.split("::")[1]
     functional = getattr(getattr(torch.ops.aten, name.rstrip("_")), op._overloadname)
     given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
     for returned, values in zip(functional._schema.returns, functional(*args, **kwargs), strict=True):
         argument = str(returned.name).removesuffix("_out")
         if argument == "grads" and given.get("grad_scale") is None:
-            continue  # called written, and left as they are
+            continue  # the schema calls them written, but they are not
         for target, value in zip(given[argument], values, strict=True):
             target.copy_(value)

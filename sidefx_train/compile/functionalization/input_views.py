@@ -1,4 +1,4 @@
-"""What functionalization refuses, and how views of inputs leave a step."""
+"""Checks what functionalization supports, and describes views of inputs that leave a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sidefx_train.errors import BackendError
 
 
 def refuse_unsupported(traced: TracedGraph) -> None:
-    """Raises for graphs that cannot be made functional without changing what they mean.
+    """Refuses graphs that functionalization would change in meaning.
 
     Raises:
         BackendError: a storage is replaced or resized.
@@ -32,13 +32,13 @@ def refuse_unsupported(traced: TracedGraph) -> None:
 
 
 def _shows_elements_twice(node: fx.Node) -> bool:
-    """True for a view of an expanded one: a write to it would be added up over the copies."""
+    """Returns True for a view of an expanded view: functionalization would sum a write to it over the copies."""
     expanded = [each for each in way_up(node) if each.target is torch.ops.aten.expand.default]
     return any(isinstance(n, int) and n == 0 for each in expanded for n in each.meta["val"].stride())
 
 
 def _resizes(node: fx.Node) -> bool:
-    """True for an operation whose ``out=`` has another size before, and memory that something may refer to."""
+    """Returns True for an operation that resizes its ``out=`` and whose storage something may refer to."""
     made = node.meta.get("val")
     after = made if isinstance(made, (list, tuple)) else (made,)
     arguments = [a.name for a in node.target._schema.arguments if a.is_out]  # type: ignore[union-attr]
@@ -54,40 +54,40 @@ def _resizes(node: fx.Node) -> bool:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """True for a tensor in memory from outside, or in that of another."""
+    """Returns True for a tensor in an outside storage, or in that of another tensor."""
     returns = node.target._schema.returns if isinstance(node.target, compat.OpOverload) else ()
     return node.op == "placeholder" or any(each.alias_info is not None for each in returns)
 
 
 def _keeps_size(node: fx.Node) -> bool:
-    """True for a resize that changes nothing."""
+    """Returns True for a resize to the current size."""
     before, after = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
     return before is not None and (before.shape, before.stride()) == (after.shape, after.stride())
 
 
 def view_bits(out: fx.Node, given: GraphInput) -> tuple[torch.dtype, bool, bool] | None:
-    """The type of a view of an input, and whether it is conjugate or negative, where that is not as the input is.
+    """Returns (dtype, is conjugate, is negative) of a view of an input, or ``None`` if they are the input's.
 
     Raises:
-        BackendError: the view does not begin with an element of the input.
+        BackendError: the view does not begin at an element of the input.
     """
     value, like = out.meta["val"], given.example
     bits, own = ((t.dtype, t.is_conj(), t.is_neg()) for t in (value, like))
     if bits == own and not any(own[1:]):
         return None
     if like.storage_offset() * like.itemsize % value.itemsize:
-        raise BackendError("SFX201", f"output {out} is a view of {given.source} by parts of an element")
+        raise BackendError("SFX201", f"output {out} is a view of {given.source} that begins inside an element")
     return bits
 
 
 def view_layout(out: fx.Node, given: GraphInput) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Size, stride and offset from the input's own with which a view of an input is made again outside the graph.
+    """Returns size, stride and offset, relative to the input, to replay a view of it outside the graph.
 
     Raises:
-        BackendError: the view is not one of static size.
+        BackendError: the size is symbolic.
     """
     value = out.meta["val"]
-    # As captured: functionalization forgets strides and offset once the input is written.
+    # As captured: functionalization loses strides and offset once the input is written.
     size, stride = tuple(value.shape), tuple(value.stride())
     offset = value.storage_offset() - given.example.storage_offset() * given.example.itemsize // value.itemsize
     if not all(isinstance(n, int) for n in (*size, *stride, offset)):

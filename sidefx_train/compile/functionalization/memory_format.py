@@ -1,9 +1,9 @@
-"""Layouts of values: channels-last convolutions, the layout that the captured graph gave a value, draws in its order.
+"""Memory formats: channels-last convolutions, the layout of values in the captured graph, the order of random draws.
 
-Most of oneDNN's convolutions run fastest on channels-last images (``backend/convolutions.py`` measures a graph's). A
-captured graph carries the user's layout in every node, so asking for another one at each convolution would copy back
-and forth; instead the images are turned once, where they first meet a convolution, and the operations between
-convolutions follow. What leaves the graph is turned back.
+Most of oneDNN's convolutions run fastest on channels-last images (``backend/autotune/conv_layout.py`` times those of a
+graph). Each node of a captured graph has the user's layout, so converting at each convolution would copy back and
+forth. Instead an image is converted once, before its first convolution, and the operations between convolutions keep
+the format. Values that leave the graph are converted back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 DRAWS = frozenset(
     {aten.bernoulli_.float, aten.uniform_.default, aten.random_.default, aten.random_.to, getattr(aten.random_, "from")}
 )
-"""Draws whose numbers go along the memory (``normal_`` takes another way where a tensor is not contiguous)."""
+"""Draws in memory order (``normal_`` uses another order if a tensor is not contiguous)."""
 
 _CHOOSES_LAYOUT = frozenset(
     {
@@ -31,19 +31,19 @@ _CHOOSES_LAYOUT = frozenset(
 
 
 def keeps_layout(target: Any) -> bool:
-    """False for an operation whose result is contiguous where it is not done in place."""
+    """Returns False for an operation whose out-of-place result is contiguous."""
     return getattr(target, "overloadpacket", None) not in _CHOOSES_LAYOUT
 
 
 def is_convertible(image: torch.Tensor) -> bool:
-    """True for an image, sequence or volume that a convolution of the CPU takes in channels-last layout."""
+    """Returns True for an image, sequence or volume that a CPU convolution accepts in channels-last format."""
     if image.device.type != "cpu" or image.dtype not in (torch.float32, torch.bfloat16):
         return False
     return image.dim() == 4 or (image.dim() in (3, 5) and all(isinstance(n, int) for n in image.shape))
 
 
 def to_channels_last(image: torch.Tensor) -> torch.Tensor:
-    """``image`` in channels-last layout."""
+    """Returns ``image`` in channels-last format."""
     layout = _CHANNELS_LAST.get(image.dim())
     if layout is None or image.is_contiguous(memory_format=layout):
         return image
@@ -54,7 +54,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def convolution(image: Any, weight: Any, bias: Any, *rest: Any) -> Any:
-    """``aten.convolution`` on a channels-last image."""
+    """Runs ``aten.convolution`` on a channels-last image."""
     if not is_convertible(image):
         return aten.convolution.default(image, weight, bias, *rest)
     if image.dim() == 3:
@@ -63,7 +63,7 @@ def convolution(image: Any, weight: Any, bias: Any, *rest: Any) -> Any:
 
 
 def convolution_backward(grad: Any, image: Any, weight: Any, sizes: Any, *rest: Any) -> Any:
-    """``aten.convolution_backward`` on channels-last tensors."""
+    """Runs ``aten.convolution_backward`` on channels-last tensors."""
     if not is_convertible(image):
         return aten.convolution_backward.default(grad, image, weight, sizes, *rest)
     if image.dim() == 3:
@@ -74,12 +74,12 @@ def convolution_backward(grad: Any, image: Any, weight: Any, sizes: Any, *rest: 
 
 
 def _of_flat_images(stride: Any, padding: Any, dilation: Any, transposed: bool, more: Any, groups: int) -> Any:
-    """Settings of a convolution along sequences, for images of height 1: sequences have no channels-last layout."""
+    """Converts settings of a 1-d convolution to images of height 1: sequences have no channels-last format."""
     return [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *more], groups
 
 
 def _is_dense(tensor: torch.Tensor, order: list[int]) -> bool:
-    """True if the tensor is contiguous with its dimensions in this order; asked of numbers: an operator is recorded."""
+    """Returns True if the tensor is contiguous with its dimensions in this order; compares numbers, not operators."""
     expected: Any = 1
     for d in reversed(order):
         if tensor.shape[d] != 1:
@@ -90,14 +90,14 @@ def _is_dense(tensor: torch.Tensor, order: list[int]) -> bool:
 
 
 def _outermost_first(captured: torch.Tensor) -> list[int]:
-    """The dimensions in the order of the memory."""
+    """Returns the dimensions in memory order."""
     if any(isinstance(n, torch.SymInt) for n in captured.stride()):
         return list(range(captured.dim()))
     return sorted(range(captured.dim()), key=lambda d: (captured.stride(d), captured.shape[d]), reverse=True)
 
 
 def drawn(target: Any, value: torch.Tensor, captured: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
-    """Draws random numbers into ``value`` in the order of eager's memory, whatever layout it has here."""
+    """Draws random numbers into ``value`` in the order of eager's memory, whatever its layout here."""
     order = _outermost_first(captured)
     if order == list(range(len(order))) or not _draws_by_memory(target, captured.device):
         return target(value, *args, **kwargs)  # type: ignore[no-any-return]
@@ -107,7 +107,7 @@ def drawn(target: Any, value: torch.Tensor, captured: torch.Tensor, args: Any, k
 
 @lru_cache
 def _draws_by_memory(target: Any, device: torch.device) -> bool:
-    """True if the numbers go along the memory: MKL, on Intel's processors, draws booleans by position."""
+    """Returns True if numbers are drawn in memory order: MKL, on Intel's processors, draws booleans by position."""
     if target is not aten.bernoulli_.float:
         return True
     with compat.outside_tracing():
@@ -118,12 +118,12 @@ def _draws_by_memory(target: Any, device: torch.device) -> bool:
 
 
 def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -> torch.Tensor:
-    """``value`` in the dense layout that the captured graph gave it.
+    """Returns ``value`` in the dense layout that it has in the captured graph.
 
     Args:
-        value: a functional tensor; what it says of its own strides is not what it has.
-        stride: those it has.
-        captured: what the captured graph made.
+        value: a functional tensor; the strides it reports are not its actual ones.
+        stride: its actual strides.
+        captured: the value in the captured graph.
     """
     if compat.has_unbacked_sizes(captured):
         return value  # a comparison of its sizes would be recorded

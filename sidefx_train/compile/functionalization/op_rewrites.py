@@ -1,4 +1,4 @@
-"""Operations as others, where functionalization of torch has no form of them."""
+"""Replaces operations that torch's functionalization does not support."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _batch_norm_into(*args: Any, out: Any, save_mean: Any, save_invstd: Any) -> 
 
 
 def _resize_(target: Any, size: Any, memory_format: Any = None) -> Any:
-    """To the size it has already; other calls are refused."""
+    """Resize to the current size; other calls are refused."""
     return target
 
 
 def _polygamma_(target: Any, n: int) -> Any:
-    """Functionalization does not know the in-place operator."""
+    """Functionalization does not support the in-place operator."""
     return target.copy_(aten.polygamma.default(n, target))
 
 

@@ -1,8 +1,8 @@
-"""Cuts whole-parameter updates off the end of a captured graph.
+"""Optimizer tail: removes whole-parameter updates from the end of a captured graph.
 
-A fused optimizer call updates every parameter in one go and nothing after it looks at them, as a rule. Then it need
-not be taken apart: it runs right after the graph, on the real tensors, with the gradients the graph returned. Step
-counters that only the update reads go with it.
+A fused optimizer call updates all parameters at once, and usually nothing after it reads them. Then it is not
+decomposed: it runs right after the graph, on the real tensors, with the gradients that the graph returned. Step
+counters that only the update reads are moved with it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def is_fused_update(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Tail:
-    """Nodes that run after the graph, in order; empty if the graph has to keep its updates."""
+    """Nodes that run after the graph, in order; empty if the graph must keep its updates."""
 
     nodes: tuple[fx.Node, ...] = ()
     reason: str = ""
 
 
 def find_tail(graph: fx.Graph, aliases: Aliases) -> Tail:
-    """The fused updates of a graph and what must move with them, if they can move to the end."""
+    """Returns the fused updates of a graph, with what must move with them, if they can move to the end."""
     nodes = [n for n in graph.nodes if n.op == "call_function"]
     chosen: set[fx.Node] = {n for n in nodes if is_fused_update(n)}
     if not chosen:
@@ -78,14 +78,14 @@ def find_tail(graph: fx.Graph, aliases: Aliases) -> Tail:
 
 
 def gradients_of(node: fx.Node) -> list[fx.Node]:
-    """Gradient arguments of a fused update: its schema says they are written, without a gradient scale they are not."""
+    """Returns the gradients of a fused update, which its schema calls written; only a gradient scale writes them."""
     if not is_fused_update(node):
         return []
     return list(node.args[1] if len(node.args) > 1 else node.kwargs["grads"])  # type: ignore[arg-type]
 
 
 def _pull_counters(nodes: list[fx.Node], chosen: set[fx.Node], aliases: Aliases) -> None:
-    """Adds in-place increments of inputs that nothing outside the tail looks at."""
+    """Adds in-place increments of inputs that nothing outside the tail reads."""
     users: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
         for root in aliases.reads(node):

@@ -1,8 +1,7 @@
-"""Runs a captured graph once more, under functionalization, to record a graph without in-place operations.
+"""Retraces a captured graph under functionalization, which records a graph without in-place operations.
 
-Fakes with the entry metadata stand for the inputs. What an input holds at the end, if it changed, becomes a trailing
-``copy_`` or a result for the runner to copy. Number arguments become 0-dim tensors (``tensor_scalars``) or stay
-symbolic.
+Inputs are fake tensors with the entry metadata. The final value of a changed input becomes a trailing ``copy_``, or a
+result that the runner copies. Number arguments become 0-dim tensors (``tensor_scalars``) or stay symbolic.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class RetraceOptions:
-    """How to retrace.
+    """Options of a retrace.
 
     Attributes:
         decompositions: operator -> decomposition, applied while recording.
-        tensor_scalars: numbers become slots of one float64 block; otherwise symbolic placeholders.
+        tensor_scalars: numbers become slots of one float64 scalar buffer; otherwise symbolic placeholders.
         skip: nodes that are not run (the tail).
         defer: placeholders whose new value is returned instead of copied.
         channels_last: run convolutions on channels-last images.
-        same: for a node that returns one of its arguments, what stands for that.
+        same: representative of the argument that a node returns.
         guarded: indices to clamp and report on, by the node that uses them.
-        bases: memory in which inputs overlap.
-        roots: nodes that made the memory which a value is in.
-        written: nodes whose memory is written.
-        instead: what stands for a node's operation.
+        bases: storages in which inputs overlap.
+        roots: nodes that created a value's storage.
+        written: nodes whose storage is written.
+        instead: replacements of nodes' operations.
     """
 
     decompositions: Any
@@ -76,16 +75,16 @@ class Retraced:
 
     Attributes:
         module: the new graph; its outputs are the values of ``results``.
-        feeds: what each placeholder takes.
-        packed: variables in the block of numbers.
+        feeds: source of each placeholder.
+        packed: variables in the scalar buffer.
         results: output position of a traced node's value.
-        final: output position of the new value of a held-back input or base.
+        final: output position of the new value of an input or base with a deferred mutation.
         mutated: input positions that the graph writes.
-        metadata: input position -> new (size, stride, distance from where it started).
+        metadata: input position -> new (size, stride, offset relative to the old one).
         layouts: (size, stride, offset) of the results.
-        report: output position of the flag that says an index was out of range, a matrix had no factorization, or a
-            condition was not what was granted.
-        bases: memory in which inputs overlap.
+        report: output position of the flag that an index was out of range, a matrix could not be factorized, or an
+            assumed condition did not hold.
+        bases: storages in which inputs overlap.
         mutated_bases: those that the graph writes.
     """
 
@@ -122,7 +121,7 @@ class Retracer:
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
         self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
         self.metadata_mutated = {options.same[n]: n for n in traced.module.graph.nodes if changes_layout(n)}
-        """Per tensor the last operation that changes its layout in place."""
+        """Last operation that mutates a tensor's metadata in place, by tensor."""
 
     def run(self, wanted: Iterable[fx.Node]) -> Retraced:
         """Records the graph; ``wanted`` nodes become results."""
@@ -166,7 +165,7 @@ class Retracer:
         return entries
 
     def _fed(self) -> list[fx.Node]:
-        """Host numbers that tensor operations read, in graph order."""
+        """Returns the host numbers that tensor operations read, in graph order."""
         fed: dict[fx.Node, None] = {}
         host = self.plan.host.names
         for node in self.traced.module.graph.nodes:
@@ -182,9 +181,9 @@ class Retracer:
         return list(fed)
 
     def _is_fed(self, node: fx.Node) -> bool:
-        """True for an integer that the graph is given ready-made: from a tensor's contents, or of a changing float.
+        """Returns True for an integer computed outside the graph: from a tensor's contents, or from a symbolic float.
 
-        Sizes of what such a number made are not, and neither are those of an input, nor what is made of them.
+        Sizes, of inputs or of results of such numbers, and numbers computed from sizes are not.
         """
         val = node.meta.get("val")
         known = (node in self.plan.host.names or node in self.plan.late) and node not in self.plan.sizes
@@ -242,7 +241,7 @@ class Retracer:
             return
         if is_scalar_node(node) and not self._needed_in_graph(node):
             if node.target is aten._local_scalar_dense.default and node in self.plan.late:
-                # What the tensor holds now: a later in-place operation does not change the number.
+                # The current value: a later in-place operation does not change the number.
                 self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
             return
         if node.target is RUNTIME_ASSERT:
@@ -266,7 +265,7 @@ class Retracer:
         self.env[node] = self._call(node, node.target, args, dict(kwargs))
 
     def _strided(self, node: fx.Node) -> torch.Tensor:
-        """``as_strided`` goes by the layout of the memory, which values of a functional graph need not have."""
+        """Runs ``as_strided``, which depends on the memory layout that values of a functional graph need not have."""
         viewed, made = node.args[0], node.meta["val"]
         (root,) = self.options.roots[node]
         for number, base in enumerate(self.options.bases):
@@ -282,7 +281,7 @@ class Retracer:
             ):
                 raise BackendError("SFX201", f"{node.target} on a tensor that is written, and not contiguous: {root}")
             if was.dtype != made.dtype or was.numel() * was.itemsize < extent(made)[1]:
-                raise BackendError("SFX201", f"{node.target} reaches past the tensor that it is a view of: {root}")
+                raise BackendError("SFX201", f"{node.target} reaches past its base: {root}")
             return _with_bits(whole.as_strided(made.shape, made.stride(), made.storage_offset()), made)
         value = self._value(viewed)  # type: ignore[arg-type]
         if tuple(compat.from_functional(value).stride()) != tuple(viewed.meta["val"].stride()):  # type: ignore[union-attr]
@@ -294,7 +293,7 @@ class Retracer:
         self.flags.append(value.logical_not() if holds else value)
 
     def _clamped(self, use: IndexUse) -> torch.Tensor:
-        """An index that cannot raise; whether it would have is reported."""
+        """Clamps an index so that it cannot raise, and reports whether it was out of range."""
         index = self._value(use.index)
         bad = (index < use.low) | (index >= use.high)
         clamped = index.clamp(use.low, use.high - 1)
@@ -305,7 +304,7 @@ class Retracer:
         return clamped
 
     def _needed_in_graph(self, node: fx.Node) -> bool:
-        """False for numbers that only the host needs."""
+        """Returns False for numbers that only the host needs."""
         if is_unknown_size(node):
             return True
         if isinstance(node.meta.get("val"), torch.SymInt) and not self._is_fed(node):
@@ -348,11 +347,12 @@ class Retracer:
         return compat.to_functional(fake)
 
     def _laid_out(self, node: fx.Node, value: Any) -> Any:
-        """What a view is made of, in the layout it had, unless a write to that memory is to be seen elsewhere."""
+        """Returns the input of a view in its captured layout, unless a write to that storage must be visible
+        elsewhere."""
         viewed, stride = node.args[0], tuple(compat.from_functional(value).stride())
         captured = viewed.meta.get("val") if isinstance(viewed, fx.Node) else None
         if not isinstance(captured, torch.Tensor) or compat.has_unbacked_sizes(captured):
-            return value  # a comparison of sizes that only the graph knows would be recorded
+            return value  # a comparison of unbacked sizes would be recorded
         if stride == tuple(captured.stride()):
             return value
         if self._written is None:
@@ -402,7 +402,7 @@ class Retracer:
                 value = value.value
             elif isinstance(value, torch.Tensor):
                 made = compat.from_functional(value)
-                if (made.is_neg(), made.is_conj()) != _bits(node.meta.get("val")):  # in the memory of another one
+                if (made.is_neg(), made.is_conj()) != _bits(node.meta.get("val")):  # an alias of another one
                     value = aten.clone.default(value)
                     made = compat.from_functional(value)
                 value = layouts.like_captured(value, tuple(made.stride()), node.meta.get("val"))
@@ -426,12 +426,12 @@ class Retracer:
             new = compat.from_functional(value)
             entry = self.fakes[node]
             if compat.storage_replaced(value):
-                raise BackendError("SFX201", f"the step gives {self.traced.inputs[i].source} another storage")
+                raise BackendError("SFX201", f"the step replaces the storage of {self.traced.inputs[i].source}")
             written = compat.has_data_mutation(value)
             layout = self._new_layout(i)
             moved = compat.has_metadata_mutation(value) and layout is not None
             if moved:
-                assert layout is not None, "it has moved"
+                assert layout is not None, "its layout has changed"
                 metadata[i] = layout
             if not written:
                 continue
@@ -467,7 +467,7 @@ class Retracer:
         )
 
     def _new_layout(self, position: int) -> Layout | None:
-        """What the layout of an input was changed to, as captured: functionalization forgets strides and offset."""
+        """Returns an input's new layout, as captured: functionalization loses strides and offset."""
         last = self.metadata_mutated.get(self.placeholders[position])
         if last is None:
             return None
@@ -488,18 +488,18 @@ def _symbolic(args: tuple[Any, ...]) -> bool:
 
 
 def _bits(value: Any) -> tuple[bool, bool]:
-    """Whether a tensor is negative and conjugate where it is in memory."""
+    """Returns (is negative, is conjugate) of a tensor in memory."""
     return (value.is_neg(), value.is_conj()) if isinstance(value, torch.Tensor) else (False, False)
 
 
 def _with_bits(value: Any, made: torch.Tensor) -> Any:
-    """A view by places in memory, conjugate and negative as ``made`` is."""
+    """Makes a strided view conjugate and negative like ``made``."""
     value = value.conj() if made.is_conj() else value
     return aten._neg_view.default(value) if made.is_neg() else value
 
 
 def _is_dense(value: torch.Tensor) -> bool:
-    """True if a tensor's elements fill its part of the memory without a gap."""
+    """Returns True if a tensor's elements fill its memory range without gaps."""
     reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     return bool(reach + 1 == value.numel())
 

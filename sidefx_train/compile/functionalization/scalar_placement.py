@@ -1,9 +1,9 @@
-"""Python numbers of a captured graph, divided by where they can be computed.
+"""Divides the Python numbers of a captured graph by where they can be computed.
 
-*Host* numbers follow from scalar inputs, sizes, and 0-dim counters that only ever change by host arithmetic (an
-optimizer's ``step``): the prologue computes them before the graph runs, in Python doubles as eager does. *Late*
-numbers follow from an ``item()`` of something the graph computes: if they only leave the step, they are computed after
-it; if tensors depend on them they stay tensors.
+*Host* numbers (prologue scalars) depend on scalar inputs, sizes, and 0-dim counters that change only by host arithmetic
+(an optimizer's ``step``): the prologue computes them before the graph runs, in Python doubles like eager. *Late*
+numbers (epilogue scalars) depend on an ``item()`` of a graph result: if they only leave the step, they are computed
+after the graph; if tensors depend on them, they stay tensors.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
 
 
 def is_unknown_size(node: fx.Node) -> bool:
-    """True for a size that only the graph knows, since it depends on what a tensor holds."""
+    """Returns True for a size that only the graph knows, since it depends on data."""
     val = node.meta.get("val")
     return node.target in _OF_LAYOUT and isinstance(val, torch.SymInt) and compat.is_unbacked(val)
 
 
 def is_scalar_node(node: fx.Node) -> bool:
-    """True if the node's value is a Python number."""
+    """Returns True if the node's value is a Python number."""
     if "val" in node.meta:
         return is_scalar(node.meta["val"])
     return node.op == "call_function" and (node.target in _INFIX or node.target in _PREFIX)
@@ -95,19 +95,20 @@ class HostProgram:
 
 
 def _may_count(tensor: torch.Tensor) -> bool:
-    """True for a tensor whose value the host may follow: the one element of its memory, on CPU, a plain number."""
+    """Returns True for a tensor whose value the host can track: the single element of its storage, on CPU, a real
+    number."""
     alone = tensor.dim() == 0 and tensor.untyped_storage().nbytes() == tensor.element_size()
     return alone and tensor.device.type == "cpu" and tensor.dtype in _COUNTER_DTYPES
 
 
 @dataclass
 class ScalarPlan:
-    """Where each number of a graph is computed.
+    """Placement of the numbers of a graph.
 
     Attributes:
         host: the prologue; ``host.names`` has every node it can compute.
         late: number nodes that depend on a tensor computed by the graph.
-        sizes: number nodes made of the inputs' sizes, strides and counts of elements alone.
+        sizes: number nodes computed only from the inputs' sizes, strides and numbers of elements.
     """
 
     host: HostProgram
@@ -121,7 +122,7 @@ class _Planner:
         self._by_expression: dict[str, str] = {}
         self.late: set[fx.Node] = set()
         self.sizes: set[fx.Node] = set()
-        self.counters: dict[fx.Node, str | None] = {}  # root -> variable with its present value, None: not a counter
+        self.counters: dict[fx.Node, str | None] = {}  # root -> variable with its current value, None: not a counter
         self.values: dict[fx.Node, str] = {}  # out-of-place counter results
         self.aliases = aliases
         self.functions = compat.host_functions()
@@ -200,7 +201,7 @@ class _Planner:
         return None
 
     def _counter_update(self, node: fx.Node) -> bool:
-        """Follows ``counter += number``; True if the effect on every counter is known."""
+        """Tracks ``counter += number``; returns True if the effect on every counter is known."""
         if node.target in _SAME_VALUE:
             value = self._counter_value(node.args[0])
             if value is not None and node.target is not aten.detach.default and node.target is not aten.alias.default:
@@ -234,7 +235,7 @@ class _Planner:
 
 
 def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any, str]) -> str | None:
-    """Python expression of a number node over named operands, or ``None`` if the operation is unknown."""
+    """Returns a Python expression of a number node over named operands, or ``None`` for an unknown operation."""
 
     operands: list[str] = []
     for arg in node.args:
@@ -252,6 +253,6 @@ def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any,
 
 
 def plan_scalars(graph: fx.Graph, inputs: tuple[GraphInput, ...], aliases: Aliases) -> ScalarPlan:
-    """Divides the number nodes of a captured graph."""
+    """Places the number nodes of a captured graph."""
     planner = _Planner(graph, inputs, aliases)
     return ScalarPlan(planner.host, planner.late, planner.sizes)

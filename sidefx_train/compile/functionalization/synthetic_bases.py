@@ -1,10 +1,10 @@
-"""Inputs that overlap in memory while one of them is written: views of a synthetic base, which stands for the memory.
+"""Synthetic bases: inputs that overlap in memory, one of them written, become views of one tensor over that memory.
 
-Functionalization sees one tensor, the base, and the inputs as views of it, so that what is written through one is read
-through the others. Outside, the base is made from the first of them.
+Functionalization sees only the base, with the inputs as views of it, so that a write through one is visible through the
+others. At run time, the base is made from the first of them.
 
-``as_strided`` reaches past the tensor it is called on: a written input of which there is such a view has a base too. An
-input that is turned in place (``t_``, ``as_strided_``) is another view of its base from there on.
+``as_strided`` reaches past the tensor it is called on: a written input with such a view has a base too. An input whose
+metadata is mutated (``t_``, ``as_strided_``) is another view of its base from then on.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Member:
     """An input that is a view of a base.
 
     Attributes:
-        base: which one.
-        start: distance from its start, in bytes.
+        base: index of the base.
+        start: offset from its start, in bytes.
         example: the input at entry.
     """
 
@@ -36,7 +36,7 @@ class Member:
 
 
 def find_bases(traced: TracedGraph, aliases: Aliases, written: set[fx.Node]) -> tuple[SyntheticBase, ...]:
-    """The bases that a graph needs.
+    """Returns the bases that a graph needs.
 
     Raises:
         BackendError: inputs overlap in a way that has no base.
@@ -80,7 +80,7 @@ def _base(positions: list[int], given: list[GraphInput], views: list[torch.Tenso
 
 
 def members(bases: tuple[SyntheticBase, ...], inputs: tuple[GraphInput, ...]) -> dict[int, Member]:
-    """The members of bases, by input position."""
+    """Returns the members of bases, by input position."""
     return {
         position: Member(i, start, inputs[position].example)
         for i, base in enumerate(bases)
@@ -89,20 +89,20 @@ def members(bases: tuple[SyntheticBase, ...], inputs: tuple[GraphInput, ...]) ->
 
 
 def place_in(base: SyntheticBase, view: torch.Tensor, inputs: tuple[GraphInput, ...], number: int) -> Member:
-    """A view that reaches past what it is made of, as if it were an input."""
+    """Returns a view that reaches past its input as a member of the base."""
     first = extent(inputs[base.members[0]].example)[0] - base.starts[0]
     return Member(number, extent(view)[0] - first, view)
 
 
 def view_of(base: torch.Tensor, member: Member) -> torch.Tensor:
-    """The input as a view of its base, by slices where it is contiguous."""
+    """Returns the input as a view of its base, by slices if it is contiguous."""
     like = member.example
     start = member.start // base.itemsize
     if base.dtype != like.dtype:
         low, high = extent(like)
         base = base.narrow(0, start, (high - low) // base.itemsize).view(like.dtype)
         start = 0
-    if like.stride() == torch.empty(like.shape, device="meta").stride():  # where a size is 1, a stride may be any
+    if like.stride() == torch.empty(like.shape, device="meta").stride():  # for size 1 the stride is arbitrary
         return base.narrow(0, start, like.numel()).view(like.shape)
     if like.dim() == 1 and like.stride(0) > 0:
         low, high = extent(like)
@@ -111,7 +111,7 @@ def view_of(base: torch.Tensor, member: Member) -> torch.Tensor:
 
 
 def real_base(base: SyntheticBase, anchor: torch.Tensor) -> torch.Tensor:
-    """The memory of a base, from the first of the inputs in it."""
+    """Returns the tensor of a base, made from the first of its inputs."""
     start = anchor.storage_offset() * anchor.itemsize - base.starts[0]
     memory = anchor.untyped_storage()[start : start + base.size * base.dtype.itemsize]
     # It starts where the base does: ``as_strided`` counts from there.

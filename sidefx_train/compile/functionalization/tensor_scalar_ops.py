@@ -1,8 +1,8 @@
 """Tensor operations whose number arguments became 0-dim tensors.
 
-Inductor has no floats that change from call to call, but it reads a 0-dim tensor for nothing. ``mul(x, s)`` therefore
-becomes a product of tensors, ``add(x, y, alpha=s)`` becomes ``x + y * s``, and so on, with the result cast to the type
-that eager's number would have given.
+Inductor has no symbolic floats, but reads a 0-dim tensor at no cost. ``mul(x, s)`` therefore becomes a product of
+tensors, ``add(x, y, alpha=s)`` becomes ``x + y * s``, and so on, with the result cast to the dtype that eager's number
+would have given.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _bare(value: Any) -> Any:
 
 
 def _as(value: Any, like: torch.Tensor) -> Any:
-    """A number in the type of ``like`` (integers are widened to float64 so that 0.5 stays 0.5)."""
+    """Returns a number in the dtype of ``like`` (integers are widened to float64 so that 0.5 stays 0.5)."""
     if not isinstance(value, TensorScalar):
         return value
     dtype = like.dtype if like.dtype.is_floating_point or like.dtype.is_complex else torch.float64
@@ -175,7 +175,7 @@ def _wide(x: Any, like: Any) -> torch.Tensor:
 
 
 def has_tensor_scalar(args: Any) -> bool:
-    """True if a :class:`TensorScalar` is inside nested arguments."""
+    """Returns True if nested arguments contain a :class:`TensorScalar`."""
     if isinstance(args, TensorScalar):
         return True
     if isinstance(args, (list, tuple)):
@@ -186,13 +186,13 @@ def has_tensor_scalar(args: Any) -> bool:
 
 
 def call_with_scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result_dtype: Any) -> torch.Tensor:
-    """Runs an aten operation some of whose numbers are 0-dim tensors.
+    """Runs an aten operation with 0-dim tensors in place of some numbers.
 
     Args:
-        result_dtype: type of eager's result.
+        result_dtype: dtype of eager's result.
 
     Raises:
-        BackendError: the operation has no form in which that number may be a tensor.
+        BackendError: the operation has no form that accepts a tensor there.
     """
     name = op._schema.name.split("::")[1]
     in_place = name.endswith("_") and not name.endswith("__")
@@ -209,7 +209,7 @@ def call_with_scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], re
 
 
 def call_number(function: Any, args: tuple[Any, ...]) -> TensorScalar:
-    """Arithmetic on numbers of which some are 0-dim tensors.
+    """Runs arithmetic on numbers, some of them 0-dim tensors.
 
     Raises:
         BackendError: no tensor form is known.
@@ -236,7 +236,7 @@ def foreach_calls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 
 def call_foreach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a ``_foreach_`` operation one tensor at a time; :data:`NotImplemented` where there is no such form."""
+    """Runs a ``_foreach_`` operation one tensor at a time; returns :data:`NotImplemented` if there is no such form."""
     split = foreach_calls(op, args, kwargs)
     if split is None:
         return NotImplemented

@@ -1,1 +1,1 @@
-"""The values between stages, and what is asked of FX graphs: view chains, aliasing, validation."""
+"""The values passed between stages, and analyses of FX graphs: view chains, aliasing, validation."""

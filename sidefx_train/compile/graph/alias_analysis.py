@@ -1,8 +1,8 @@
-"""Which nodes of a captured graph share storage, read from operator schemas.
+"""Alias analysis: which nodes of a captured graph share storage, from operator schemas.
 
-A graph recorded by the dispatcher contains views and in-place operations. Everything that moves or drops a node asks
-here which storages it reads and writes. A *root* is the node that made a storage: a placeholder, a constant, or the
-operation that allocated it.
+A graph recorded by the dispatcher contains views and in-place operations. Every pass that moves or removes a node uses
+this module to find the storages that it reads and writes. A *root* is the node that created a storage: a placeholder, a
+constant, or the operation that allocated it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Aliases:
 
     Attributes:
         roots: nodes whose storage a node's value may share (a tuple-valued node: any of its items).
-        overlapping: placeholders whose memory overlaps; the first stands for the others' storage.
-        same: for a node that returns one of its arguments unchanged in identity (``add_``, ``t_``), that argument's
-            own representative; otherwise the node itself.
+        overlapping: placeholders whose memory overlaps; the first represents the others' storage.
+        same: for a node that returns the tensor object of one of its arguments (``add_``, ``t_``), that argument's own
+            representative; otherwise the node itself.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -36,13 +36,13 @@ class Aliases:
             self.same[node] = self._same_as(node)
 
     def reads(self, node: fx.Node) -> frozenset[fx.Node]:
-        """Roots of everything the node takes."""
+        """Returns the roots of all inputs of the node."""
         return (
             frozenset().union(*(self.roots[a] for a in node.all_input_nodes)) if node.all_input_nodes else frozenset()
         )
 
     def writes(self, node: fx.Node) -> frozenset[fx.Node]:
-        """Roots of the arguments whose contents or sizes the node changes."""
+        """Returns the roots of the arguments whose contents or sizes the node changes."""
         out: frozenset[fx.Node] = frozenset()
         for arg in written_args(node):
             out |= self.roots[arg]
@@ -75,14 +75,14 @@ class Aliases:
 
 
 def extent(value: torch.Tensor) -> tuple[int, int]:
-    """Where a strided tensor begins in its storage, and where it ends, in bytes."""
+    """Returns the byte offsets of a strided tensor's begin and end in its storage."""
     reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     start = value.storage_offset()
     return start * value.itemsize, (start + reach + 1) * value.itemsize
 
 
 def overlapping(placeholders: list[fx.Node]) -> list[list[fx.Node]]:
-    """Groups of placeholders in one storage whose extents overlap."""
+    """Returns groups of placeholders in one storage whose extents overlap."""
     by_storage: dict[int, list[fx.Node]] = {}
     for node in placeholders:
         value = node.meta.get("val")
@@ -108,7 +108,7 @@ def overlapping(placeholders: list[fx.Node]) -> list[list[fx.Node]]:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """True if the node may be dropped when nothing uses it."""
+    """Returns True if the node may be removed when nothing uses it."""
     if node.op in ("placeholder", "output"):
         return False
     if written_args(node):
@@ -117,12 +117,12 @@ def is_pure(node: fx.Node) -> bool:
     if isinstance(target, compat.OpOverload):
         if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
             return False
-        return bool(target._schema.returns)  # one without results is there for what it checks
+        return bool(target._schema.returns)  # an operator without results performs a check
     return True
 
 
 def drop_dead(graph: fx.Graph) -> int:
-    """Erases pure nodes without users; returns how many."""
+    """Erases pure nodes without users; returns their number."""
     dropped = 0
     for node in reversed(list(graph.nodes)):
         if not node.users and is_pure(node):

@@ -1,7 +1,7 @@
-"""What passes between the stages: frozen values only.
+"""The values passed between stages, all frozen.
 
 capture -> :class:`TracedGraph` -> functionalize -> :class:`FunctionalGraph` -> backend -> :class:`Executable`.
-The residual stage puts an executable together with the captured effects, guards and sources.
+The residual stage combines an executable with the captured effects, guards and sources.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ from torch import fx
 from sidefx_train.report import ChoiceRecord
 
 OWN = "sidefx_own"
-"""In ``meta`` of a node that is an output: its version in eager, where that does not take it for a view of another."""
+"""Key in ``meta`` of an output node: its version in eager, if eager does not treat it as a view."""
 
 DATA = "sidefx_data"
-"""In ``meta`` of the node of a tensor's ``.data``."""
+"""Key in ``meta`` of the node of a tensor's ``.data``."""
 
 COUNTER = "sidefx_counter"
-"""In ``meta`` of a placeholder whose version counter is not that of the first input in its memory: what tells it."""
+"""Key in ``meta`` of a placeholder whose version counter differs from the first input's in its storage: its
+identity."""
 
 CALLED = "sidefx_called"
-"""In ``meta`` of a node: the operator that the program called, of which the node's shows that results share memory."""
+"""Key in ``meta`` of a node: the operator that the program called; the node's own declares that results alias."""
 
 NO_GRAD = "sidefx_no_grad"
-"""In ``meta`` of the node of a view that was made while autograd was off: ``"no_grad"`` or ``"inference"``."""
+"""Key in ``meta`` of the node of a view made with autograd off: ``"no_grad"`` or ``"inference"``."""
 
 DERIVED = "sidefx_derived"
-"""In ``meta`` of a node that was recorded while a derivative was computed: the autograd node whose derivative it is, by
-name and by its place in the order of the forward."""
+"""Key in ``meta`` of a node recorded while a derivative was computed: (name, sequence number) of the autograd node
+whose derivative it is."""
 
 FORWARD = "sidefx_forward"
-"""In ``meta`` of any other node: the place of the autograd node that was made last, its own if it has one."""
+"""Key in ``meta`` of any other node: sequence number of the newest autograd node, its own if it has one."""
 
 LINE = "sidefx_line"
-"""In ``meta`` of a node: the program's line that it was recorded at; of a derivative, that of the forward."""
+"""Key in ``meta`` of a node: the program's line at which it was recorded; for a derivative, that of the forward."""
 
 ORIGIN = "sidefx_origin"
-"""In ``meta`` of a node of the forward that a backward reads: its name in the graph that was recorded."""
+"""Key in ``meta`` of a forward node that a backward reads: its name in the recorded graph."""
 
 SAME = "sidefx_same"
-"""In ``meta`` of an alias that only tells apart the gradients of two outputs of an autograd node; no graph keeps it."""
+"""Key in ``meta`` of an alias that only distinguishes the gradients of two outputs of a node; no final graph has it."""
 
 HIDDEN_FROM_AUTOGRAD = "sidefx_hidden_from_autograd"
-"""In ``meta`` of a node that writes while autograd is off: ``"no_grad"`` or ``"inference"``."""
+"""Key in ``meta`` of a node that writes with autograd off: ``"no_grad"`` or ``"inference"``."""
 
 InputKind = Literal["static", "tensor", "scalar"]
 
@@ -60,10 +61,10 @@ class GraphInput:
         name: the placeholder's name, unique in the graph.
         kind: ``"static"`` is bound once by identity (parameter, buffer, optimizer state), ``"tensor"`` is fetched at
             every call, ``"scalar"`` is a Python int or float fetched at every call.
-        example: the fake tensor as it was **at entry** (``torch.Tensor``), or the symbolic number of a scalar.
+        example: the fake tensor **at entry** (``torch.Tensor``), or the symbolic number of a scalar.
         hint: for a scalar, its value during the capture.
         source: readable source expression, for reports.
-        writes: by how much the step moves the tensor's version counter; ``None``: by one if it is written.
+        writes: by how much the step increments the tensor's version counter; ``None``: by one if it is written.
         counter: position of an earlier input that has the same version counter.
     """
 
@@ -78,7 +79,7 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """The step's tensor program as the dispatcher saw it.
+    """The step's tensor program as recorded by the dispatcher.
 
     ``module.graph`` holds aten overloads (in-place and view ops included, in eager's order), host arithmetic on Python
     numbers (``operator.*``, ``math.*``, ``torch.sym_*``), ``aten._local_scalar_dense`` where a tensor became a Python
@@ -88,10 +89,10 @@ class TracedGraph:
     Attributes:
         module: the graph.
         inputs: its placeholders.
-        fake_mode: of the fake tensors in ``meta``.
+        fake_mode: fake mode of the tensors in ``meta``.
         uses_rng: it draws random numbers.
         gradients: it is a backward, whose results autograd takes over.
-        anew: random generators that the step makes, each in the state in which every run finds it.
+        anew: random generators that the step creates, each with the state to which every run resets it.
     """
 
     module: fx.GraphModule
@@ -104,7 +105,7 @@ class TracedGraph:
 
 @dataclass(frozen=True)
 class Name:
-    """A value of the generated runner: ``a3`` an input, ``s1`` a host number, ``r2`` a result of the graph."""
+    """A value in the generated runner: ``a3`` an input, ``s1`` a host number, ``r2`` a result of the graph."""
 
     text: str
 
@@ -114,7 +115,7 @@ class Name:
 
 @dataclass(frozen=True)
 class TailCall:
-    """An operation that runs after the graph, its arguments in terms of :class:`Name`."""
+    """An operation that runs after the graph; its arguments contain :class:`Name`."""
 
     op: Any
     args: tuple[Any, ...]
@@ -123,7 +124,7 @@ class TailCall:
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """Values of an integer input must lie in ``[low, high)`` or equal ``ignore``, else eager would raise."""
+    """Values of an integer input must be in ``[low, high)`` or equal ``ignore``, else eager would raise."""
 
     position: int
     low: int
@@ -136,9 +137,9 @@ class Output:
     """How the runner makes one output of the step.
 
     ``kind`` is ``"result"`` (``value`` is a :class:`Name`), ``"view"`` (``value`` names the tensor of which it is
-    ``as_strided(*layout)``, the offset counted from the input's own), ``"number"`` (a :class:`Name`) or ``"constant"``.
-    ``version`` is a result's version counter in eager, where eager does not take it for a view. ``bits`` of a view of
-    another type than the tensor's, or conjugate or negative: its type, whether it is conjugate, whether negative.
+    ``as_strided(*layout)``, with the offset relative to the input's), ``"number"`` (a :class:`Name`) or ``"constant"``.
+    ``version`` is a result's version counter in eager, if eager does not treat it as a view. ``bits`` is (dtype, is
+    conjugate, is negative) of a view that differs in them from its tensor.
     """
 
     kind: Literal["result", "view", "number", "constant"]
@@ -150,13 +151,13 @@ class Output:
 
 @dataclass(frozen=True)
 class SyntheticBase:
-    """Memory in which inputs overlap.
+    """Storage in which inputs overlap.
 
     Attributes:
-        members: their positions.
-        starts: where each begins, in bytes; ``as_strided`` may reach in front of all of them.
+        members: positions of the inputs.
+        starts: start of each, in bytes; ``as_strided`` may reach before all of them.
         size: number of elements.
-        dtype: their type: that of the inputs, or bytes where those differ.
+        dtype: dtype of the inputs, or bytes if they differ.
     """
 
     members: tuple[int, ...]
@@ -167,31 +168,30 @@ class SyntheticBase:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerPlan:
-    """What the runner does around a compiled graph.
+    """The runner's work around a compiled graph.
 
     Attributes:
-        inputs: as in the traced graph.
-        results: what the compiled graph returns, ``r0, r1, ...``: fake tensors.
-        feeds: what each placeholder of the graph takes, by name: ``a3`` an input, ``s1`` a host number, ``packed``
-            the block of host numbers, ``b0`` a synthetic base.
-        bases: memory in which inputs overlap while one is written.
-        packed: host numbers in the block, in order.
+        inputs: inputs of the traced graph.
+        results: results of the compiled graph, ``r0, r1, ...``: fake tensors.
+        feeds: source of each placeholder of the graph, by name: ``a3`` an input, ``s1`` a host number, ``packed`` the
+            scalar buffer, ``b0`` a synthetic base.
+        bases: storages in which inputs overlap and one is written.
+        packed: host numbers in the scalar buffer, in order.
         host: assignments of host numbers (prologue), one line each.
         late: assignments after the graph (numbers that depend on its results).
         mutated: input positions written by the graph itself.
         mutated_bases: bases written by the graph itself.
-        deferred_copies: (input or base, result name): the new value is a result and copied by the runner after the
-            whole graph has succeeded (updates that an error later in the graph must not leave behind).
-        metadata_updates: input positions whose layout changed, with the new size, stride, and distance from where it
-            started.
+        deferred_copies: (input or base, result name): deferred mutations; the runner copies the new value after the
+            whole graph has succeeded (a later error in the graph must not leave them behind).
+        metadata_updates: positions of inputs with changed layout, with the new size, stride, and relative offset.
         tail: operations run after the graph on the real inputs and on results.
         outputs: how each user output is made.
         checks: conditions on index inputs, checked before anything runs.
-        report: result that says an index computed by the step was out of range, or a condition not what was taken for
-            granted (then nothing may be committed).
-        granted: there are such conditions.
-        factorized: the flag says so of matrices that have no factorization, too.
-        covered: True if nothing but the checked operations can raise for bad values.
+        report: result with the flag that a computed index was out of range or an assumed condition did not hold (then
+            nothing may be committed).
+        granted: there are assumed conditions.
+        factorized: the flag also reports matrices that could not be factorized.
+        covered: True if only the checked operations can raise for bad values.
         notes: choices worth reporting.
     """
 
@@ -218,7 +218,7 @@ class RunnerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionalGraph(RunnerPlan):
-    """The same program without in-place ops or views of inputs being written.
+    """The same program without in-place operations on intermediates and views of written inputs.
 
     Attributes:
         module: pure aten graph; its in-place input updates are trailing ``copy_`` nodes, its outputs ``r0, r1, ...``.
@@ -239,12 +239,12 @@ class Executable:
         sources: generated code by name, for ``report.sources()``.
         seconds: wall time by stage (``functionalize``, ``lower``...).
         notes: choices worth reporting.
-        choices: what was chosen by measuring.
-        conditions: sympy expressions over the capture's symbols that the backend took for true: it may have seen that a
-            size or number was 0, and compiled for that.
-        verification: what comparisons with the captured graph came to, in words; filled as it runs.
-        identity: for a graph that is kept on disk, what it was made from and the hash of its library.
-        functional: what it is compared with, where that was made on the way; taken out by who compares.
+        choices: choices made by autotuning.
+        conditions: sympy expressions over the capture's symbols that the backend relied on: it may have specialized the
+            code for a size or number of 0.
+        verification: results of comparisons with the captured graph, as text; filled as it runs.
+        identity: for a graph cached on disk, its sources and the hash of its library.
+        functional: the graph to compare with, if lowering created it; the comparison takes it out.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -260,5 +260,5 @@ class Executable:
 
 
 def is_scalar(value: Any) -> bool:
-    """True for a symbolic or plain Python number."""
+    """Returns True for a symbolic or plain Python number."""
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -1,4 +1,4 @@
-"""What a node of a recorded graph takes and writes, by its operator's schema; calls that a pass puts into one."""
+"""Reads and writes of FX nodes from operator schemas; insertion of calls by passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRAINING_FLAG = 5
 
 
 def node_args(value: Any) -> list[fx.Node]:
-    """Nodes inside nested arguments, in order."""
+    """Returns the nodes inside nested arguments, in order."""
     found: list[fx.Node] = []
 
     def keep(node: fx.Node) -> fx.Node:
@@ -31,7 +31,7 @@ def node_args(value: Any) -> list[fx.Node]:
 
 
 def schema_args(node: fx.Node) -> list[tuple[Any, Any]]:
-    """(schema argument, value passed) for every argument that was passed."""
+    """Returns (schema argument, value) for every passed argument."""
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     pairs = list(zip(arguments, node.args, strict=False))
     by_name = {a.name: a for a in arguments}
@@ -40,13 +40,13 @@ def schema_args(node: fx.Node) -> list[tuple[Any, Any]]:
 
 
 def generators(module: fx.GraphModule) -> list[torch.Generator]:
-    """Random generators, other than torch's own, that the graph draws from."""
+    """Returns the random generators, other than torch's own, that the graph draws from."""
     held = [getattr(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"]
     return [constant for constant in held if isinstance(constant, torch.Generator)]
 
 
 def one_generator(a: torch.Generator, b: torch.Generator) -> bool:
-    """True if two objects draw from one generator: it is seeded for a moment. Torch makes such objects as it likes."""
+    """Returns True if two objects share one generator: it is seeded temporarily. Torch creates such objects freely."""
     before, other = a.get_state(), b.get_state()
     if a is b or not torch.equal(before, other):
         return a is b
@@ -57,7 +57,7 @@ def one_generator(a: torch.Generator, b: torch.Generator) -> bool:
 
 
 def for_any_layout(module: fx.GraphModule) -> fx.GraphModule:
-    """The same graph for inputs of other strides: what was a view is a copy where it has to be, as in eager."""
+    """Returns the same graph for inputs of other strides: views become copies where needed, as in eager."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in graph.nodes:
@@ -67,7 +67,7 @@ def for_any_layout(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
-    """A module with the same nodes, of which each may be changed or removed without the other's."""
+    """Copies the nodes of a module, so that either can be changed without the other."""
     graph = fx.Graph()
     last = graph.output(graph.graph_copy(module.graph, {}))
     last.meta = dict(next(iter(reversed(module.graph.nodes))).meta)
@@ -77,7 +77,7 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def written_args(node: fx.Node) -> list[fx.Node]:
-    """Tensor arguments the node writes in place."""
+    """Returns the tensor arguments that the node writes in place."""
     if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
         return []
     found: list[fx.Node] = []
@@ -92,7 +92,7 @@ def written_args(node: fx.Node) -> list[fx.Node]:
 
 
 def emit(graph: fx.Graph, fake_mode: Any, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """Puts a call where ``graph`` inserts, with its value on fake tensors."""
+    """Inserts a call into ``graph``, with its value on fake tensors."""
     made = graph.call_function(op, args, kwargs)
     values = fx.map_arg((args, kwargs), lambda used: used.meta["val"])
     with fake_mode, torch.no_grad():

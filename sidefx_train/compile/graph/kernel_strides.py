@@ -1,6 +1,6 @@
-"""Layouts that kernels choose and stand-ins guess: strides of dimensions of size 1, and where empty views are.
+"""Layouts that kernels choose and fake tensors guess: strides of dimensions of size 1, and offsets of empty views.
 
-Nothing in memory depends on them, but a program can see them, and views of what leaves a step are made by them.
+No data depends on them, but a program can read them, and views of outputs are computed from them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SYMBOLS = compat.SYMBOLS
 
 
 def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-    """Gives a new stand-in the strides that the kernel gives its result, where that is in doubt."""
+    """Sets the strides of a new fake tensor to the kernel's, where they may differ."""
     if not isinstance(made, torch.Tensor) or type(made) is not compat.FakeTensor:
         return
     computed = torch.Tag.pointwise in func.tags and not func._schema.is_mutable and not func.is_view
@@ -31,7 +31,7 @@ def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any)
 
 
 def unfilled(func: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Tensors without elements that an operation is to write, and resizes for that."""
+    """Returns empty tensors that an operation is to write, and resizes for that."""
     if not func._schema.is_mutable:
         return []
     outs = [kwargs.get(argument.name) for argument in func._schema.arguments if argument.is_out]
@@ -39,7 +39,7 @@ def unfilled(func: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def lay_out_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: list[torch.Tensor]) -> None:
-    """Gives such tensors the strides of a new result, as elementwise kernels do."""
+    """Sets the strides of such tensors to those of a new result, like elementwise kernels."""
     new = without_outs(func) if filled else None
     if new is None or torch.Tag.pointwise not in new.tags or len(filled) > 1:
         return
@@ -54,11 +54,11 @@ def lay_out_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fil
 
 
 def without_outs(func: Any) -> Any:
-    """The operator that makes new tensors of the same arguments."""
+    """Returns the operator overload that allocates its results for the same arguments."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     packet = func.overloadpacket
     for name in packet.overloads():
-        overload = getattr(packet, name)  # the packet's own ``__getattr__`` would make another object of it
+        overload = getattr(packet, name)  # the packet's own ``__getattr__`` would create another object
         same = wanted == [(a.name, str(a.type)) for a in overload._schema.arguments]
         if same and not overload._schema.is_mutable:
             return overload
@@ -66,13 +66,13 @@ def without_outs(func: Any) -> Any:
 
 
 def _is_plain(t: torch.Tensor) -> bool:
-    """True for a dense tensor of known sizes in the usual order of dimensions, or one whose sizes are not known."""
+    """Returns True for a dense tensor in the default order of dimensions, or one of symbolic size."""
     known = all(isinstance(n, int) for n in (*t.shape, *t.stride()))
     return not known or tuple(t.stride()) == tuple(torch.empty(t.shape, device="meta").stride())
 
 
 def has_other_strides(func: Any, args: tuple[Any, ...], made: Any) -> bool:
-    """True for the stand-in of an empty view, taken from torch's cache, which forgets what it is a view of."""
+    """Returns True for the fake of an empty view from torch's cache, which loses the view's storage."""
     if func is not torch.ops.aten.view.default or type(made) is not compat.FakeTensor:
         return False
     if not all(isinstance(n, int) for n in made.shape) or 0 not in made.shape:
@@ -85,14 +85,14 @@ def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def _is_odd(t: torch.Tensor) -> bool:
-    """True for a dimension of size 1 whose stride is not that of a dense tensor."""
+    """Returns True if a dimension of size 1 has another stride than in a dense tensor."""
     if not all(isinstance(n, int) for n in (*t.shape, *t.stride())) or 1 not in t.shape:
         return False  # a comparison of symbols would be recorded
     return tuple(t.stride()) != tuple(torch.empty(t.shape, device="meta").stride())
 
 
 def _by_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
-    """The strides of a result of the kernel itself, for operands of the same layout."""
+    """Returns the strides of a result of the real kernel, for operands of the same layout."""
     tensors = _tensors((*args, *kwargs.values()))
     numbers = [n for t in tensors for n in (*t.shape, *t.stride())]
     others = [arg for arg in (*args, *kwargs.values()) if not isinstance(arg, torch.Tensor)]

@@ -1,7 +1,7 @@
-"""What a captured step does to its inputs, and what each tensor that leaves it is made of.
+"""Metadata of a captured step: what it does to its inputs, and the base of each output.
 
-Read off the capture once it has ended, and before anything is compiled: which inputs autograd outside is told of, which
-values get tangents, and what is refused is decided by these facts.
+It is read from the finished capture before anything is compiled, and determines which inputs the outside autograd must
+know, which values get tangents, and what is refused.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ OutputKind = Literal[
 
 @dataclass(frozen=True)
 class InputFacts:
-    """What happens to a tensor from outside.
+    """What a step does to an outside tensor.
 
     Attributes:
-        position: among the inputs of the graph.
-        label: how the program finds it.
-        leaf: autograd has no history of it at entry.
-        requires_grad: at entry.
+        position: position among the inputs of the graph.
+        label: source expression of the program.
+        leaf: it has no autograd history at entry.
+        requires_grad: flag at entry.
         mutates_data: its contents change.
-        mutates_metadata: its sizes, strides or offset do.
-        mutation_hidden: its contents change, and autograd is off wherever they do.
-        mutation_in_inference: some of it happens in inference mode.
-        updates_history: autograd knows its new value as a result of the step.
-        changes_requires_grad: it begins or ceases to require gradients, other than as such a result.
-        resizes_storage: its memory gets another size.
-        replaces_storage: it is given other memory.
+        mutates_metadata: its sizes, strides or offset change.
+        mutation_hidden: its contents change only while autograd is off.
+        mutation_in_inference: some of that happens in inference mode.
+        updates_history: its new value is a result of the step in the autograd graph.
+        changes_requires_grad: its flag changes, other than as such a result.
+        resizes_storage: its storage is resized.
+        replaces_storage: its storage is replaced.
     """
 
     position: int
@@ -61,11 +61,11 @@ class OutputFacts:
     """A tensor that leaves the step.
 
     Attributes:
-        kind: what it is made of.
-        base: what it is a view of, by its position among the inputs (``is_input``, ``alias_of_input``, and an
-            ``unsafe_view_alias`` of an input) or the results of the graph; of a ``non_alias``, its own position there.
+        kind: how it is made.
+        base: its base, by position among the inputs (``is_input``, ``alias_of_input``, and an ``unsafe_view_alias`` of
+            an input) or the results of the graph; for a ``non_alias``, its own position there.
         dynamic_dims: dimensions of symbolic size.
-        requires_grad: autograd knows it, or it is a leaf that requires gradients.
+        requires_grad: it has a history, or it is a leaf that requires gradients.
     """
 
     kind: OutputKind
@@ -76,13 +76,13 @@ class OutputFacts:
 
 @dataclass(frozen=True)
 class StepMetadata:
-    """All that is known of a step's inputs and outputs.
+    """Metadata of a step's inputs and outputs.
 
     Attributes:
         inputs: tensors, in the order of the graph's inputs.
-        outputs: tensors that leave, in the order in which the residual makes them.
-        intermediate_bases: results of the graph that leave only as what others are views of.
-        tangents: results of the graph to which a gradient comes from outside: their backward is captured.
+        outputs: output tensors, in the order in which the residual makes them.
+        intermediate_bases: results of the graph that leave only as bases of views.
+        tangents: results of the graph that get gradients from outside: their backward is captured.
     """
 
     inputs: tuple[InputFacts, ...]
@@ -92,7 +92,7 @@ class StepMetadata:
 
 
 def in_words(metadata: StepMetadata) -> str:
-    """The facts of a step, a line for each tensor; what does not hold is left out."""
+    """Formats the facts of a step, one line per tensor; omits those that are false."""
     lines = [f"{facts.label}: {_held(facts, ('position', 'label'))}" for facts in metadata.inputs]
     for number, made in enumerate(metadata.outputs):
         dims = f", dynamic dimensions {sorted(made.dynamic_dims)}" if made.dynamic_dims else ""
@@ -109,5 +109,5 @@ def _held(facts: InputFacts, excluded: tuple[str, ...]) -> str:
 
 
 def dynamic_dims(value: torch.Tensor) -> frozenset[int]:
-    """Dimensions of symbolic size."""
+    """Returns the dimensions of symbolic size."""
     return frozenset(i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt))

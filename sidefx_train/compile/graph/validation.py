@@ -1,12 +1,12 @@
-"""What holds for a graph after every pass, checked where ``SIDEFX_CHECK_GRAPHS`` is set, as in this library's tests.
+"""Checks a graph's invariants after every pass, if ``SIDEFX_CHECK_GRAPHS`` is set, as in this library's tests.
 
-- Every placeholder has a name of its own, stands in front of all operations, and is what the pass was given.
-- Nothing is read before it is made; every tensor has metadata, on the fake mode of the capture.
-- Running the graph anew on fake tensors gives each operation the metadata that the pass left on it.
+- Placeholders have unique names, precede all operations, and are the inputs that the pass was given.
+- Nothing is read before it is computed; every tensor has metadata, on the capture's fake mode.
+- Running the graph again on fake tensors gives each operation the metadata that the pass left on it.
 - No constant is a fake tensor.
-- A functional graph writes nothing, but for ``copy_`` into a placeholder at its end, once for each.
+- A functional graph writes nothing, except by ``copy_`` into a placeholder at its end, once for each.
 
-A failure shows the nodes around the offender.
+A failure shows the nodes around the error.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sidefx_train.compile.graph.kernel_strides import lay_out, lay_out_filled, u
 from sidefx_train.errors import BackendError
 
 _ZEROS = torch.ops.aten._efficientzerotensor.default
-"""Makes a tensor without memory, which some of functorch's derivatives begin with."""
+"""Creates a tensor without storage, with which some of functorch's derivatives begin."""
 
 
 def enabled() -> bool:
-    """True if graphs are checked after every pass."""
+    """Returns True if graphs are checked after every pass."""
     return os.environ.get("SIDEFX_CHECK_GRAPHS", "") not in ("", "0")
 
 
@@ -45,15 +45,15 @@ def check_graph(
     """Checks a graph if checks are on.
 
     Args:
-        stage: the pass that made it, for the message.
+        stage: the pass that produced the graph, for the message.
         module: the graph.
-        fake_mode: of the fake tensors in it.
-        names: what its placeholders must be called.
-        entry: what its placeholders hold at first; by default their metadata.
+        fake_mode: fake mode of its tensors.
+        names: expected names of its placeholders.
+        entry: initial values of its placeholders; by default their metadata.
         functional: it must not write.
 
     Raises:
-        BackendError: something does not hold.
+        BackendError: an invariant does not hold.
     """
     if enabled():
         with compat.autocast_off():
@@ -61,7 +61,7 @@ def check_graph(
 
 
 def around(nodes: list[fx.Node], index: int) -> str:
-    """The nodes next to one, for messages."""
+    """Formats the nodes around one, for messages."""
     lines = []
     for i in range(max(0, index - 3), min(len(nodes), index + 3)):
         lines.append(f"{'>' if i == index else ' '} {nodes[i].format_node()}")
@@ -98,13 +98,13 @@ class _Check:
         for i, node in enumerate(self.nodes):
             if node.op == "placeholder":
                 if i >= len(placeholders):
-                    self.fail(node, "is a placeholder behind an operation")
+                    self.fail(node, "is a placeholder after an operation")
                 if str(node.target) in targets:
                     self.fail(node, f"is a second placeholder named {node.target}")
                 targets.add(str(node.target))
             missing = [used for used in node.all_input_nodes if used not in seen]
             if missing:
-                self.fail(node, f"reads {missing} before it is made")
+                self.fail(node, f"reads {missing} before it is computed")
             seen.add(node)
 
     def _writes(self) -> None:
@@ -129,7 +129,7 @@ class _Check:
             if node.op == "get_attr":
                 constant = getattr(self.module, str(node.target))
                 if compat.mode_of(constant) is not None:
-                    self.fail(node, "is a stand-in of a tensor, taken for a constant")
+                    self.fail(node, "is a constant, but holds a fake tensor")
                 values[node] = compat.fake_constant(self.fake_mode, constant)
             elif node.op == "call_function":
                 values[node] = self._value(node, values)
@@ -146,11 +146,11 @@ class _Check:
         if isinstance(known, compat.NUMBERS) or any(
             map(compat.has_unbacked_sizes, (known, *map(values.get, node.all_input_nodes)))
         ):
-            return known  # made anew, it would be another symbol
+            return known  # running it would create another symbol
         if any(used.target is _ZEROS for used in node.all_input_nodes):
-            return known  # their strides depend on who asks
+            return known  # their strides depend on the user
         if node.target is operator.getitem and not node.users:
-            return known  # what is not asked for may be left empty
+            return known  # unrequested results may be empty
         args = fx.map_arg(node.args, lambda used: values[used])
         kwargs = fx.map_arg(dict(node.kwargs), lambda used: values[used])
         recorded = not self.functional and isinstance(node.target, compat.OpOverload)
@@ -181,7 +181,7 @@ class _Check:
 
 
 def _makes_tensors(node: fx.Node) -> bool:
-    """True for an operator whose first result is a tensor, and that is called for it, not for what it writes."""
+    """Returns True for an operator called for its first result, a tensor, not for what it writes."""
     if not isinstance(node.target, compat.OpOverload) or written_args(node):
         return False
     return any(isinstance(each.type, torch.TensorType) for each in node.target._schema.returns)
@@ -197,7 +197,7 @@ _FACTS: dict[str, Any] = {
 
 
 def _agree(a: Any, b: Any) -> bool:
-    """Equal, symbols compared by what they are."""
+    """Returns True if equal; symbols are compared by expression."""
     return str(a) == str(b)
 
 

@@ -1,4 +1,4 @@
-"""What values were made from: by the nodes of the graph, up to the one that made their memory, and by autograd's."""
+"""View chains: how values were made, along graph nodes up to the creator of their storage, and along autograd nodes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sidefx_train.compile.graph.artifacts import CALLED, COUNTER, DATA
 from sidefx_train.compile.graph.fx_utils import schema_args, written_args
 
 STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
-"""Views by arbitrary sizes and strides, whose derivative goes by what they are made of."""
+"""Views of arbitrary size and strides, whose derivative depends on the tensor they are made from."""
 
 
 def gradient_edge(value: torch.Tensor) -> tuple[Any, int]:
-    """What leads to a tensor in the autograd graph: the node that made it, and which of its outputs it is."""
+    """Returns the gradient edge of a tensor: its autograd node and the index of that node's output."""
     return value.grad_fn, value.output_nr
 
 
 def first_operation(value: torch.Tensor, base: torch.Tensor | fx.Node) -> int:
-    """The place, in the order of the forward, of what a view made of its base first."""
+    """Returns the sequence number of the first operation on ``base`` on the way to a view."""
     stops = {each.grad_fn for each in (base, value._base) if safe_isinstance(each, torch.Tensor)}
     node, first = value.grad_fn, -1
     while node is not None and node not in stops and not hasattr(node, "variable"):
@@ -34,7 +34,7 @@ def first_operation(value: torch.Tensor, base: torch.Tensor | fx.Node) -> int:
 
 
 def gradient_edges_behind(value: torch.Tensor) -> set[tuple[Any, int]]:
-    """Edges of all tensors that a tensor was computed from."""
+    """Returns the edges of all tensors that a tensor was computed from."""
     found: set[tuple[Any, int]] = set()
     seen: set[Any] = set()
     waiting = [value.grad_fn]
@@ -48,7 +48,7 @@ def gradient_edges_behind(value: torch.Tensor) -> set[tuple[Any, int]]:
 
 
 def way_up(node: fx.Node) -> list[fx.Node]:
-    """The node, what it is a view of, and so on to the one that made the memory."""
+    """Returns the node, its base, and so on up to the node that created the storage."""
     way = [node]
     while (parent := parent_of(way[-1])) is not None:
         way.append(parent)
@@ -56,7 +56,7 @@ def way_up(node: fx.Node) -> list[fx.Node]:
 
 
 def memory_of(node: fx.Node) -> int:
-    """What tells the memory of a node's value from that of others."""
+    """Returns the identity of the storage of a node's value."""
     value = node.meta.get("val")
     return compat.storage_id(value) if safe_isinstance(value, torch.Tensor) else id(node)
 
@@ -77,14 +77,14 @@ def parent_of(node: fx.Node) -> fx.Node | None:
 
 
 def first_of(node: fx.Node) -> fx.Node:
-    """The node that made the tensor which in-place operations returned since."""
+    """Returns the node that created the tensor which later in-place operations returned."""
     while is_in_place(node):
         node = written_args(node)[0]
     return node
 
 
 def is_in_place(node: fx.Node) -> bool:
-    """True for an operation that returns the tensor it writes to."""
+    """Returns True for an operation that returns the tensor it writes to."""
     return bool(written_args(node)) and parent_of(node) is not None
 
 
@@ -93,13 +93,13 @@ def leaves_autograd(node: fx.Node) -> bool:
 
 
 def counts_alone(node: fx.Node) -> bool:
-    """True for a node whose value is in the memory of another, with a version counter of its own."""
+    """Returns True for a node whose value aliases another with its own version counter."""
     made_by = node.args[0] if node.target is operator.getitem else node
     return DATA in node.meta or (safe_isinstance(made_by, fx.Node) and made_by is not node and CALLED in made_by.meta)
 
 
 def own_counter(node: fx.Node) -> fx.Node | None:
-    """The node from which on a value has another version counter than the memory that it is in."""
+    """Returns the node from which on a value has another version counter than its storage's first tensor."""
     return next((each for each in way_up(node) if counts_alone(each)), None)
 
 
@@ -108,37 +108,37 @@ def changes_layout(node: fx.Node) -> bool:
 
 
 def written_since(node: fx.Node, include_metadata: bool = False, besides: frozenset[fx.Node] = frozenset()) -> bool:
-    """True if a node writes, after ``node``, to the memory that its value is in, or turns what is in it.
+    """Returns True if a node after ``node`` writes to its value's storage, or mutates metadata of tensors in it.
 
     Args:
-        node: made the value.
-        turned: count what turns.
-        besides: do not count these.
+        node: node of the value.
+        turned: count metadata mutations.
+        besides: nodes to ignore.
     """
     return any(include_metadata or not changes_layout(each) for each in _writes_to(node) if each not in besides)
 
 
 def counted_since(node: fx.Node, besides: frozenset[fx.Node] = frozenset()) -> bool:
-    """True if the version of the value of a node is counted up after it."""
+    """Returns True if the version of a node's value is incremented after it."""
     counter = _counter(node)
     return any(each not in besides and _counter(written_args(each)[0]) is counter for each in _writes_to(node))
 
 
 def last_counted(node: fx.Node) -> fx.Node:
-    """The last node from ``node`` on that counts up the version of its value."""
+    """Returns the last node, from ``node`` on, that increments the version of its value."""
     counter = _counter(node)
     counted = [each for each in _writes_to(node) if _counter(written_args(each)[0]) is counter]
     return counted[-1] if counted else node
 
 
 def _counter(node: fx.Node) -> fx.Node | None:
-    """What tells the version counter of a value from those of others in its memory."""
+    """Returns the identity of the version counter of a value."""
     own = own_counter(node)
     return way_up(node)[-1].meta.get(COUNTER) if own is None else own
 
 
 def _writes_to(node: fx.Node) -> Iterator[fx.Node]:
-    """Nodes after ``node`` that write to the memory that its value is in, or turn what is in it."""
+    """Yields nodes after ``node`` that write to its value's storage, or mutate metadata of tensors in it."""
     memory, following_node = memory_of(node), node.next
     while following_node.op not in ("root", "output"):
         if any(memory_of(written) == memory for written in written_args(following_node)):
@@ -147,26 +147,26 @@ def _writes_to(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def is_replayed(node: fx.Node) -> bool:
-    """True for what makes or turns a view; writes have been done by the graph."""
+    """Returns True for operations that make views or mutate their metadata; the graph itself performs writes."""
     return not is_in_place(node) or changes_layout(node)
 
 
 def below_base(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> list[fx.Node]:
-    """Nodes of the way up that come after ``base``, whose first node is ``first``; none if they do not fit."""
+    """Returns the nodes of the chain after ``base``, whose first node is ``first``; none if they do not fit."""
     place = _index_of_base(up, first)
     if place is None or not same_layout(up[place].meta.get("val"), base):
-        return []  # the base was turned after the view was made
+        return []  # the base's metadata was mutated after the view was made
     return up[:place]
 
 
 def base_metadata_mutated(up: list[fx.Node], first: fx.Node, base: torch.Tensor) -> bool:
-    """True if ``base``, whose first node is ``first``, has another layout than when the view was made of it."""
+    """Returns True if ``base``, whose first node is ``first``, had another layout when the view was made from it."""
     place = _index_of_base(up, first)
     return place is not None and not same_layout(up[place].meta.get("val"), base)
 
 
 def _index_of_base(up: list[fx.Node], first: fx.Node) -> int | None:
-    """The place, on the way up, of what a base was when a view was made of it."""
+    """Returns the chain index of the base at the time when a view was made from it."""
     if first not in up:
         return None
     place = up.index(first)
@@ -176,7 +176,7 @@ def _index_of_base(up: list[fx.Node], first: fx.Node) -> int | None:
 
 
 def before_metadata_mutations(up: list[fx.Node], first: fx.Node) -> tuple[Any, list[fx.Node]]:
-    """A base that nothing but its views refers to, as it was before it was turned, and the nodes that come after."""
+    """Returns a base that only its views refer to, before its metadata mutations, and the nodes after it."""
     place = up.index(first)
     while place > 0 and is_in_place(up[place - 1]) and not changes_layout(up[place - 1]):
         place -= 1

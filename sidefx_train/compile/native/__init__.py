@@ -1,4 +1,4 @@
-"""The small C++ modules beside the generated code: kernels, optimizer updates, index checks, guards on held objects."""
+"""Small C++ modules used with generated code: kernels, optimizer updates, index checks, guards on held objects."""
 
 from sidefx_train.compile.native.build import (
     attention_module,

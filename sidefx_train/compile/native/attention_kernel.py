@@ -1,10 +1,10 @@
-"""C++ of the native module: attention and its derivative, head by head, without the matrix of all weights.
+"""C++ of the native module: attention and its derivative, head by head, without storing all weights.
 
-A block of queries meets a block of keys at a time. Queries lie side by side in the vectors, keys below each other: the
-largest score of a query, the sum of its weights and the mask are operations on whole vectors, and the blocks are what
-the products that follow read, as they are. A softmax over more keys than a block has is put right as they come. The
-derivative makes the weights again from the logarithm of their sum. Blocks that a causal mask hides are left out, and of
-those on the diagonal what is hidden of each tile.
+It processes one block of queries and one block of keys at a time. Queries are the lanes of the vectors, keys are the
+rows: the maximum of a query, the sum of its weights and the mask are operations on whole vectors, and the next products
+read the blocks without copies. A softmax over more keys than a block has is rescaled block by block. The derivative
+recomputes the weights from the log-sum-exp. Blocks hidden by a causal mask are skipped, and in diagonal blocks the
+hidden part of each tile.
 """
 
 from sidefx_train.compile.native.simd_registers import REGISTERS
@@ -23,15 +23,15 @@ namespace attention {
 
 using namespace registers;
 
-constexpr int64_t WIDE = SIDEFX_WIDE;  // vectors of a tile, at most
-constexpr int64_t QUERIES = 64;  // of a block
-constexpr int64_t KEYS = 128;  // likewise
-constexpr int TALL = LANES < 8 ? 4 : 8, LOW = 4;  // rows of a tile: no more than LANES, of which a mask hides all
-constexpr int64_t STEP = TALL;  // what rows are rounded up to
+constexpr int64_t WIDE = SIDEFX_WIDE;  // vectors per tile, at most
+constexpr int64_t QUERIES = 64;  // queries per block
+constexpr int64_t KEYS = 128;  // keys per block
+constexpr int TALL = LANES < 8 ? 4 : 8, LOW = 4;  // rows of a tile: at most LANES, all hidden by a mask
+constexpr int64_t STEP = TALL;  // multiple to which rows are rounded up
 constexpr int64_t ALONE = 1500000;  // floating-point operations below which one thread is done before two have begun
-constexpr int64_t KEPT = 1 << 18;  // numbers for which a thread keeps the room
+constexpr int64_t KEPT = 1 << 18;  // numbers up to which a thread keeps its workspace
 constexpr int64_t FAR = 1 << 30;
-constexpr float BITS = 1.44269504f, NATURAL = 0.693147181f;  // of e, the logarithm to the base 2, and the reverse
+constexpr float BITS = 1.44269504f, NATURAL = 0.693147181f;  // log2(e) and its inverse
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -41,12 +41,12 @@ static inline int64_t parts(int64_t size, int64_t of) { return (size + of - 1) /
 
 static inline int64_t rounded(int64_t size, int64_t to) { return parts(size, to) * to; }
 
-#define SIDEFX_ALL _Pragma("GCC unroll 8")  // also at a low level of optimisation
+#define SIDEFX_ALL _Pragma("GCC unroll 8")  // even at a low optimization level
 
-// 2 ** x, 0 below -126: a polynomial that fits between -0.5 and 0.5, times a power of 2
+// 2 ** x, 0 below -126: a polynomial that fits on [-0.5, 0.5], times a power of 2
 static inline Lanes power(Lanes x) {
     x = larger(everywhere(-127.0f), x);
-    const float magic = 12582912.0f;  // whole numbers begin at its last bit
+    const float magic = 12582912.0f;  // its last bit has the value 1, so adding it rounds to an integer
     const Lanes shifted = x + magic, r = x - (shifted - magic);
     Lanes made = r * 1.32647271e-3f + 9.67151281e-3f;
     made = made * r + 5.55073374e-2f;
@@ -79,7 +79,7 @@ __attribute__((always_inline)) static inline void multiply(const float* a, int64
     }
 }
 
-// out = a b, or what is there and a b; of a row of a tile, what depth begins and ends at moves with the rows
+// out = a b, or out += a b; within a row of a tile, begin and end of depth move with the rows
 template <int R, int V>
 __attribute__((noinline)) static void tiles(const float* a, int64_t a_row, int64_t a_column, const float* b,
                                             float* out, int64_t row, int64_t rows, int64_t depth, int64_t begin,
@@ -96,7 +96,7 @@ __attribute__((noinline)) static void tiles(const float* a, int64_t a_row, int64
     }
 }
 
-// a product of rows as wide as a head
+// product of rows of the width of a head
 static void product(const float* a, int64_t a_row, int64_t a_column, const float* b, float* out, int64_t row,
                     int64_t rows, int64_t depth, int64_t begin, int64_t end, bool more) {
     for (int64_t column = 0; column < row; column += WIDE * LANES) {
@@ -144,19 +144,19 @@ static inline void store_one(uint16_t* to, float value) {
     *to = value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-struct Heads {  // of a tensor [rows, heads, length, width]
+struct Heads {  // tensor [rows, heads, length, width]
     char* data;
     int64_t row, head, place, unit;  // strides in elements
     bool narrow;
 
-    // A place in the one of all heads with this number.
+    // offset of the head with this number
     template <class Number>
     Number* at(int64_t which, int64_t heads, int64_t where) const {
         return (Number*)data + which / heads * row + which % heads * head + where * place;
     }
 };
 
-struct Part {  // some places of a head
+struct Part {  // some positions of a head
     const Heads& of;
     int64_t which, heads, where;
 
@@ -175,7 +175,7 @@ static void pack_rows(const Part& part, int64_t count, int64_t width, float* to,
     }
 }
 
-// Rows as they are, with zeros behind width and below count; where asked, times a factor.
+// Copies rows, zero-padded beyond width and count; optionally scaled.
 static void pack(const Part& part, int64_t count, int64_t rows, int64_t width, float* to, int64_t row,
                  float factor = 1.0f) {
     (part.of.narrow ? pack_rows<uint16_t> : pack_rows<float>)(part, count, width, to, row, factor);
@@ -195,13 +195,13 @@ static void unpack_rows(const float* from, int64_t row, int64_t count, int64_t w
     }
 }
 
-// Rows back to where they belong; each times a factor of its own, or all times one.
+// Copies rows back; each times its own factor, or all times 1.
 static void unpack(const float* from, int64_t row, int64_t count, int64_t width, const Part& part,
                    const float* factors, float factor = 1.0f) {
     (part.of.narrow ? unpack_rows<uint16_t> : unpack_rows<float>)(from, row, count, width, part, factors, factor);
 }
 
-// Of each of LANES rows, up to count, the product with one that is packed.
+// Products of each of LANES rows, up to count, with a packed one.
 template <class Number>
 static Lanes products_of(const Part& part, const float* packed, int64_t row, int64_t count, int64_t width) {
     const Number* from = part.data<Number>();
@@ -241,17 +241,17 @@ struct Sizes {
     int64_t threads() const { return 4 * heads * queries * keys * width < ALONE ? 1 : omp_get_max_threads(); }
 };
 
-// Where in a block the first vector of queries is that sees a key.
+// Index of the first vector of queries in a block that sees a key.
 static inline int64_t first_vector(bool causal, int64_t key, int64_t query) {
     return causal && key > query ? (key - query) / LANES : 0;
 }
 
-struct Keys {  // a block of them, and of values
+struct Keys {  // a block of keys, and of values
     float *keys, *values;
     int64_t held = -1;
 };
 
-// What is seen of a tile whose first key is key, and whose vector j begins at query.
+// Visible part of a tile whose first key is key, and whose vector j begins at query.
 template <int R, int V>
 __attribute__((always_inline)) static inline void hide(Lanes (&sum)[R][V], int64_t key, int64_t query, float instead) {
     SIDEFX_ALL for (int j = 0; j < V; ++j) {
@@ -262,7 +262,7 @@ __attribute__((always_inline)) static inline void hide(Lanes (&sum)[R][V], int64
     }
 }
 
-// Scores of R keys and V vectors of queries, and the largest of each query.
+// Scores of R keys and V vectors of queries, and the maximum of each query.
 template <int R, int V>
 __attribute__((noinline)) static void score(const float* keys, int64_t row, const float* queries, int64_t width,
                                             float* to, float* top, int64_t key, int64_t query, bool causal,
@@ -283,7 +283,7 @@ __attribute__((noinline)) static void score(const float* keys, int64_t row, cons
     }
 }
 
-// Calls what has tiles of so many vectors with runs of keys that are seen from the same vector on.
+// Calls a function with the number of vectors, for runs of keys seen from the same vector on.
 template <class Call>
 static inline void by_vectors(int64_t key, int64_t keys, int64_t query, int64_t vectors, bool causal, Call call) {
     for (int64_t k = 0; k < keys;) {
@@ -297,7 +297,7 @@ static inline void by_vectors(int64_t key, int64_t keys, int64_t query, int64_t 
 
 struct Forward : Sizes {
     Heads q, k, v, out;
-    float* sums;  // of all powers of each query, the logarithms to the base 2
+    float* sums;  // base-2 log-sum-exp of each query
 
     struct Space {
         Keys block;
@@ -319,7 +319,7 @@ struct Forward : Sizes {
         if (block.held == which * key_blocks() + at) return;
         const int64_t key = at * KEYS, count = least(KEYS, keys - key);
         pack({k, which, head, key}, count, count, width, block.keys, row());
-        for (int64_t i = count; i < rounded(count, STEP); ++i)  // the last once more, for the largest
+        for (int64_t i = count; i < rounded(count, STEP); ++i)  // repeats the last one, for the maximum
             for (int64_t j = 0; j < row(); ++j) block.keys[i * row() + j] = block.keys[(count - 1) * row() + j];
         pack({v, which, head, key}, count, count, width, block.values, row());
         block.held = which * key_blocks() + at;
@@ -362,14 +362,14 @@ struct Forward : Sizes {
                     causal ? query - key : FAR, b > 0);
         }
         for (int64_t i = 0; i < count; ++i) {
-            const bool none = room.total[i] == 0.0f;  // all scores are minus infinity: as torch's kernel, all zeros
+            const bool none = room.total[i] == 0.0f;  // all scores are minus infinity: zeros, as in torch's kernel
             sums[which * queries + query + i] = none ? 0.0f : room.top[i] + __builtin_log2f(room.total[i]);
             room.factor[i] = none ? 0.0f : 1.0f / room.total[i];
         }
         unpack(room.made, row(), count, width, {out, which, head, query}, room.factor);
     }
 
-    // Scores become powers, of one vector of queries.
+    // Exponentiates the scores of one vector of queries.
     void weigh(Space& room, const float* before, int64_t key, int64_t here, int64_t query, int64_t j) const {
         const Lanes found = *(const Lanes*)(room.top + j * LANES);
         const Lanes top = found == -__builtin_inff() ? Lanes{} : found;
@@ -449,7 +449,7 @@ struct Backward : Sizes {
 
     int64_t made_size() const { return rounded(queries, QUERIES) * row(); }
 
-    // What a block of queries gives and takes.
+    // Inputs and outputs of a block of queries.
     void take_queries(int64_t which, int64_t query, int64_t count, int64_t vectors, Space& room) const {
         pack({q, which, head, query}, count, vectors * LANES, width, room.queries, row(), scale * BITS);
         turn_block(room.queries, row(), vectors, room.turned);
@@ -462,7 +462,7 @@ struct Backward : Sizes {
             room.sums[i] = i < count ? sums[which * queries + query + i] : 0.0f;
     }
 
-    // Blocks of keys first, first + step and so on of one head; what their queries get is added up in made.
+    // Blocks of keys first, first + step, ... of one head; gradients of their queries are accumulated in made.
     void run(int64_t which, int64_t first, int64_t step, float* made, Space& room) const {
         for (int64_t b = first; b < key_blocks(); b += step) {
             const int64_t key = b * KEYS, count = least(KEYS, keys - key), padded = rounded(count, STEP);
@@ -511,7 +511,7 @@ struct Backward : Sizes {
                 causal ? query - key : FAR, more);
     }
 
-    // The gradient of a head's queries, from what each of the parts has made that its first block of keys is seen by.
+    // Gradient of a head's queries: the sum over the parts whose first block of keys is visible.
     void collect(int64_t which, float* made, int64_t parts, int64_t next) const {
         for (int64_t p = 1; p < parts; ++p)
             for (int64_t i = causal ? p * KEYS * row() : 0; i < queries * row(); i += LANES)
@@ -526,13 +526,13 @@ static Sizes sizes(const int64_t* n) {
 
 static Heads heads(const int64_t* n, bool narrow) { return {(char*)n[0], n[1], n[2], n[3], n[4], narrow}; }
 
-// n: rows, heads, queries, keys, width, how (1: causal, 2: bfloat16), bits of the scale; q, k, v, out, each with
-// strides; the logarithms of sums, to the base 2
+// n: rows, heads, queries, keys, width, flags (1: causal, 2: bfloat16), bits of the scale; q, k, v, out, each with
+// strides; the base-2 log-sum-exp
 static void forward(const int64_t* n) {
     auto of = [=](int64_t at) { return heads(n + at, n[5] & 2); };
     const Forward run{sizes(n), of(7), of(12), of(17), of(22), (float*)n[27]};
     const int64_t threads = run.threads(), blocks = run.query_blocks();
-    const int64_t together = run.heads >= 4 * threads ? blocks : 1;  // heads enough: their blocks by one thread
+    const int64_t together = run.heads >= 4 * threads ? blocks : 1;  // enough heads: one thread per head
     const int64_t tasks = run.heads * blocks / together;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -543,13 +543,13 @@ static void forward(const int64_t* n) {
         for (int64_t task = 0; task < tasks; ++task) {
             if (together > 1)
                 for (int64_t at = 0; at < blocks; ++at) run.run(task, at, room);
-            else  // what sees most comes first
+            else  // longest blocks first
                 run.run(task / blocks, blocks - 1 - task % blocks, room);
         }
     }
 }
 
-// n: what forward takes; gradients of out, q, k and v, each with strides
+// n: arguments of forward; gradients of out, q, k and v, each with strides
 static void backward(const int64_t* n) {
     auto of = [=](int64_t at) { return heads(n + at, n[5] & 2); };
     const Backward run{sizes(n), of(7), of(12), of(17), of(22), (const float*)n[27],
@@ -584,7 +584,7 @@ static void backward(const int64_t* n) {
 }  // namespace attention
 #pragma GCC pop_options
 
-// n: 0 and what forward takes, or 1 and what backward takes
+// n: 0 and the arguments of forward, or 1 and those of backward
 static void sidefx_attention(const int64_t* n) {
     n[0] ? attention::backward(n + 1) : attention::forward(n + 1);
 }

@@ -1,10 +1,10 @@
-"""Builds and loads the native modules, once per machine, beside the capture and Inductor's own compilation.
+"""Builds and loads the native modules, once per machine, in parallel with the capture and Inductor's compilation.
 
-There are six: products, which are measured while a graph is lowered; rows added up by index, layers of an LSTM, and
-attention, for graphs that have some; what is called around a graph (optimizer updates, index checks); and the guards,
-whose headers of torch take longer to read than all else takes to compile. Nobody waits for the guards: Python tests
-them until they are there, and where there are no more than two processors they are built once the first graph is. Where
-no compiler is found, or the build fails, there is no module, and torch's operators and Python are used.
+There are six: matrix products, which are timed while a graph is lowered; scatter-add of rows, LSTM layers, and
+attention, for graphs that contain them; the code around a graph (optimizer updates, index checks); and the guards,
+whose torch headers take longer to read than everything else takes to compile. Nobody waits for the guards: Python
+checks them until they are built, and with at most two processors they are built after the first graph. If there is no
+compiler, or the build fails, there is no module, and torch's operators and Python are used.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ _FAST = '{"@NAME@", (PyCFunction)(void (*)(void))@NAME@, METH_FASTCALL, nullptr}
 
 @dataclass
 class _Module:
-    """A native module: its source, and itself once it is loaded.
+    """A native module: its source, and the loaded module.
 
     Attributes:
-        name: Python's name of it.
+        name: its name in Python.
         text: C++ of its functions.
-        fast: those that take an array of arguments.
-        others: entries of the others in the table of methods.
-        label: what it holds, in words.
-        reads_tensors: it includes torch's header of a tensor where that is to be had.
-        level: of optimisation.
+        fast: functions that take an array of arguments.
+        others: entries of the other functions in the method table.
+        label: description of its contents.
+        reads_tensors: it includes torch's header of a tensor if available.
+        level: optimization level.
     """
 
     name: str
@@ -94,7 +94,7 @@ class _Module:
         )
 
     def get(self) -> ModuleType | None:
-        """The module; waits while it is being built."""
+        """Returns the module; waits while it is being built."""
         with self.lock:
             if not self.done:
                 try:
@@ -133,14 +133,14 @@ _builders: dict[str, threading.Thread] = {}
 
 
 def start_build(with_rows: bool = False, with_lstm: bool = False, with_attention: bool = False) -> None:
-    """Builds in the background what is not there yet.
+    """Starts building missing modules in the background.
 
-    With no more than two processors, one of which is the capture's, the guards are left for later, and the others are
-    built in the order in which they are needed.
+    With at most two processors, one of which the capture uses, the guards are delayed, and the others are built in the
+    order in which they are needed.
 
     Args:
-        with_rows: a graph adds rows by index.
-        with_lstm: a graph has layers of an LSTM.
+        with_rows: a graph has a scatter-add of rows.
+        with_lstm: a graph has LSTM layers.
         with_attention: a graph has attention.
     """
     if (os.cpu_count() or 1) > 2:
@@ -167,7 +167,7 @@ def _start(*modules: _Module) -> None:
 
 
 def native_ready() -> bool:
-    """True if what graphs need has not to be waited for; else it is being built from now on."""
+    """Returns True if the modules for graphs are built; otherwise starts building them."""
     ready = _PRODUCTS.done and _AROUND.done
     if not ready:
         start_build()
@@ -175,7 +175,7 @@ def native_ready() -> bool:
 
 
 def guards_ready() -> bool:
-    """True if the guards have not to be waited for; else they are being built from now on."""
+    """Returns True if the guards are built; otherwise starts building them."""
     if not _GUARDS.done and _GUARDS.name not in _builders:
         if _is_stored(_GUARDS):
             _GUARDS.get()
@@ -185,32 +185,32 @@ def guards_ready() -> bool:
 
 
 def products_module() -> ModuleType | None:
-    """Matrix products, built on first use; ``None`` if this machine cannot build them."""
+    """Returns matrix products, built on first use; ``None`` if this machine cannot build them."""
     return _PRODUCTS.get()
 
 
 def rows_module() -> ModuleType | None:
-    """Rows added up by index, built on first use; ``None`` if this machine cannot build it."""
+    """Returns the scatter-add of rows, built on first use; ``None`` if this machine cannot build it."""
     return _ROWS.get()
 
 
 def lstm_module() -> ModuleType | None:
-    """Layers of an LSTM, built on first use; ``None`` if this machine cannot build them."""
+    """Returns LSTM layers, built on first use; ``None`` if this machine cannot build them."""
     return _LSTM.get()
 
 
 def attention_module() -> ModuleType | None:
-    """Attention, built on first use; ``None`` if this machine cannot build it."""
+    """Returns attention, built on first use; ``None`` if this machine cannot build it."""
     return _ATTENTION.get()
 
 
 def native_module() -> ModuleType | None:
-    """What is called around graphs, built on first use; ``None`` if this machine cannot build it."""
+    """Returns the code around graphs, built on first use; ``None`` if this machine cannot build it."""
     return _AROUND.get()
 
 
 def guards_module() -> ModuleType | None:
-    """The guards, built on first use; ``None`` if this machine cannot build them."""
+    """Returns the guards, built on first use; ``None`` if this machine cannot build them."""
     return _GUARDS.get()
 
 
@@ -221,12 +221,12 @@ def _new_locks() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_locks)  # who built a module did not come along
+    os.register_at_fork(after_in_child=_new_locks)  # the builder does not exist in the child
 
 
 @lru_cache(maxsize=1)
 def cpu_description() -> str:
-    """A short name for this kind of CPU, for cache keys."""
+    """Returns a short name of this kind of CPU, for cache keys."""
     try:
         with open("/proc/cpuinfo") as info:
             text = "".join(sorted({line for line in info if line.startswith(("model name", "flags"))}))
@@ -269,7 +269,7 @@ def _load(wanted: _Module) -> ModuleType | None:
 
 
 def _find_tensor_words(module: ModuleType) -> None:
-    """Shows the module a tensor with hooks, for it to see where they are."""
+    """Passes the module a tensor with hooks, so that it finds their location in memory."""
     probe = torch.zeros(1, requires_grad=True)
     probe.register_hook(_no_hook)
     probe.register_post_accumulate_grad_hook(_no_hook)
@@ -282,7 +282,7 @@ def _no_hook(_: torch.Tensor) -> None:
 
 
 def _compile(compiler: str, wanted: _Module) -> str | None:
-    """The name of the built library in the cache, ``None`` if it cannot be built."""
+    """Builds a library and returns its name in the cache, ``None`` on failure."""
     with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
         source, built = Path(folder) / "native.cpp", Path(folder) / "native.so"
         source.write_text(wanted.source)

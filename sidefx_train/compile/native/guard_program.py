@@ -1,16 +1,16 @@
 """C++ of the native module: guards on objects that an entry holds, as a program of tests.
 
-An instruction reads one value (from a register, a constant, or one step below either) and tests it. A value that
-later instructions start from is kept in a register. Whatever cannot be read makes the check fail, so a program never
-relies on what it has not tested itself. A tensor's hooks are read from objects that are known to be tensors only.
+An instruction reads one value (from a register, a constant, or one step below either) and tests it. A value that later
+instructions read from is kept in a register. If something cannot be read the check fails, so a program never relies on
+what it has not tested itself. A tensor's hooks are read only from objects known to be tensors.
 """
 
 LOADS = ("const", "register", "dict", "entry", "item", "slot", "cell", "grad", "call", "hooks", "late_hooks", "gate",
          "tensors")  # fmt: skip
-"""How an instruction reads its value; ``dict`` is the instance ``__dict__``, ``entry`` a key of such a dict,
-``hooks`` and ``late_hooks`` are a tensor's; ``gate`` reads nothing: it opens a group (see ``guards/program.py``).
-``tensors`` looks at all tensors that are held: its base is a tuple of (tensor, hooks, post-accumulate hooks), with
-``...`` for hooks that are not asked for."""
+"""How an instruction reads its value; ``dict`` is the instance ``__dict__``, ``entry`` a key of such a dict, ``hooks``
+and ``late_hooks`` are a tensor's; ``gate`` reads nothing: it opens a group (see ``guards/native_check.py``).
+``tensors`` checks all held tensors: its base is a tuple of (tensor, hooks, post-accumulate hooks), with ``...`` for
+hooks that are not checked."""
 
 TESTS = (
     "none", "is", "same", "type", "equal", "length", "empty", "keys", "items", "absent", "no_item", "names", "code",
@@ -30,31 +30,31 @@ enum Test {
     T_DISTINCT, T_STORAGE_SHARING
 };
 
-// What every call looks at, two to a cache line. Objects are borrowed: the tuple of instructions keeps them.
+// Fields that every call reads, two instructions per cache line. Objects are borrowed from the tuple of instructions.
 struct Instruction {
     uint8_t load, test;
     int32_t source, target;  // registers; -1: none. A gate's target: how much of its group may be skipped
-    int32_t number;          // a length, or a register to compare with; of a gate, the length of its group
+    int32_t number;          // a length, or a register to compare with; for a gate, the length of its group
     union {
         PyObject* operand;
-        uint64_t version;    // of a gate's dict, when its group last held
+        uint64_t version;    // for a gate: version of its dict when its group last held
     };
-    PyObject* cached;        // a constant, or what was read last from a dict that is unchanged since; a gate's dict
+    PyObject* cached;        // a constant, or the value last read from a dict unchanged since; a gate's dict
 };
 
-// What an instruction needs to read its value where that has not been read already.
+// State to read a value that is not cached.
 struct Reading {
     PyObject *base, *key;
     Py_hash_t hash;
     int32_t index;     // the key as an index, or -1
-    uint64_t version;  // of a namespace, when it last held
+    uint64_t version;  // version of a namespace when it last held
 };
 
-// Registers whose objects must be different ones, or of which the first must be none of the others.
+// Registers whose objects must all be distinct, or of which the first must be distinct from the others.
 struct Group {
     std::vector<int32_t> registers;
-    size_t ones;                  // 0: all different
-    std::vector<PyObject*> seen;  // what they held when that was so
+    size_t ones;                  // 0: all distinct
+    std::vector<PyObject*> seen;  // their objects when that last held
 
     bool holds(PyObject** values) {
         bool unchanged = seen.size() == registers.size();
@@ -63,7 +63,7 @@ struct Group {
         size_t size = 1;
         while (size < 2 * registers.size()) size *= 2;
         std::vector<PyObject*> table(size, nullptr);
-        auto slot = [&](PyObject* value) -> PyObject*& {  // where it is, or would be put
+        auto slot = [&](PyObject* value) -> PyObject*& {  // its slot, or a free one
             size_t place = (reinterpret_cast<uintptr_t>(value) >> 4) & (size - 1);
             while (table[place] && table[place] != value) place = (place + 1) & (size - 1);
             return table[place];
@@ -81,7 +81,7 @@ struct Group {
     }
 };
 
-// A function that the program holds, and what it did when it was captured.
+// A function that the program holds, with its code and defaults at capture.
 struct HeldBody { PyObject *function, *operand; };
 
 // A class or a module's dict that the program holds; ``entries`` are those of the class, ``version`` as in Reading.
@@ -89,7 +89,7 @@ struct HeldNames { PyObject *space, *operand, *entries; uint64_t version; };
 
 struct GuardProgram {
     std::vector<Instruction> code;
-    std::vector<Reading> readings;  // of the instruction at the same place
+    std::vector<Reading> readings;  // one per instruction
     std::vector<HeldBody> bodies;
     std::vector<HeldNames> names;
     std::vector<Group> groups;
@@ -99,19 +99,19 @@ struct GuardProgram {
     std::vector<const char*> touched;  // memory that the instructions read lately
     uint64_t runs = 0;
     Py_ssize_t registers = 0;
-    bool moved = false;  // a held tensor lies elsewhere than when the guards last held
+    bool moved = false;  // the address of a held tensor has changed since the guards last held
 };
 
 static PyObject *name_dict, *name_grad;
 static binaryfunc dict_subscript;
 
-// Between two steps of a training loop the caches forget most of what a program looks at: it is fetched ahead. What is
-// fetched need not exist any more.
+// Between two steps of a training loop the caches lose most of what a program reads: it is prefetched. The prefetched
+// memory may have been freed.
 constexpr Py_ssize_t AHEAD = 8;
 
 static inline void fetch(const void* address) { __builtin_prefetch(address); }
 
-// In a loop of its own: a step with AdamW holds four tensors per parameter.
+// A separate loop: a step with AdamW holds four tensors per parameter.
 static bool same_tensors(GuardProgram& program) {
     const int64_t* layouts = program.layouts.data();
     for (const HeldTensor& tensor : program.tensors)
@@ -119,7 +119,7 @@ static bool same_tensors(GuardProgram& program) {
     return true;
 }
 
-// What an instruction reads, null if it is not there (with or without an exception set). ``owned`` gets what must be
+// Reads a value, null if it does not exist (with or without an exception set). ``owned`` gets what must be
 // released: what is read from a constant, a register, a dict or a sequence is borrowed.
 static inline PyObject* load_value(
     GuardProgram& program, const Instruction& in, PyObject** registers, PyObject*& owned) {
@@ -131,10 +131,10 @@ static inline PyObject* load_value(
             return from;
         case L_DICT:
             if (PyObject** place = _PyObject_GetDictPtr(from); place && *place) return *place;
-            return owned = PyObject_GenericGetAttr(from, name_dict);  // past a ``__getattribute__`` of the user's
+            return owned = PyObject_GenericGetAttr(from, name_dict);  // bypasses a ``__getattribute__`` of the user's
         case L_ENTRY:
         case L_ITEM:
-            // Past the methods of subclasses; nothing is added to a defaultdict.
+            // Bypasses methods of subclasses; adds nothing to a defaultdict.
             if (PyDict_Check(from)) return _PyDict_GetItem_KnownHash(from, how.key, how.hash);
             if (how.index >= 0 && PyList_Check(from))
                 return how.index < PyList_GET_SIZE(from) ? PyList_GET_ITEM(from, how.index) : nullptr;
@@ -158,7 +158,7 @@ static inline PyObject* load_value(
     }
 }
 
-// True if a program cannot tell two values apart: 1 is not True, 0.0 not -0.0.
+// True if no program can distinguish two values: 1 is not True, 0.0 not -0.0.
 static bool same_value(PyObject* a, PyObject* b) {
     if (a == b) return true;
     if (Py_TYPE(a) != Py_TYPE(b)) return false;
@@ -219,7 +219,7 @@ static bool same_items(PyObject* value, PyObject* items) {
     return memcmp(PySequence_Fast_ITEMS(value), PySequence_Fast_ITEMS(items), n * sizeof(PyObject*)) == 0;
 }
 
-// Past the ``__len__`` of subclasses.
+// Bypasses the ``__len__`` of subclasses.
 static Py_ssize_t stored_size(PyObject* value) {
     if (PyList_Check(value) || PyTuple_Check(value)) return Py_SIZE(value);
     if (PyDict_Check(value)) return reinterpret_cast<PyDictObject*>(value)->ma_used;
@@ -237,7 +237,7 @@ static bool stored(PyObject* value, PyObject* key) {
     return PySequence_Contains(value, key) == 1;
 }
 
-// A number that no other state of any dict ever had; 0 where this Python keeps none.
+// A version number that no other state of any dict has; 0 if this Python has none.
 static uint64_t version_of(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030D0000
 #pragma GCC diagnostic push
@@ -260,7 +260,7 @@ static uint64_t version_of_space(PyObject* space, PyObject* entries) {
     return version_of(entries);
 }
 
-// Names of a namespace give what they gave; ``operand`` is (bases of a class, names, values, what stands for no value).
+// Names of a namespace are unchanged; ``operand`` is (bases of a class, names, values, sentinel for no value).
 static bool same_names(PyObject* space, PyObject* operand, uint64_t& seen) {
     PyObject* entries = space;
     if (PyType_Check(space)) {
@@ -280,7 +280,7 @@ static bool same_names(PyObject* space, PyObject* operand, uint64_t& seen) {
     return true;
 }
 
-// A function's code and defaults; ``operand`` is (code, defaults, defaults by name, keys and values of these).
+// A function's code and defaults; ``operand`` is (code, defaults, keyword defaults, keys and values of these).
 static bool same_body(PyObject* value, PyObject* operand) {
     if (!PyFunction_Check(value)) return false;
     PyObject *defaults = PyFunction_GET_DEFAULTS(value), *named = PyFunction_GET_KW_DEFAULTS(value);
@@ -301,7 +301,7 @@ static bool same_body(PyObject* value, PyObject* operand) {
     return true;
 }
 
-// In loops of their own: half of what a step looks at are functions and namespaces of libraries.
+// Separate loops: half of what a step reads are functions and namespaces of libraries.
 static bool same_bodies(const GuardProgram& program) {
     const Py_ssize_t n = program.bodies.size();
     const HeldBody* body = program.bodies.data();
@@ -332,7 +332,7 @@ static bool same_namespaces(GuardProgram& program) {
     return true;
 }
 
-// Held tensors share memory as they did: asked for only when one has moved, or where ``number`` says always.
+// Storage sharing of held tensors is unchanged: checked only if an address has changed, or if ``number`` says always.
 static bool same_memory(GuardProgram& program, const Instruction& in) {
     if (!program.moved && in.number != 1) return true;
     PyObject* answer = PyObject_CallNoArgs(in.operand);
@@ -368,8 +368,8 @@ struct Registers {
     ~Registers() { for (PyObject* value : values) Py_XDECREF(value); }
 };
 
-// Tests a value and keeps it if it is needed again. Some tests may run methods of the user's: the value, borrowed from
-// a container, is held meanwhile.
+// Tests a value and keeps it if it is read again. Some tests may run methods of the user's: the value, borrowed from
+// a container, is owned during the test.
 static inline bool finish(GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
     if (!value) return false;
     if (in.test == T_KEYS || in.test == T_NO_ITEM || ((in.test == T_LENGTH || in.test == T_EMPTY) && !sized(value))) {
@@ -384,7 +384,7 @@ static inline bool finish(GuardProgram& program, const Instruction& in, PyObject
     return true;
 }
 
-// Notes what an instruction reads: the head of its value, and where an instance keeps its ``__dict__``.
+// Records what an instruction reads: the head of its value, and the location of an instance's ``__dict__``.
 static void note(GuardProgram& program, const Instruction& in, PyObject* value, PyObject** registers) {
     if (in.load == L_DICT) {
         PyObject* from = in.source >= 0 ? registers[in.source] : program.readings[&in - program.code.data()].base;
@@ -462,8 +462,8 @@ static void free_program(PyObject* capsule) {
 }
 
 // guard_program(instructions) -> check(); each instruction is the tuple
-// (load, source register or -1, base, key, test, operand, number, target register or -1): base is the object read from
-// where there is no source register; a number of 1 says that keys are plain. A register is written before it is read.
+// (load, source register or -1, base, key, test, operand, number, target register or -1): base is the object to read
+// from without a source register; number 1 says that keys are plain. A register is written before it is read.
 // A gate's number is the length of its group, its target how many instructions of it depend on the dict alone.
 static PyObject* guard_program(PyObject*, PyObject* instructions) {
     if (!name_dict) {

@@ -1,9 +1,8 @@
-"""C++ of the native module: a layer of an LSTM in one direction, all time steps of it, and its derivative.
+"""C++ of the native module: an LSTM layer in one direction, all its time steps, and its derivative.
 
-Rows of the batch know nothing of each other: each thread takes some through all time steps, and waits for no other. The
-four gates of as many units as a vector has lie side by side in the packed weights, so that one tile of a product holds
-all that a cell's next state is made of. For the input, its gradient and those of the weights, many steps are one
-product.
+Rows of the batch are independent: each thread runs some of them through all time steps without synchronization. The
+packed weights interleave the four gates of as many units as a vector has lanes, so that one tile of a product contains
+all inputs of a cell's next state. For the input, its gradient and those of the weights, many steps are one product.
 """
 
 from sidefx_train.compile.native.simd_registers import REGISTERS
@@ -25,7 +24,7 @@ namespace lstm {
 using namespace registers;
 
 constexpr int64_t TILE = SIDEFX_TILE, PANEL = 4 * LANES;  // rows and columns of a tile
-constexpr int64_t BLOCK = 128;  // rows of a large product that are gone through at a time
+constexpr int64_t BLOCK = 128;  // rows of a large product processed at a time
 constexpr int64_t ALONE = 1500000;  // floating-point operations below which one thread is done before two have begun
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -36,10 +35,10 @@ static inline int64_t parts(int64_t size, int64_t of) { return (size + of - 1) /
 
 static inline Lanes between(Lanes low, Lanes x, Lanes high) { return smaller(high, larger(low, x)); }
 
-// 1 / (1 + exp(-x)); the power is one of 2, times a polynomial that fits between 2 ** -0.5 and 2 ** 0.5
+// 1 / (1 + exp(-x)); a power of 2, times a polynomial that fits on [2 ** -0.5, 2 ** 0.5]
 static inline Lanes sigmoid(Lanes x) {
     const Lanes y = between(everywhere(-87.0f), -x, everywhere(88.0f));
-    const float magic = 12582912.0f;  // whole numbers begin at its last bit
+    const float magic = 12582912.0f;  // its last bit has the value 1, so adding it rounds to an integer
     const Lanes shifted = y * 1.44269504f + magic, whole = shifted - magic;
     const Lanes r = (y - whole * 0.693359375f) + whole * 2.12194440e-4f;
     Lanes power = r * 1.38144626e-3f + 8.36878084e-3f;
@@ -52,7 +51,7 @@ static inline Lanes sigmoid(Lanes x) {
     return 1.0f / (1.0f + power * scale);
 }
 
-// a quotient of polynomials, fitted to it
+// a rational approximation
 static inline Lanes tangent(Lanes x) {
     x = between(everywhere(-9.0f), x, everywhere(9.0f));
     const Lanes y = x * x;
@@ -68,7 +67,7 @@ static inline Lanes tangent(Lanes x) {
 
 // --- products ----------------------------------------------------------------------------------------------------
 
-#define SIDEFX_ALL _Pragma("GCC unroll 8")  // also at a low level of optimisation
+#define SIDEFX_ALL _Pragma("GCC unroll 8")  // even at a low optimization level
 
 // R rows of V vectors: out[i][j] = start[i][j] + sum over k of a[i][k] * b[k][j], b a packed panel
 template <int R, int V>
@@ -101,7 +100,7 @@ __attribute__((noinline)) static void multiply(const float* a, int64_t a_row, in
         tile<R, V>(a, a_row, a_column, b, start, start_row, out, out_row, depth);
         a += R * a_row, out += R * out_row, start = start ? start + R * start_row : nullptr, count -= R;
     };
-    while (count > 0) {  // the lower a tile, the more often it waits for the panel: 10 are 5 and 5
+    while (count > 0) {  // the smaller a tile, the more loads of the panel: 10 are 5 and 5
         switch (TILE > 5 && count == 10 ? 5 : least(count, TILE)) {
             case 1: next(Rows<1>{}); break;
             case 2: next(Rows<2>{}); break;
@@ -128,7 +127,7 @@ static void multiply_whole(const float* a, int64_t a_row, int64_t a_column, cons
     }
 }
 
-// The columns [0, width) of a product, or of what is there and a product.
+// Columns [0, width) of a product, added to the output if requested.
 static void multiply_panel(const float* a, int64_t a_row, int64_t a_column, const float* b, float* out, int64_t out_row,
                            int64_t width, int64_t count, int64_t depth, bool more) {
     if (width == vectors(width) * LANES)
@@ -147,7 +146,7 @@ static void multiply_panel(const float* a, int64_t a_row, int64_t a_column, cons
 
 // --- rows and panels ---------------------------------------------------------------------------------------------
 
-// As many numbers as there are, zeros behind them.
+// Copies the available numbers, zero-padded.
 static inline Lanes part(const float* from, int64_t step, int64_t count) {
     if (step == 1 && count >= LANES) return *(const Loose*)from;
     float held[LANES] = {};
@@ -167,7 +166,7 @@ static inline void copy_row(const float* from, int64_t step, int64_t width, floa
     for (int64_t j = 0; j < PANEL; j += LANES) *(Loose*)(to + j) = part(from + j * step, step, width - j);
 }
 
-// Gates of LANES units, those of one gate behind those of another, turned over: a panel of depth rows.
+// Transposes the gates of LANES units, grouped by gate, to a panel of depth rows.
 static void pack_gates(const float* weight, int64_t depth, int64_t units, int64_t unit, float* to) {
     const int64_t count = least(units - unit, LANES), whole = count == LANES ? depth / LANES * LANES : 0;
     for (int64_t gate = 0; gate < 4; ++gate, to += LANES) {
@@ -197,10 +196,10 @@ struct Sizes {
 
 struct Forward : Sizes {
     Sequence x;
-    const float *input_weights, *hidden_weights, *bias, *hidden, *cells;  // packed; initial states may be missing
+    const float *input_weights, *hidden_weights, *bias, *hidden, *cells;  // packed; initial states may be null
     float *out, *last_hidden, *last_cells, *kept;
 
-    // One step of LANES units of a row, from what the gates are given.
+    // One step of LANES units of a row, from the inputs of the gates.
     __attribute__((always_inline)) static inline void advance(float* gates, Lanes before, float* cell, float* hidden,
                                                               int64_t count) {
         Lanes* gate = (Lanes*)gates;
@@ -259,14 +258,14 @@ struct Forward : Sizes {
 // --- backward ----------------------------------------------------------------------------------------------------
 
 struct Backward : Sizes {
-    Sequence x, grad, grad_hidden, grad_cells;  // gradients may be missing
-    const float *input_weights, *hidden_weights, *hidden, *cells, *out, *kept;  // packed; likewise
-    float *dx, *d_input_weights, *d_hidden_weights, *d_biases[2], *d_hidden, *d_cells;  // what is wanted
-    float* gradients;  // of the gates, in the order of the weights
+    Sequence x, grad, grad_hidden, grad_cells;  // gradients may be null
+    const float *input_weights, *hidden_weights, *hidden, *cells, *out, *kept;  // packed; initial states may be null
+    float *dx, *d_input_weights, *d_hidden_weights, *d_biases[2], *d_hidden, *d_cells;  // requested gradients
+    float* gradients;  // gradients of the gates, in the order of the weights
 
-    int64_t wide() const { return 4 * units + LANES; }  // no power of two: rows lie in other places of the cache
+    int64_t wide() const { return 4 * units + LANES; }  // no power of two: rows are in different cache sets
 
-    // The gradients of the gates of a row, from those of what the step gave.
+    // Gradients of the gates of a row, from those of the step's outputs.
     void descend(int64_t step, int64_t row, float* above, float* state) const {
         const int64_t now = time(step) * rows + row;
         const float* gates_now = kept + now * gates();
@@ -365,7 +364,7 @@ static Sizes sizes(const int64_t* n) { return {n[0], n[1], n[2], n[3], n[4] != 0
 
 static Sequence sequence(const int64_t* n) { return {(const float*)n[0], n[1], n[2], n[3]}; }
 
-// n: sizes, x with its strides, weights, biases, initial states, out, last states, what the derivative needs (may be 0)
+// n: sizes, x with its strides, weights, biases, initial states, out, last states, saved values (may be 0)
 static void forward(const int64_t* n) {
     const Sizes of = sizes(n);
     const auto *w_ih = (const float*)n[9], *w_hh = (const float*)n[10];
@@ -392,12 +391,12 @@ static void forward(const int64_t* n) {
     }
 }
 
-// n: sizes, x, gradients of out and of the last states, each with strides, weights, initial states, out, what forward
-// kept, then the gradients that are wanted: of x, weights, biases (one gradient twice), initial states
+// n: sizes, x, gradients of out and of the last states, each with strides, weights, initial states, out, values saved
+// by forward, then the requested gradients: of x, weights, biases (one gradient twice), initial states
 static void backward(const int64_t* n) {
     const Sizes of = sizes(n);
     const float* weights[] = {(const float*)n[21], (const float*)n[22]};
-    const int64_t widths[] = {n[27] ? of.inputs : 0, of.units};  // where dx is not wanted, neither are its weights
+    const int64_t widths[] = {n[27] ? of.inputs : 0, of.units};  // if dx is not requested, its weights are not used
     const int64_t threads = of.threads(), workers = least(threads, of.rows), deep = 4 * of.units;
     const int64_t panels[] = {parts(widths[0], PANEL), parts(widths[1], PANEL)};
     const int64_t wide = deep + LANES;
@@ -434,7 +433,7 @@ static void backward(const int64_t* n) {
 }  // namespace lstm
 #pragma GCC pop_options
 
-// n: 0 and what forward takes, or 1 and what backward takes
+// n: 0 and the arguments of forward, or 1 and those of backward
 static void sidefx_lstm(const int64_t* n) { n[0] ? lstm::backward(n + 1) : lstm::forward(n + 1); }
 
 // layer(...): addresses and sizes

@@ -1,14 +1,14 @@
 """C++ of the native module: products of small matrices, in float32 or, with sums in float32, in bfloat16.
 
-One tile of the result stays in registers while a row of the left matrix meets a panel of the right one; what is not
-stored the way a tile reads it is copied into a panel first. Libraries divide a product into blocks for caches and
-threads, which costs more than small products themselves.
+One tile of the result stays in registers while a row of the left matrix is multiplied with a panel of the right one;
+operands not stored the way a tile reads them are first copied to a panel. Libraries divide a product into blocks for
+caches and threads, which costs more than small products themselves.
 """
 
 from sidefx_train.compile.native.simd_registers import REGISTERS
 
 NARROW = 2
-"""Added to what the product is told of how: the numbers are bfloat16."""
+"""Flag of the kernel's arguments: the numbers are bfloat16."""
 
 SOURCE = r"""
 #pragma GCC push_options
@@ -34,8 +34,8 @@ constexpr int64_t ALONE = 1500000;  // floating-point operations below which one
 
 struct Matrix { const float* data; int64_t row, column; };  // strides in elements
 
-// rows [0, R) of V vectors of one panel: out[i][j] = bias[j] + sum over k of a[i][k] * b[k][j], where it is below 0
-// perhaps 0
+// rows [0, R) of V vectors of one panel: out[i][j] = bias[j] + sum over k of a[i][k] * b[k][j], with an optional
+// relu
 template <int R, int V>
 static inline void tile(Matrix a, const float* b, int64_t b_row, const float* bias, float* out, int64_t out_row,
                         int64_t depth, bool relu) {
@@ -74,7 +74,7 @@ static inline void rows(Matrix a, const float* b, int64_t b_row, const float* bi
     }
 }
 
-// Columns [0, width) of b as a panel of PANEL columns, the rest zero.
+// Columns [0, width) of b as a panel of PANEL columns, zero-padded.
 static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
     int64_t turned = 0;
     if (b.row == 1 && width % LANES == 0) {
@@ -133,8 +133,8 @@ static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int
 
 }  // namespace products
 
-// out = a b + bias, with relu 0 where that is negative; out is stored by rows without gaps, a is height x depth and b
-// depth x columns; count such products, whose matrices start a_next and b_next elements behind each other
+// out = a b + bias, with an optional relu; out is contiguous by rows, a is height x depth and b
+// depth x columns; count such products, whose matrices are a_next and b_next elements apart
 static void sidefx_product(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
                            int64_t b_column, const float* bias, float* out, int64_t height, int64_t columns,
                            int64_t depth, int64_t relu, int64_t count, int64_t a_next, int64_t b_next) {
@@ -168,7 +168,7 @@ static void sidefx_product(const float* a, int64_t a_row, int64_t a_column, cons
 
 namespace products {
 
-constexpr int64_t KEPT = 1 << 20;  // numbers for which a thread keeps the room
+constexpr int64_t KEPT = 1 << 20;  // numbers up to which a thread keeps its workspace
 
 static inline float wide(uint16_t number) { return __builtin_bit_cast(float, (uint32_t)number << 16); }
 
@@ -177,7 +177,7 @@ static inline uint16_t narrow(float number) {
     return number != number ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// A matrix in float32, with side by side what was side by side.
+// Copies a matrix to float32, with the same contiguous dimension.
 static Matrix widened(const uint16_t* from, int64_t row, int64_t column, int64_t height, int64_t width, float* to) {
     if (column == 1) {
         for (int64_t i = 0; i < height; ++i)
@@ -196,7 +196,7 @@ static Matrix widened(const uint16_t* from, int64_t row, int64_t column, int64_t
 
 }  // namespace products
 
-// The same in bfloat16, by way of float32: what comes out is rounded once.
+// The same in bfloat16, computed in float32: results are rounded once.
 static void sidefx_product_narrow(const uint16_t* a, int64_t a_row, int64_t a_column, const uint16_t* b, int64_t b_row,
                                   int64_t b_column, const uint16_t* bias, uint16_t* out, int64_t height,
                                   int64_t columns, int64_t depth, int64_t relu, int64_t count, int64_t a_next,

@@ -1,11 +1,11 @@
 """C++ of the native module: optimizer updates over many tensors in one call, and index checks.
 
-Tensors are reached through the function with which torch hands data pointers to generated code. The arithmetic
-follows torch's fused CPU kernels operation by operation.
+Tensors are accessed through the function by which torch passes data pointers to generated code. The arithmetic follows
+torch's fused CPU kernels operation by operation.
 """
 
 SOURCE = r"""
-// A few numbers or addresses, in place of std::vector, whose header takes long to read.
+// A short array, instead of std::vector, whose header takes long to read.
 template <class T> class Row {
     T* items;
     size_t count;
@@ -24,7 +24,7 @@ public:
 
 static void* (*data_ptr)(PyObject*);
 static const int64_t GRAIN = 16384;      // elements per unit of work
-static const int64_t SERIAL = 65536;     // fewer elements than this: one thread
+static const int64_t SERIAL = 65536;     // below this, one thread
 
 struct Span { int64_t tensor, start, end; };
 

@@ -1,4 +1,5 @@
-"""What native code needs of Python, without Python's header, which takes longer to read than most of it to compile."""
+"""Declares what native code needs of Python, without its header, which takes longer to read than most code to
+compile."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ static inline PyObject* PyTuple_GET_ITEM(PyObject* tuple, Py_ssize_t i) {
 
 
 def python_header() -> str:
-    """Declarations of what products, updates and callers of graphs call; Python's header where in doubt."""
+    """Returns declarations of what products, updates and wrappers call; Python's own header if unsure."""
     known = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info[:2] <= (3, 13)
     usual = sys.platform == "linux" and sys.maxsize == 2**63 - 1
     special = sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "getobjects")

@@ -1,20 +1,20 @@
-"""C++ of the native module: rows added up by index (the gradient of an embedding, messages to the nodes of a graph).
+"""C++ of the native module: scatter-add of rows (the gradient of an embedding, messages to the nodes of a graph).
 
-Generated loops go through the rows that are added, several threads at once, and each number is added atomically. Here a
-thread has columns of its own, and rows of the result where columns are few: vectors are added, in the order of eager.
+Generated loops process the added rows with several threads at once, and add each number atomically. Here a thread has
+columns of its own, and rows of the result if there are few columns: vectors are added, in eager's order.
 """
 
 SOURCE = r"""
 namespace rows {
 
 constexpr int64_t ALONE = 32768;  // numbers below which a second thread is not worth it
-constexpr int64_t LINE = 16;  // numbers in a line of cache
+constexpr int64_t LINE = 16;  // numbers per cache line
 constexpr int64_t LEFT_OUT = INT64_MIN;
 
 }  // namespace rows
 
-// out[index[i]] is the sum of such rows values[i], those in front first; negative places count from the end, the least
-// number of all is left out. Returns 1, and writes nothing, if a place is not there.
+// out[index[i]] is the sum of the rows values[i], in order; negative indices count from the end, the smallest
+// integer skips a row. Returns 1, and writes nothing, if an index is out of range.
 static int sidefx_sum_rows(const int64_t* index, const float* values, float* out, int64_t count, int64_t columns,
                            int64_t height) {
     using namespace rows;
@@ -52,7 +52,7 @@ static int sidefx_sum_rows(const int64_t* index, const float* values, float* out
     return 0;
 }
 
-// sum_rows(index, values, out, count, columns, height): addresses and sizes; false if a place is not there
+// sum_rows(index, values, out, count, columns, height): addresses and sizes; false if an index is out of range
 static PyObject* sum_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (count != 6) { PyErr_SetString(PyExc_TypeError, "sum_rows takes 6 numbers"); return nullptr; }
     int64_t n[6];

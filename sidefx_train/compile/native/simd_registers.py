@@ -1,4 +1,4 @@
-"""C++ that native modules have in common: vectors that stay in registers, squares of numbers turned over, room."""
+"""C++ shared by native modules: vectors that stay in registers, transposed blocks of numbers, workspaces."""
 
 REGISTERS = r"""
 #if defined(__AVX512F__)
@@ -14,7 +14,7 @@ namespace registers {
 constexpr int64_t LANES = SIDEFX_LANES;
 
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
-typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));  // anywhere in memory
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));  // unaligned
 typedef int32_t Places __attribute__((vector_size(4 * LANES)));
 
 static inline Lanes everywhere(float value) {
@@ -37,7 +37,7 @@ static inline Lanes choose(Lanes first, Lanes second, Places places) {
 #endif
 }
 
-// the larger or smaller of two numbers, the second where one is none
+// maximum or minimum of two numbers; the second if one is NaN
 #if defined(__clang__)
 static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
@@ -53,7 +53,7 @@ static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 static inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
 #endif
 
-// One of the exchanges of blocks of STEP lanes between rows that turn a square over.
+// Exchanges blocks of STEP lanes between rows: one stage of a transpose.
 template <int STEP>
 static inline void exchange(Lanes* held) {
     Places low, high;
@@ -71,7 +71,7 @@ static inline void exchange(Lanes* held) {
     }
 }
 
-// A square of LANES x LANES, turned over.
+// Transposes a block of LANES x LANES.
 static inline void turn(const float* from, int64_t from_row, float* to, int64_t to_row) {
     Lanes held[LANES];
 #pragma GCC unroll 16
@@ -88,14 +88,14 @@ static inline void turn(const float* from, int64_t from_row, float* to, int64_t 
     for (int i = 0; i < LANES; ++i) *(Loose*)(to + i * to_row) = held[i];
 }
 
-struct Room {  // that grows
+struct Room {  // a growing workspace
     float* at = nullptr;
     int64_t size = 0;
     ~Room() { delete[] at; }
     float* of(int64_t wanted) {
         if (wanted > size) {
             delete[] at;
-            at = nullptr, size = 0;  // if there is no memory
+            at = nullptr, size = 0;  // out of memory
             at = new float[wanted];
             size = wanted;
         }
@@ -103,7 +103,7 @@ struct Room {  // that grows
     }
 };
 
-// The first place for a vector, at most LANES numbers on.
+// The first aligned address, at most LANES numbers on.
 static inline float* aligned(float* at) {
     constexpr uintptr_t bytes = sizeof(Lanes);
     return (float*)(((uintptr_t)at + bytes - 1) / bytes * bytes);

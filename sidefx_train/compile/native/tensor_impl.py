@@ -1,8 +1,8 @@
-"""C++ of the native module: what a held tensor looks like, read straight from torch's ``TensorImpl``.
+"""C++ of the native module: metadata of a held tensor, read directly from torch's ``TensorImpl``.
 
 torch's own check takes some 50 ns per tensor, and a step with AdamW holds four tensors per parameter. ``c10``'s header
-is small enough to include. Where a tensor's Python object keeps its ``TensorImpl`` and its hooks is found by looking,
-not assumed; where it is not found, or there is no header, ``tensors_readable()`` is false and torch checks.
+is small enough to include. The offsets of ``TensorImpl`` and hooks in a tensor's Python object are searched for, not
+assumed; if they are not found, or there is no header, ``tensors_readable()`` is false and torch checks.
 """
 
 SOURCE = r"""
@@ -14,7 +14,7 @@ SOURCE = r"""
 #define SIDEFX_TENSORS 1
 #endif
 
-struct HeldTensor;  // what a tensor looked like when the program was made
+struct HeldTensor;  // metadata of a tensor when the program was built
 
 // Words between a tensor's PyObject and its TensorImpl pointer; hooks and post-accumulate hooks follow. -1: unknown.
 static Py_ssize_t impl_word = -1;
@@ -37,15 +37,15 @@ static bool requires_grad_of(c10::TensorImpl* impl) {
     return meta && meta->requires_grad();
 }
 
-// Where a tensor's memory begins, whatever part of it the tensor shows.
+// Address of a tensor's storage, whatever part of it the tensor views.
 static const void* place_of(c10::TensorImpl* impl) {
     return impl->unsafe_storage() ? impl->unsafe_storage().data() : nullptr;
 }
 
 struct HeldTensor {
-    PyObject* tensor;  // borrowed: the tuple of instructions keeps it
-    PyObject *hooks, *late_hooks;  // borrowed as well; null: not asked for
-    const void* place;  // its memory when the guards last held
+    PyObject* tensor;  // borrowed: the tuple of instructions owns it
+    PyObject *hooks, *late_hooks;  // borrowed too; null: not checked
+    const void* place;  // address of its storage when the guards last held
     PyTypeObject* type;
     c10::DispatchKeySet keys;
     caffe2::TypeMeta dtype;
@@ -64,7 +64,7 @@ struct HeldTensor {
 
     void settle() { place = place_of(impl_of(tensor)); }
 
-    // Other memory alone is no mismatch: ``moved`` is set.
+    // Another storage address alone is no mismatch: ``moved`` is set.
     bool matches(const int64_t* layouts, bool& moved) const {
         if (Py_TYPE(tensor) != type) return false;
         if ((hooks && hooks_of(tensor, 1) != hooks) || (late_hooks && hooks_of(tensor, 2) != late_hooks)) return false;
@@ -74,14 +74,14 @@ struct HeldTensor {
         const auto sizes = impl->sizes(), strides = impl->strides();
         if (sizes.size() != dims) return false;
         const int64_t* wanted = layouts + layout;
-        for (size_t i = 0; i < dims; ++i)  // a call of memcmp takes longer than the comparison
+        for (size_t i = 0; i < dims; ++i)  // faster than a call of memcmp
             if (sizes[i] != wanted[i] || strides[i] != wanted[dims + i]) return false;
         moved |= place_of(impl) != place;
         return impl->device() == device && requires_grad_of(impl) == requires_grad;
     }
 };
 
-// Which dispatch keys the thread adds and leaves out: inference mode, functorch and the like.
+// Dispatch keys that the thread includes and excludes: inference mode, functorch, ...
 struct ThreadKeys {
     uint64_t included, excluded;
     static ThreadKeys now() {

@@ -1,8 +1,8 @@
-"""Connectionist temporal classification, whose saved probabilities have a size that only its lengths tell.
+"""CTC loss (connectionist temporal classification), whose saved probabilities have a data-dependent size.
 
-Torch's kernel returns, beside the losses, as many columns as the longest target needs. A graph must know sizes before:
-here there are columns for the longest target that the batch has room for. Where targets are one after the other, that
-would be all of them; then nothing is saved, and the backward goes through the losses again.
+Torch's kernel returns the losses and as many columns as the longest target needs. A graph must know sizes before, so
+here the number of columns is that of the longest target the batch could hold. If targets are concatenated, that would
+be all of them; then nothing is saved, and the backward recomputes the losses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BACKWARD = (
 
 
 def saved_size(log_probs: Any, targets: Any) -> tuple[Any, ...]:
-    """Of what the forward saves: [batch, time, columns]."""
+    """Returns the size of what the forward saves: [batch, time, columns]."""
     return (log_probs.shape[1], log_probs.shape[0], 2 * targets.shape[1] + 1 if targets.dim() == 2 else 0)
 
 
@@ -61,11 +61,11 @@ define_operator(_BACKWARD, _backward, _backward_fake)
 
 
 def forward(*args: Any, blank: int = 0, zero_infinity: bool = False) -> Any:
-    """Stands for ``aten._ctc_loss.Tensor`` in a functional graph."""
+    """Replaces ``aten._ctc_loss.Tensor`` in a functional graph."""
     numbers = (*args[4:], *(blank, zero_infinity)[len(args) - 4 :])
     return torch.ops.sidefx.ctc_loss.default(*args[:4], *numbers)
 
 
 def backward(*args: Any, zero_infinity: bool = False) -> Any:
-    """Stands for ``aten._ctc_loss_backward.Tensor`` in a functional graph."""
+    """Replaces ``aten._ctc_loss_backward.Tensor`` in a functional graph."""
     return torch.ops.sidefx.ctc_loss_backward.default(*args[:8], *(args[8:] or (zero_infinity,)))

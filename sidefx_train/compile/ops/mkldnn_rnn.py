@@ -1,9 +1,9 @@
-"""oneDNN's recurrent layers, kept whole.
+"""oneDNN's recurrent layers as composite operators.
 
 On CPU ``nn.LSTM`` runs as one oneDNN call forward and one backward, linked by a workspace whose size only oneDNN knows;
-the operator's own meta function reports zero bytes. Compilers that believe it fail or fall back to a loop of small
-products. The two operators here are the same calls under a name of ours, with the workspace's true size; they take
-nothing but tensors and numbers, so that the C++ around a graph's kernels can call them.
+the operator's own meta function reports zero bytes. Compilers that trust it fail or decompose into a loop of small
+products. The two operators here are the same calls under this library's names, with the workspace's true size; their
+arguments are only tensors and numbers, so that the C++ wrapper of a graph can call them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _BACKWARD = (
 
 
 _SIZES, _SIZES_BACKWARD = 8, 20
-"""Where torch's operators take the sizes of packed sequences."""
+"""Positions of the sizes of packed sequences in the arguments of torch's operators."""
 
 
 _BIASES = 3, 4
-"""Which results are the gradients of the two biases."""
+"""Positions of the gradients of the two biases among the results."""
 
 
 def _forward(*args: Any) -> tuple[torch.Tensor, ...]:
@@ -51,7 +51,7 @@ def _forward_fake(*args: Any) -> tuple[torch.Tensor, ...]:
 
 def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
     made = list(aten.mkldnn_rnn_layer_backward.default(*args[:_SIZES_BACKWARD], [], *args[_SIZES_BACKWARD:]))
-    made[_BIASES[1]] = made[_BIASES[0]].clone()  # oneDNN gives one tensor for both, and autograd would copy it
+    made[_BIASES[1]] = made[_BIASES[0]].clone()  # oneDNN returns one tensor for both, and autograd would copy it
     return tuple(made)
 
 
@@ -60,7 +60,7 @@ define_operator(_BACKWARD, _backward, _backward)
 
 
 def workspace_bytes(args: tuple[Any, ...]) -> int:
-    """Bytes of the workspace that a forward call returns, found by making the call on zeros."""
+    """Returns the bytes of a forward call's workspace, found by calling it on zeros."""
     with compat.outside_tracing(), compat.training_kernels():
         zeros = [torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
         workspace = aten.mkldnn_rnn_layer.default(*zeros)[3]
@@ -68,15 +68,15 @@ def workspace_bytes(args: tuple[Any, ...]) -> int:
 
 
 def forward(*args: Any) -> Any:
-    """Stands for ``aten.mkldnn_rnn_layer`` in a functional graph."""
-    if args[_SIZES]:  # packed sequences, which torch does not give to oneDNN
+    """Replaces ``aten.mkldnn_rnn_layer`` in a functional graph."""
+    if args[_SIZES]:  # packed sequences, which torch does not pass to oneDNN
         return aten.mkldnn_rnn_layer.default(*args)
     numbers = (*args[:_SIZES], *args[_SIZES + 1 :])
     return torch.ops.sidefx.rnn_layer.default(*numbers, workspace_bytes(args))
 
 
 def backward(*args: Any) -> Any:
-    """Stands for ``aten.mkldnn_rnn_layer_backward`` in a functional graph."""
+    """Replaces ``aten.mkldnn_rnn_layer_backward`` in a functional graph."""
     if args[_SIZES_BACKWARD]:
         return aten.mkldnn_rnn_layer_backward.default(*args)
     return torch.ops.sidefx.rnn_layer_backward.default(*args[:_SIZES_BACKWARD], *args[_SIZES_BACKWARD + 1 :])

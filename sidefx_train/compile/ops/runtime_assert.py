@@ -1,8 +1,8 @@
-"""Conditions on tensors that are taken for granted: the graph checks them, and a step that meets another runs eagerly.
+"""Runtime asserts: the graph checks assumed conditions on tensors; a step whose assumption fails runs eagerly.
 
-A graph cannot branch on what it computes. Where one side of a branch only raises (``capture/raising.py``), or the
-condition asks whether something is not finite (``heap/finite.py``), the other side is captured, and a node of the graph
-says what was taken for granted. Nothing that the step changes is kept where that does not hold.
+A graph cannot branch on its results. If one side of a branch only raises (``opcodes/raising_branches.py``), or the
+condition tests for non-finite numbers (``recording/finiteness_tests.py``), the other side is captured, and a node of
+the graph asserts the condition. If it does not hold, none of the step's changes is kept.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ RUNTIME_ASSERT = torch.ops.sidefx.runtime_assert.default
 
 
 def assume_condition(condition: torch.Tensor, holds: bool) -> None:
-    """Records that a tensor of one element is true, or false."""
+    """Records the assumption that a one-element tensor is true, or false."""
     RUNTIME_ASSERT(condition.detach(), holds)
 
 
 def conditions(graph: fx.Graph) -> list[fx.Node]:
-    """Nodes that say what is taken for granted."""
+    """Returns the runtime assert nodes."""
     return [node for node in graph.nodes if node.target is RUNTIME_ASSERT]

@@ -1,1 +1,1 @@
-"""The order of the stages: one capture, its guards, its compiled graphs, its cache entry."""
+"""Runs the stages in order: one capture, its guards, its compiled graphs, its cache entry."""

@@ -1,4 +1,4 @@
-"""A step as the capture left it, and why a capture stopped."""
+"""Result of a capture, and the error of a stopped one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sidefx_train.errors import Location
 
 @dataclass(frozen=True)
 class Captured:
-    """A step as the capture left it: a graph, generated source around it, and what it relies on.
+    """A captured step: a graph, generated source around it, and its guards.
 
-    No value of the trace is among it: some stand for themselves, and an entry is not to keep the first call's objects.
+    It contains no values of the trace: some pass through, and an entry must not keep the first call's objects.
 
     Attributes:
-        ends: the first condition that the step itself ends, so that the next call will be captured again; in words.
-        assumptions: lines whose conditions on tensors are assumed.
+        ends: the first self-invalidated guard, as text: the next call will be captured again.
+        assumptions: lines with assumed conditions on tensors.
     """
 
     name: str
@@ -52,10 +52,10 @@ class CaptureFailed(Exception):
         code: error code.
         reason: what stopped it.
         location: the user's line.
-        holds: ``holds(args, kwargs)``: true if the state at entry is such that it would stop again.
-        points: instructions in front of which the step can be suspended instead, innermost first.
-        raised: an exception came out of the step while it was captured; eagerly it may raise just so.
-        uncut: why the step could not be captured in parts around the instruction either, if that was tried.
+        holds: ``holds(args, kwargs)``: True if the state at entry would stop the capture again.
+        points: instructions before which the step can be suspended instead, innermost first.
+        raised: an exception came out of the step during the capture; the eager step may raise the same.
+        uncut: why the step could not be split around the instruction either, if that was tried.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class CaptureFailed(Exception):
 
     @property
     def why_eager(self) -> str:
-        """Why the step runs as it is, not even in parts."""
+        """Why the step runs eagerly, not even in parts."""
         return (
-            f"{self.reason}; behind that it could not go on: {self.without_break}"
+            f"{self.reason}; it could not continue after that: {self.without_break}"
             if self.without_break
             else self.reason
         )

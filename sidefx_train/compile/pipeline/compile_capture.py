@@ -1,14 +1,14 @@
-"""The compiler's order of work.
+"""Runs the stages of the compiler in order.
 
-    capture (capture/, heap/)   the step runs once on shadows: graph, effects, guards
-    residual (residual/)        guards, prologue and epilogue as generated source
-    backend (functionalize/, backend/)  the graph becomes a callable
-    link                        the generated function is bound to the callable: an Entry
+    capture (capture/)      the step runs once on shadows: graph, effects, guards
+    residual (residual/)    guards, prologue and epilogue as generated source
+    backend (functionalization/, backend/)  the graph becomes a callable
+    link                    the generated function is bound to the callable: an Entry
 
-A capture that stops is made again up to the instruction that stopped it (continuations/): the graph so far is
-compiled the same way, and its entry goes on natively and with further parts.
+A capture that stops is repeated up to the instruction that stopped it (capture/resume/): the graph so far is compiled
+the same way, and its entry continues natively and with further parts.
 
-Every stage hands a plain value to the next; none imports another's insides. Nothing outside is changed before the
+Every stage passes a plain value to the next; none imports another's internals. Nothing outside is changed before the
 first run of an :class:`Entry`.
 """
 
@@ -65,7 +65,7 @@ from sidefx_train.errors import BackendError, Unsupported
 
 _MAX_RESTARTS = 5
 _MAX_DEPTHS = 3
-"""Frames, from the innermost outwards, in which a stopped capture is tried to be suspended."""
+"""Limit of frames, from the innermost outwards, in which suspending a stopped capture is tried."""
 
 
 def capture(
@@ -81,15 +81,15 @@ def capture(
 
     Args:
         fn: the step.
-        args: its positional arguments, real ones; nothing of them is changed.
+        args: its real positional arguments; they are not changed.
         kwargs: its keyword arguments.
         name: for generated code.
-        spec: what earlier calls decided.
-        in_parts: capture what comes before an instruction that stops the capture, if the whole cannot be.
-        in_order: gradients are to be added up in eager's order, where something outside adds to them too.
+        spec: specialization from earlier calls.
+        in_parts: if the whole step cannot be captured, capture the part before the instruction that stops it.
+        in_order: gradients with outside contributions must be added in eager's order.
 
     Raises:
-        CaptureFailed: the step cannot be captured; the world is as it was.
+        CaptureFailed: the step cannot be captured; nothing outside was changed.
     """
 
     def attempt(point: StopPoint | None) -> Captured:
@@ -99,13 +99,13 @@ def capture(
             if isinstance(outcome, Captured):
                 return outcome
             known = outcome
-        raise CaptureFailed("SFX204", "every attempt taught something new about the step", None, None)
+        raise CaptureFailed("SFX204", "every attempt changed the specialization of the step", None, None)
 
     try:
         return attempt(None)
     except CaptureFailed as error:
         stop = error
-    # Not in the handler: what the step sees as being handled is its callers'.
+    # Not in the handler: the handled exception that the step sees must be its callers'.
     try:
         if in_parts and not stop.raised:
             for point in stop.points[:_MAX_DEPTHS]:
@@ -113,7 +113,7 @@ def capture(
                     return attempt(point)
                 except CaptureFailed as again:
                     stop.without_break = stop.without_break or again.reason
-                    if again.code == "SFX107":  # autograd cannot be cut there, nor further out
+                    if again.code == "SFX107":  # autograd cannot be split there, nor further out
                         break
         raise stop
     finally:
@@ -150,7 +150,7 @@ def _capture_once(
                 assert point is not None, "only a point to stop at suspends a step"
                 suspension, returned = _suspend(world, reached, point)
             if point is not None and suspension is None:
-                raise CaptureFailed("SFX204", "the step took another way the second time", point.location, None)
+                raise CaptureFailed("SFX204", "the step took another path the second time", point.location, None)
             _keep_grad_mode(world, state_check, grad_mode)
             world.locks.settle()
             world.context.settle()
@@ -174,12 +174,12 @@ def _capture_once(
             for guard in separate_objects(world, effects):
                 world.heap.guards.setdefault((guard.kind, id(guard.source), guard.value), guard)
             residual, joint = planned(), None
-            if residual.metadata.tangents and world.assumptions:  # a graph cut in two has no place for them
+            if residual.metadata.tangents and world.assumptions:  # a split graph cannot contain them
                 return replace(spec, assumes_nothing=True)
             if residual.metadata.tangents:
                 _count_writes(world)  # those of the forward: the backward counts its own when it runs
                 recorded = record_backward(world, residual, in_order)
-                residual = planned()  # Python that the backward ran may have read more
+                residual = planned()  # Python code in the backward may have read more
                 joint = cut(world, residual, recorded)
             guards = all_guards(world)
             ends = first_to_end(world, guards, effects)
@@ -205,7 +205,7 @@ def _capture_once(
         parts = point is None and not stop.whole
         points = stop_points(stop, stop.code, stop.reason, stop.location) if parts else ()
         holds = None
-        if stop.code == "SFX115":  # what is to die must not be kept alive by what was spec of it
+        if stop.code == "SFX115":  # guards must not keep alive what must be finalized
             world.heap.forget()
         else:
             holds = stop_guard(world, args, kwargs)
@@ -219,7 +219,7 @@ def _capture_once(
     finally:
         compat.forget_reals(tracer.fake_mode)
         compat.forget_old_sources()
-        world.last_error = None  # its traceback holds the callers' frames, and the world may live on for a while
+        world.last_error = None  # its traceback refers to the callers' frames, and the world may live on for a while
     traced = replace(traced, created_generators=tuple((generator, generator.get_state()) for generator in made))
     joint = None if joint is None else replace(joint, forward=traced)
     _check_traced("capture", *((traced,) if joint is None else joint.graphs))
@@ -246,7 +246,7 @@ def _capture_once(
 
 
 def _made_generators(world: TraceWorld, traced: TracedGraph) -> list[torch.Generator]:
-    """Random generators that the step makes and draws from."""
+    """Returns the random generators that the step creates and draws from."""
     held = generators(traced.module)
     if not held:
         return []
@@ -261,14 +261,14 @@ def _check_traced(stage: str, *graphs: TracedGraph) -> None:
 
 
 def _suspend(world: TraceWorld, reached: Suspended, point: StopPoint) -> tuple[Suspension, tuple[Any, ...]]:
-    """What is needed to go on from where the interpreter was stopped."""
+    """Returns what is needed to continue from where the interpreter was stopped."""
     if len(reached.frames) != point.depth:
-        world.heap.refuse("SFX204", "the step took another way the second time")
+        world.heap.refuse("SFX204", "the step took another path the second time")
     return suspend(reached.frames, reached.handled, point, world.watched)
 
 
 def _count_writes(world: TraceWorld) -> None:
-    """Notes by how much the step moves the version counters of its inputs."""
+    """Records by how much the step increments the version counters of its inputs."""
     inputs, position = world.tracer.inputs, {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
     counted: dict[int, list[TensorRecord]] = {}
     for record in world.heap.by_real.values():
@@ -285,12 +285,12 @@ def _count_writes(world: TraceWorld) -> None:
 
 
 def _same_counter(record: TensorRecord, alike: list[TensorRecord]) -> TensorRecord | None:
-    """Which of those in its memory has the counter of ``record``: one is a view of the other, or both of a third."""
+    """Returns the record with the same version counter: one is a view of the other, or both of a third."""
     return next((other for other in alike if compat.share_version_counter(record.shadow, other.shadow)), None)
 
 
 def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:
-    """A grad mode that the step, or the part so far, leaves behind is an effect; other settings are refused."""
+    """Keeps a grad mode that the step, or the part so far, sets, as an effect; refuses other settings."""
     now = torch.is_grad_enabled()
     torch.set_grad_enabled(grad_mode)
     if not before.same_settings():
@@ -302,7 +302,7 @@ def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bo
 
 
 def partitioned(captured: Captured, config: CompileConfig) -> Captured:
-    """With less saved for its backward, where it has one and ``config.partition`` allows it."""
+    """Returns the capture with less saved for its backward, if it has one and ``config.partition`` allows it."""
     if captured.joint is None or config.partition == "default":
         return captured
     joint = recompute(captured.joint)
@@ -326,14 +326,14 @@ def compile_captured(
         captured: the capture.
         config: options.
         failed: ``failed(error, args, kwargs)``, called by the generated code when the graph raises.
-        differs: told in words what differs, where ``config.verify`` finds the compiled graph wrong.
-        args: the call the capture was made with, for the snapshot that tensor guards compare with.
-        kwargs: likewise.
-        parts: where the rest of a suspended step is found.
-        is_part: the step is the rest of another, under whose driver it goes on.
+        differs: called with a description if ``config.verify`` finds a difference.
+        args: the positional arguments of the captured call; tensor guards compare with their state.
+        kwargs: its keyword arguments.
+        parts: the parts of a suspended step.
+        is_part: the step is the rest of another, whose driver continues it.
 
     Raises:
-        BackendError: the backend failed; the world is as it was.
+        BackendError: the backend failed; nothing outside was changed.
     """
     executable = compile_graphs(captured, config, build, differs)
     for commit, _ in captured.commits:
@@ -349,14 +349,14 @@ def compile_graphs(
     differs: Callable[[str], None],
     verdict: Verdict | None = None,
 ) -> Executable:
-    """The captured graph compiled; joined with its backward where autograd outside needs that.
+    """Compiles the captured graph, and joins it with its backward if autograd outside needs that.
 
     Args:
         captured: the capture.
         config: options.
         compiler: compiles one graph.
-        differs: told in words what differs, where a compiled graph is found wrong.
-        verdict: what a comparison of the graph, or of its forward, came to elsewhere.
+        differs: called with a description if a compiled graph is found wrong.
+        verdict: result of an earlier comparison of the graph, or of its forward.
     """
     found: list[str] = []
 
@@ -365,7 +365,7 @@ def compile_graphs(
         tell = _named(what, differs), _named(what, found.append)
         return _verified(executable, traced, config, *tell, known)
 
-    with compat.default_device_cpu():  # for tensors that are made on the way
+    with compat.default_device_cpu():  # for tensors that are created in between
         if captured.joint is None:
             return replace(compiled(captured.traced, "", verdict), verification=found)
         executable = compiled(captured.traced, "forward: ", verdict)
@@ -389,7 +389,7 @@ def _verified(
     done: Callable[[str], None],
     verdict: Verdict | None = None,
 ) -> Executable:
-    """The executable, which proves itself when it is first run, where ``config`` wants that."""
+    """Returns the executable, which verifies itself at its first run if ``config`` requests that."""
     if not _proves(config):
         return executable
     runs = None if config.verify == "first" else config.verify
@@ -402,7 +402,7 @@ def _verified(
 
 
 def _proves(config: CompileConfig) -> bool:
-    """True if compiled graphs are compared."""
+    """Returns True if compiled graphs are compared."""
     by_default = config.verify == "first"
     return config.verify != 0 and config.backend != "eager" and not (by_default and config.backend == "aot_eager")
 
@@ -410,7 +410,8 @@ def _proves(config: CompileConfig) -> bool:
 def proving(
     traced: TracedGraph, config: CompileConfig, compiler: Callable[[TracedGraph, CompileConfig], Executable | None]
 ) -> Proving | None:
-    """What compares a compiled graph elsewhere, for :attr:`Proving.compare`; ``None`` if there is nothing to."""
+    """Returns the comparison of a compiled graph, to run elsewhere (:attr:`Proving.compare`); ``None`` if not
+    needed."""
     executable = compiler(traced, config) if _proves(config) else None
     if executable is None:
         return None
@@ -419,19 +420,20 @@ def proving(
 
 
 def _unheard(text: str) -> None:
-    """Nobody is told: the verdict says it."""
+    """Ignores the description: the verdict contains it."""
 
 
 def fetched(
     captured: Captured, checks: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any] | None:
-    """The inputs of a captured graph for a call; ``None`` if a guard does not hold."""
+    """Returns the inputs of a captured graph for a call; ``None`` if a guard fails."""
     found = link(captured.residual, captured.name, checks, measuring=True)(args, kwargs)
     return None if found is MISS else found
 
 
 def guard_checks(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What generated code calls to test guards; tensors are compared with what they are now."""
+    """Returns the functions that generated code calls to check guards; tensors are compared with their current
+    state."""
     held, others = split(list(captured.guards))
     return {
         "check_objects": object_check(held),
@@ -448,15 +450,15 @@ def bind(
     parts: Parts | None,
     is_part: bool,
 ) -> Entry:
-    """The generated function over a compiled graph; arguments as for :func:`compile_captured`."""
+    """Returns an entry with the generated function over a compiled graph; arguments as in :func:`compile_captured`."""
     bindings = {"run": executable.run, "failed": failed, **checks}
     if captured.suspension is not None:
-        assert parts is not None, "a suspended step goes on with its parts"
+        assert parts is not None, "a suspended step continues with its parts"
         frames = Frames(captured.suspension, parts)
         bindings["proceed"] = frames.suspended
     late = _late_guards(captured, executable)
     replay = link(captured.residual, captured.name, bindings)
-    if isinstance(executable.run, Proving):  # replays that come after are to pay nothing for it
+    if isinstance(executable.run, Proving):  # later replays must have no overhead from it
         executable.run.on_proven = functools.partial(operator.setitem, replay.__globals__, "run")
     replay = _behind(late, replay)
     if captured.suspension is not None and not is_part:
@@ -466,16 +468,16 @@ def bind(
 
 
 def _late_guards(captured: Captured, executable: Executable) -> list[Guard]:
-    """What the backend took for true about the capture's symbols."""
+    """Returns guards for what the backend relied on about the capture's symbols."""
     conditions, others = number_conditions(list(executable.conditions), captured.symbols)
     if others:
-        reason = f"the backend decided on a value that exists only when the graph runs: {others[0]}"
+        reason = f"the backend specialized a value that exists only when the graph runs: {others[0]}"
         raise BackendError("SFX201", reason)
     return [Guard("number", condition.names[0][1], condition) for condition in conditions]
 
 
 def _behind(late: list[Guard], replay: Callable[..., Any]) -> Callable[..., Any]:
-    """A replay that misses where one of the late guards fails."""
+    """Returns a replay that misses if one of the late guards fails."""
     if not late:
         return replay
     writer = Writer()

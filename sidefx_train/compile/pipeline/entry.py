@@ -1,4 +1,4 @@
-"""One compiled variant of a step, and what its misses teach."""
+"""Cache entry: one compiled variant of a step, and analyses of its misses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.pipeline.captured import Captured
 
 _MOST_LENGTHS = 12
-"""How many lengths of a bounded deque are captured."""
+"""Limit of captured lengths of a bounded deque."""
 
 
 class Changes(NamedTuple):
@@ -43,14 +43,14 @@ class Entry:
     """One compiled variant of a step.
 
     Attributes:
-        replay: ``replay(args, kwargs)``, the step's value or :data:`MISS`.
-        fetch: guards and prologue only, for measuring.
+        replay: ``replay(args, kwargs)``; returns the step's value or :data:`MISS`.
+        fetch: guards and prologue only, for timing.
         guards: for :meth:`why`.
-        captured: the capture it was made from.
+        captured: the capture.
         executable: its compiled graph.
-        bindings: what the generated function calls.
-        fresh: true until it has run once.
-        once: it is to run once, operation by operation: the step ends what it relies on.
+        bindings: functions that the generated function calls.
+        fresh: True until it has run once.
+        once: it runs once, op by op: the step invalidates its own guards.
     """
 
     replay: Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -63,7 +63,7 @@ class Entry:
     once: bool = False
 
     def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
-        """The first guard that fails, with the value found."""
+        """Returns the first guard that fails, with the current value."""
         return first_failure(self.guards, args, kwargs)
 
     def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Changes:
@@ -93,7 +93,7 @@ class Entry:
         return changes
 
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        """The generated function with ``run`` in place of the compiled graph, for measuring."""
+        """Returns the generated function with ``run`` in place of the compiled graph, for timing."""
         return link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})  # type: ignore[no-any-return]
 
 
@@ -113,7 +113,7 @@ def _is_longer(guard: Guard, found: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _changed(label: str, old: Any, new: Any) -> set[str]:
-    """Labels of a number that differs; of a tuple or slice and the numbers in it that differ."""
+    """Returns labels of a changed number; for a tuple or slice, its own and those of changed numbers in it."""
     if type(old) is slice:
         named = {f"{label}.{name}": (getattr(old, name), getattr(new, name)) for name in ("start", "stop", "step")}
     elif type(old) is not tuple:
@@ -127,7 +127,7 @@ def _changed(label: str, old: Any, new: Any) -> set[str]:
 
 
 def first_failure(guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
-    """The first guard that fails, with the value found."""
+    """Returns the first guard that fails, with the current value."""
     for guard in guards:
         missed, found = failing(guard, args, kwargs)
         if missed:

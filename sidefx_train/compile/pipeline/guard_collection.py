@@ -1,4 +1,4 @@
-"""What an entry relies on, collected at the end of a capture: guards, conditions on numbers, what must stay apart."""
+"""Collects an entry's guards at the end of a capture: guards, number conditions, distinct-identity guards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sidefx_train.errors import Location
 
 
 def symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]]:
-    """Where each symbol of the capture is found, and what ties the sizes of inputs to them."""
+    """Returns the source of each symbol of the capture, and conditions that equate sizes of inputs with symbols."""
     sources: dict[str, Source] = {
         str(compat.symbol_of_input(number)): source for number, source, _ in world.heap.numbers
     }
@@ -37,13 +37,13 @@ def symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]
 
 
 def all_guards(world: TraceWorld) -> list[Guard]:
-    """Every guard of a capture, each with a line that is the cause of it."""
+    """Returns every guard of a capture, each with the line that caused it."""
     sources, conditions = symbols(world)
     values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers}
     recorded, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources, values)
     conditions += recorded
     if others:
-        world.heap.refuse("SFX101", f"decided on a value that exists only when the graph runs: {others[0]}")
+        world.heap.refuse("SFX101", f"specialized a value that exists only when the graph runs: {others[0]}")
     guards = list(world.heap.guards.values())
     guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
     guards += [*world.heap.identities.separated(), *_separate_tensors(world), *world.heap.definitions.guards()]
@@ -52,7 +52,7 @@ def all_guards(world: TraceWorld) -> list[Guard]:
 
 
 def _located(guards: list[Guard], defined_at: Location | None) -> list[Guard]:
-    """Guards that no single line is the cause of are given the first that read the value or what holds it."""
+    """Gives guards without a line of their own the first line that read the value or its holder."""
     read_at: dict[int, Location | None] = {}
     for guard in guards:
         if guard.location is not None:
@@ -67,14 +67,14 @@ def _located(guards: list[Guard], defined_at: Location | None) -> list[Guard]:
 
 
 def _storage_sharing(world: TraceWorld, tensors: list[torch.Tensor], written: list[torch.Tensor]) -> StorageSharing:
-    """One object for the same tensors: the residual tests for the addresses that the guards keep up to date."""
+    """Returns one object for the same tensors: the residual compares with addresses that guards update."""
     key = (tuple(map(id, tensors)), tuple(map(id, written)))
     return world.heap.memories.setdefault(key, StorageSharing(tensors, written))
 
 
 def _separate_tensors(world: TraceWorld) -> list[Guard]:
-    """Tensors fetched at every call must not come to share memory with one that the step writes, nor written ones
-    with any that the entry holds."""
+    """Returns no-overlap guards: a tensor fetched at every call must not share storage with one that the step writes,
+    nor a written one with any that the entry holds."""
     fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
     changing = {facts.position for facts in input_facts(world) if facts.mutates_data or facts.mutates_metadata}
     reals = {id(world.tracer.real_inputs[position]) for position in changing}
@@ -95,7 +95,7 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
         guards.append(Guard("storage_sharing", Source("const", None, memory, "held tensors"), memory))
     for record in fetched:
         known, address = memory, compat.storage_address(record.real)
-        if address in memory.every:  # apart from the others
+        if address in memory.every:  # it shares storage with a held one
             others = [other.real for other in held if compat.storage_address(other.real) != address]
             known = _storage_sharing(world, others, changed)
             if others:
@@ -111,7 +111,8 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
 
 
 def _counters_shared(fetched: list[TensorRecord], held: list[TensorRecord]) -> list[Guard]:
-    """Tensors in one memory must go on sharing version counters, or not: a backward raises by them."""
+    """Returns guards that tensors in one storage still share version counters, or not: errors in a backward depend on
+    it."""
     found: list[Guard] = []
     known: dict[int, list[TensorRecord]] = {}
     for record in held:
@@ -131,7 +132,7 @@ def _placed(record: TensorRecord, other: TensorRecord) -> Guard:
 
 
 def _offsets(world: TraceWorld, fetched: list[TensorRecord]) -> list[Guard]:
-    """``as_strided`` is recorded with a place in memory: there must be nothing else there."""
+    """Returns storage offset guards: ``as_strided`` is recorded with an offset in the storage."""
     if not any("as_strided" in str(node.target) for node in world.tracer.graph.nodes):
         return []
     sources = world.heap.sources
@@ -142,7 +143,7 @@ def _offsets(world: TraceWorld, fetched: list[TensorRecord]) -> list[Guard]:
 
 
 def separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
-    """Objects found by path must not come to be one where the step changes one of them."""
+    """Returns guards that objects found by path stay distinct if the step changes one of them."""
     reached = [
         record
         for record in world.heap.by_real.values()
@@ -159,7 +160,7 @@ def separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
 
 
 def _distinct_namespaces(world: TraceWorld, targets: set[int]) -> list[Guard]:
-    """Instances of a class must not come to have one ``__dict__`` where the step changes it."""
+    """Returns guards that instances of a class do not share a ``__dict__`` that the step changes."""
     spaces: dict[type, list[InstanceDictRecord]] = {}
     for record in world.heap.by_real.values():
         if isinstance(record, InstanceDictRecord):
@@ -173,7 +174,7 @@ def _distinct_namespaces(world: TraceWorld, targets: set[int]) -> list[Guard]:
 
 
 def _distinct_from_namespaces(world: TraceWorld, dicts: list[Record], targets: set[int]) -> list[Guard]:
-    """A dict must not come to be the ``__dict__`` of an instance where the step changes one of the two."""
+    """Returns guards that a dict is not the ``__dict__`` of an instance if the step changes one of the two."""
     if not dicts:
         return []
     written = any(id(record.base) in targets for record in dicts)
@@ -187,7 +188,7 @@ def _distinct_from_namespaces(world: TraceWorld, dicts: list[Record], targets: s
 
 
 def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
-    """Generated code that is true while a capture would stop at the same place."""
+    """Returns generated code that is true while a capture would stop at the same location."""
     guards = [*world.heap.guards.values(), *world.heap.identities.separated(), *world.heap.definitions.guards()]
     guards += world.queries.guards()
     if first_failure(tuple(guards), args, kwargs) is not None:

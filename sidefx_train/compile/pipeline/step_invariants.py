@@ -1,4 +1,4 @@
-"""Numbers that a step itself changes: what it counts, and what it relies on for one call alone."""
+"""Numbers that a step itself changes: counters, and guards that the step invalidates."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 _FLAGS = (bool, str, type(None))
 _UNKNOWN = (torch.SymBool, DeferredValue)
-"""What may still come out as the flag that it was."""
+"""Values that may later equal a flag's old value."""
 
 
 def counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
-    """Labels of numbers that the step read as constants and then changed: they must be symbolic."""
+    """Returns labels of numbers that the step read as constants and then changed: they must be symbolic."""
     exact = {
         guard.source.label
         for guard in world.heap.guards.values()
@@ -36,9 +36,9 @@ def counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
 
 
 def first_to_end(world: TraceWorld, guards: Iterable[Guard], effects: SideEffects) -> str:
-    """The first condition that the step's own effects end, so that the next call cannot rely on it; empty if none.
+    """Describes the first guard that the step's own effects invalidate; empty if there is none.
 
-    A scheduler asks whether this is its first step; a loop, whether a flag is set yet.
+    A scheduler tests whether this is its first step; a loop, whether a flag is already set.
     """
     changed = _changed(world.heap.sources, effects)
     if not changed:
@@ -58,7 +58,7 @@ def first_to_end(world: TraceWorld, guards: Iterable[Guard], effects: SideEffect
 
 
 def _still_holds(condition: NumberCondition, changed: dict[str, Any], hints: dict[str, Any]) -> bool:
-    """Whether a condition on numbers is true of what the step leaves; also true where that is not known."""
+    """Returns whether a number condition holds after the step; True if that is unknown."""
     if not any(source.label in changed for _, source in condition.names):
         return True
     values = {name: changed.get(source.label, hints.get(name)) for name, source in condition.names}
@@ -69,7 +69,7 @@ def _still_holds(condition: NumberCondition, changed: dict[str, Any], hints: dic
 
 
 def _changed(sources: SourceTable, effects: SideEffects) -> dict[str, Any]:
-    """What the step leaves in each place that it writes to, by the label of the place."""
+    """Returns the final value of each location that the step writes to, by label."""
     found: dict[str, Any] = {}
     for effect in effects.changes:
         if effect.kind in ("set_attr", "set_slot"):
@@ -86,7 +86,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _value(number: Any) -> Any:
-    """A number's value in this call; ``None`` for one that exists only when the graph runs."""
+    """Returns a number's value in this call; ``None`` for an unbacked one."""
     if type(number) not in _SYMBOLIC:
         return number
     return None if compat.is_unbacked(number) else compat.hint_of(number)

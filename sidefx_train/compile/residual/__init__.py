@@ -1,1 +1,1 @@
-"""The generated prologue and epilogue of a step, and views replayed at run time."""
+"""Generated prologue and epilogue of a step, and view replay at run time."""

@@ -1,4 +1,4 @@
-"""Nodes of the autograd graph outside that compute nothing: they say that a graph is gone, or hand gradients on."""
+"""Outside autograd nodes that compute nothing: they raise that a graph is freed, or pass gradients on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FREED_MESSAGE = (
 
 @functools.cache
 def freed_function(name: str) -> Any:
-    """An autograd function whose node is called ``name`` and whose backward says that the graph is gone.
+    """Returns an autograd function whose node is called ``name`` and whose backward raises that the graph is freed.
 
-    The step's ``backward()`` freed the graph; eager raises this error text on a second backward.
+    The step's ``backward()`` freed the graph; eager raises this message on a second backward.
     """
 
     class Freed(torch.autograd.Function):
@@ -42,7 +42,7 @@ _ANCHOR = torch.zeros((), requires_grad=True)
 
 
 def freed(value: torch.Tensor, name: str) -> torch.Tensor:
-    """``value`` as eager would return it after ``backward()``: it requires grad, its graph is freed."""
+    """Returns ``value`` as eager would after ``backward()``: it requires grad, its graph is freed."""
     with torch.enable_grad():
         made = freed_function(name).apply(value, _ANCHOR)
     compat.set_version(made, value._version)
@@ -51,17 +51,17 @@ def freed(value: torch.Tensor, name: str) -> torch.Tensor:
 
 @functools.cache
 def pass_through(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that gives what ``make`` makes of a tensor, and hands its gradient on as it is.
+    """Returns a function that applies ``make`` to a tensor and passes its gradient on unchanged.
 
     Args:
-        name: of its node in the autograd graph.
-        make: gives the same values in the same memory; a view is one that may not be changed in place.
+        name: name of its autograd node.
+        make: returns the same values in the same storage; a view must not be changed in place afterwards.
     """
 
     class PassThrough(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-            ctx.set_materialize_grads(False)  # where no gradient comes, none goes on
+            ctx.set_materialize_grads(False)  # without a gradient, none is passed on
             return make(value)
 
         @staticmethod
@@ -79,12 +79,12 @@ def pass_through(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Cal
 
 @functools.cache
 def custom_view(name: str) -> Callable[[torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]:
-    """A function whose result autograd takes for a view that a custom function made.
+    """Returns a function whose result autograd treats as a view made by a custom function.
 
-    It is called with a tensor, which gets the view's gradient, and with what makes the view of something else.
+    Its arguments are a tensor, which gets the view's gradient, and a function that makes the view of something else.
 
     Args:
-        name: of its node in the autograd graph.
+        name: name of its autograd node.
     """
 
     class View(torch.autograd.Function):
@@ -102,7 +102,7 @@ def custom_view(name: str) -> Callable[[torch.Tensor, Callable[[], torch.Tensor]
 
 
 def whole_view(value: torch.Tensor) -> torch.Tensor:
-    """A view of all of a tensor."""
+    """Returns a view of a whole tensor."""
     return value.view_as(value)
 
 

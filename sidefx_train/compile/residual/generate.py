@@ -1,4 +1,4 @@
-"""The residual of a step: one generated function that tests, fetches, runs the graph, and applies the effects."""
+"""Generates the residual of a step: a function that checks guards, fetches, runs the graph, and applies the effects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "<miss>"})()
-"""What a generated function returns when a guard fails; nothing has been changed then."""
+"""Result of a generated function if a guard fails; nothing has been changed then."""
 
 _FETCH_ERRORS = f"({', '.join(error.__name__ for error in FETCH_ERRORS)})"
 
@@ -46,18 +46,18 @@ class Residual:
 
     Attributes:
         source: the function ``replay(args, kwargs)``.
-        guard_source: the function ``fetch(args, kwargs)``: guards and prologue only, for measuring.
-        names: constants the source refers to.
-        outputs: graph nodes the source expects from ``run``, in order.
+        guard_source: the function ``fetch(args, kwargs)``: guards and prologue only, for timing.
+        names: constants that the source refers to.
+        outputs: graph nodes that ``run`` must return, in order.
         metadata: facts of inputs and outputs.
-        differentiable: values of those outputs whose autograd graph is still needed, by position.
-        updates: those of them that are new values of inputs, and the inputs' positions.
-        customs: those of them that are views of inputs which custom functions made.
-        counters: nodes of ``.data`` with whose version counters something leaves.
-        views: views that their backward passes through; the source expects them behind the outputs, last first.
-        seen: what notes the other views that the source makes, where a backward leaves too.
+        differentiable: differentiable outputs, by position.
+        updates: those of them that are new values of inputs -> the inputs' positions.
+        customs: those of them that are views of inputs made by custom functions.
+        counters: nodes of ``.data`` whose version counters some output has.
+        views: views that their backward passes through; ``run`` returns them after the outputs, last first.
+        seen: records the other views that the source makes, if a backward leaves the step too.
         shown: those views, by their nodes.
-        made: ``id`` of objects made in the step that leave it.
+        made: ids of objects created in the step that leave it.
     """
 
     source: str
@@ -85,21 +85,21 @@ def plan(
     keywords: tuple[str, ...],
     suspended: bool = False,
 ) -> Residual:
-    """Writes the residual.
+    """Generates the residual.
 
     Args:
         world: the world of the capture.
         name: the step's name, for the header.
         guards: conditions on the state at entry.
-        effects: what to change after the graph.
+        effects: changes after the graph.
         returned: the step's return value, as a value of the trace.
         positional: number of positional arguments.
         keywords: names of keyword arguments, in call order.
-        suspended: ``returned`` is the state of suspended frames, with which ``proceed`` goes on.
+        suspended: ``returned`` is the state of suspended frames, which ``proceed`` continues.
     """
     given = (world, name, guards, effects, returned, positional, keywords, suspended)
     leaving = KnownOutputs()
-    while True:  # what leaves together is known when all has been written
+    while True:  # which outputs leave together is known only after everything has been written
         residual, rebuilder = _write(*given, leaving)
         known = rebuilder.known_outputs()
         if known.known() == leaving.known():
@@ -118,7 +118,7 @@ def _write(
     suspended: bool,
     leaving: KnownOutputs,
 ) -> tuple[Residual, Rebuilder]:
-    """The residual, by what is known of all that leaves."""
+    """Generates the residual for known outputs."""
     writer = Writer()
     tests = [f"if len(args) != {positional}: return MISS"]
     if keywords:
@@ -142,7 +142,7 @@ def _write(
     made: list[tuple[tuple[int, int], Callable[[Any], object], Any]]
     made = [(rebuilder.begins(record), rebuilder.follow, record) for record in following]
     made += [(begun, rebuilder.prepared, view) for begun, view in leaving.replayed]
-    for _, make, each in sorted(made, key=lambda item: item[0]):  # the engine goes back in the opposite order
+    for _, make, each in sorted(made, key=lambda item: item[0]):  # the engine runs them in reverse
         make(each)
     for call in effects.calls:
         if call.result is not None:
@@ -166,7 +166,7 @@ def _write(
         write(effect)
     result = rebuilder.expression(returned)
     changes = [line for effect in effects.changes for line in written[id(effect)]]
-    # Calls whose result nothing uses (print, log) come last: what they look at has the step's values by then.
+    # Calls with unused results (print, log) come last: then everything they read has the step's values.
     built = len(rebuilder.lines)
     for call in effects.calls:
         if call.result is None:
@@ -177,7 +177,7 @@ def _write(
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
     if any(map(_holds_fake, writer.names.values())):
-        world.heap.refuse("SFX104", "an object made in the step that cannot be made again holds a tensor and leaves it")
+        world.heap.refuse("SFX104", "an object made in the step that cannot be rebuilt holds a tensor and leaves it")
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
     metadata, values = rebuilder.metadata(), rebuilder.differentiable
@@ -201,7 +201,7 @@ def _write(
 
 
 def _holds_fake(value: Any) -> bool:
-    """True for a fake tensor, and for what holds one at its top: no generated code may hand it to the program."""
+    """Returns True for a fake tensor and a container or closure with one: generated code must not return it."""
     kind = type(value)
     if kind is tuple or kind is list:
         return any(type(item) is compat.FakeTensor for item in value)
@@ -228,7 +228,7 @@ def link(residual: Residual, name: str, bindings: dict[str, Any], measuring: boo
 
 
 def _inputs(world: TraceWorld, writer: Writer) -> list[str]:
-    """Expressions of the graph's inputs; a run of static ones is one tuple that the entry holds."""
+    """Returns expressions of the graph's inputs; consecutive static ones are one tuple that the entry holds."""
     found: list[str] = []
     static: list[Any] = []
 
@@ -273,7 +273,7 @@ def _render(name: str, tests: list[str], inputs: list[str], epilogue: list[str] 
     lines += ["    except Exception as error:", "        stopped = error"]
     lines.append("    if stopped is not None:")
     fetched = [found[1] for line in tests if (found := re.match(r"(\w+) = ", line))]
-    if fetched:  # nothing here keeps alive what the step itself, run instead, may drop
+    if fetched:  # keep nothing alive that the eager step, run instead, may drop
         lines.append(f"        {' = '.join(dict.fromkeys(fetched))} = None")
     lines.append("        return failed(stopped, args, kwargs)")
     lines += [f"    {line}" for line in epilogue]
@@ -312,7 +312,7 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
     if effect.kind == "del_cell":
         return [f"del {owner}.cell_contents"]
     if effect.kind in ("set_data", "grow") or effect.switches:
-        return []  # before anything else
+        return []  # before all other effects
     if effect.kind == "set_grad":
         return [f"{owner}.grad = {rebuilder.expression(value)}"]
     items = [rebuilder.expression(item) for item in value]
@@ -323,7 +323,7 @@ def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
         return [f"{owner}.extend({sequence})"]
     if effect.kind == "add":
         return [f"{owner}.update({sequence})"]
-    if effect.kind == "remove":  # not difference_update, which may make the table anew
+    if effect.kind == "remove":  # difference_update may rebuild the table
         return [f"{owner}.discard({item})" for item in items]
     return [f"{owner}[:] = {sequence}"]
 
@@ -333,7 +333,7 @@ def _switched(owner: str, effect: Effect) -> str:
 
 
 def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -> list[str]:
-    """The change made by Python's own method, past what the object's class overrides."""
+    """Returns the change as a call of Python's own method, bypassing overrides of the object's class."""
     base = effect.through
     assert base is not None, f"{effect.kind} needs no class"
     cls = writer.constant(base, base.__name__)

@@ -1,4 +1,4 @@
-"""The facts of every outside tensor that a step has used, read off the ended capture."""
+"""Metadata of every outside tensor that a step has used, read from the finished capture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def input_facts(world: TraceWorld) -> tuple[InputFacts, ...]:
-    """The facts of every tensor from outside that the step has used."""
+    """Returns the facts of every outside tensor that the step has used."""
     position_of = {id(real): i for i, real in enumerate(world.tracer.real_inputs)}
     records = [record for record in world.heap.by_real.values() if isinstance(record, TensorRecord)]
     found = [_facts(world, record, position_of[id(record.real)]) for record in records]
@@ -47,5 +47,5 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
 
 
 def _layout(value: torch.Tensor) -> tuple[object, ...]:
-    """Sizes as text: to compare symbols is to record an operation, and to rely on what comes out."""
+    """Returns sizes as strings: comparing symbols would record an operation and guard its result."""
     return tuple(map(str, value.shape)), tuple(map(str, value.stride())), str(value.storage_offset())

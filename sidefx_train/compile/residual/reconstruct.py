@@ -1,4 +1,4 @@
-"""Turns values of the trace into code that makes the real ones, after the graph has run."""
+"""Generates code that builds real values from values of the trace, after the graph has run."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 
 
 class Rebuilder(TensorRebuilder):
-    """Expressions for values of the trace.
+    """Generates expressions for values of the trace.
 
     Attributes:
-        apply: writes what the step changed of an object from outside before anything else that is written from now on.
+        apply: writes the effects on an outside object before everything that is written later.
     """
 
     apply: Callable[[Record], None]
@@ -85,7 +85,7 @@ class Rebuilder(TensorRebuilder):
         self._suspended: list[InterpretedGenerator] = []
 
     def expression(self, value: Any) -> str:
-        """Code for a value of the trace."""
+        """Returns code for a value of the trace."""
         plain = type(value) in PLAIN_TYPES or safe_isinstance(value, (*BY_IDENTITY, *BY_VALUE))
         if plain and not is_derived(type(value)):
             if not safe_isinstance(value, torch.Size) or not any(
@@ -127,7 +127,7 @@ class Rebuilder(TensorRebuilder):
         return f"{called}({', '.join(parts)})"
 
     def _keywords(self, given: dict[str, Any]) -> list[str]:
-        """Keyword arguments, in their order; some names may only stand in a dict."""
+        """Returns keyword arguments, in order; names that are not identifiers are passed in a dict."""
         return [
             f"{name}={self.expression(value)}" if is_name(name) else
             f"**{{{self.writer.constant(name)}: {self.expression(value)}}}"
@@ -135,11 +135,11 @@ class Rebuilder(TensorRebuilder):
         ]  # fmt: skip
 
     def made(self) -> frozenset[int]:
-        """``id`` of all that there is an expression for."""
+        """Returns the ids of all values that have an expression."""
         return frozenset(self._made)
 
     def deferred(self, call: DeferredCall) -> None:
-        """A deferred call as a statement, in its turn."""
+        """Writes a deferred call as a statement, in program order."""
         code = self.call(call.fn, call.args, call.kwargs, call.place)
         if call.result is not None:
             name = self._made[id(call.result)] = self.writer.fresh("r")
@@ -159,7 +159,7 @@ class Rebuilder(TensorRebuilder):
         return self.writer.constant(fn, attribute_of(fn, "__name__", "fn"))
 
     def _remember(self, value: Any, expression: str) -> str:
-        """Keeps identity: the same value of the trace is the same object outside."""
+        """Keeps identity: one value of the trace becomes one real object."""
         if not expression.startswith("o["):
             name = self.writer.fresh("r")
             self.lines.append(f"{name} = {expression}")
@@ -188,7 +188,7 @@ class Rebuilder(TensorRebuilder):
         return self.expression(snapshot.fake)
 
     def _marked(self, value: torch.Tensor, expression: str) -> str:
-        """A tensor as the parameter or buffer that the step made of it."""
+        """Returns a tensor as the parameter or buffer that the step made of it."""
         if safe_isinstance(value, torch.nn.Parameter):
             return f"{self.writer.constant(torch.nn.Parameter, 'Parameter')}({expression}, {value.requires_grad})"
         if safe_isinstance(value, torch.nn.Buffer):
@@ -197,7 +197,7 @@ class Rebuilder(TensorRebuilder):
         return expression
 
     def _tag(self, value: torch.Tensor, expression: str) -> None:
-        """Gives a tensor the attributes of the user's own that the step gave it."""
+        """Sets the attributes that the step set on a tensor."""
         _, names = self.world.tagged.get(id(value), (value, {}))
         for name in names:
             if name in vars(value):  # not deleted again
@@ -244,7 +244,7 @@ class Rebuilder(TensorRebuilder):
         if safe_isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
             if "leads_to" in vars(value):
                 return self.expression(vars(value)["leads_to"])
-            self.world.heap.refuse("SFX104", "a callback that C code was given leaves the step")
+            self.world.heap.refuse("SFX104", "a callback passed to C code leaves the step")
         if type(value) is types.BuiltinMethodType and self.world.heap.definitions.gave(value):
             return self.writer.constant(value, value.__name__)
         if safe_isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
@@ -289,12 +289,14 @@ class Rebuilder(TensorRebuilder):
         return self._instance(value)
 
     def _bound(self, method: Any, owner: str) -> str:
-        """A bound method of C: the very one, whatever the object's class has under its name."""
+        """Returns a bound C method: this very one, whatever the object's class has under its name."""
         descriptor = descriptor_of(method)
         if descriptor is not None:
             return f"{self.writer.constant(bound)}({self.writer.constant(descriptor, method.__name__)}, {owner})"
         if attribute_of(method.__self__, method.__name__) != method:
-            self.world.heap.refuse("SFX104", f"{method.__name__}, a bound method that its object does not show, leaves")
+            self.world.heap.refuse(
+                "SFX104", f"{method.__name__}, a bound method that is no attribute of its object, leaves"
+            )
         return f"getattr({owner}, {self.writer.constant(method.__name__)})"
 
     def _set(self, value: Any) -> str:
@@ -303,9 +305,9 @@ class Rebuilder(TensorRebuilder):
         if all(map(is_plain, members)):
             found = insertion(value)
             if found is None:
-                self.world.heap.refuse("SFX111", "a set whose order comes of its history leaves the step")
+                self.world.heap.refuse("SFX111", "a set whose order depends on its history leaves the step")
             members, table = found
-        else:  # objects in the order they were met, most likely that of insertion
+        else:  # objects in traversal order, most likely that of insertion
             met = {id(record.shadow): i for i, record in enumerate(self.world.heap.by_real.values())}
             members = tuple(sorted(members, key=lambda member: met.get(id(member), len(met))))
         items = [self.expression(item) for item in members]
@@ -321,7 +323,7 @@ class Rebuilder(TensorRebuilder):
         return name
 
     def _partial(self, value: Any) -> str:
-        """A partial that the step made, of whatever class."""
+        """Returns a partial that the step created, of any class."""
         parts = [*map(self.expression, (value.func, *value.args)), *self._keywords(value.keywords)]
         if type(value) is functools.partial:
             maker = self.writer.constant(functools.partial, "partial")
@@ -333,7 +335,7 @@ class Rebuilder(TensorRebuilder):
         return name
 
     def _descriptor(self, value: Any) -> str:
-        """A property, static or class method that the step made."""
+        """Returns a property, static or class method that the step created."""
         cls = type(value)
         if cls is property:
             parts = [value.fget, value.fset, value.fdel]
@@ -344,7 +346,7 @@ class Rebuilder(TensorRebuilder):
         else:
             self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
         name = self._remember(value, f"{self.writer.constant(cls)}({', '.join(map(self.expression, parts))})")
-        for key, item in instance_dict_of_plain(value).items():  # what it copied of its function comes with it
+        for key, item in instance_dict_of_plain(value).items():  # the constructor copies attributes of its function
             if key not in _COPIED or getattr(value.__func__, key, None) is not item:
                 self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
         return name
@@ -428,7 +430,7 @@ class Rebuilder(TensorRebuilder):
         return name
 
     def _raised(self, name: str, error: BaseException) -> None:
-        """What an exception knows of how it was raised."""
+        """Sets what an exception records about how it was raised."""
         for field in (*CHAIN, "__suppress_context__", *fields_of(type(error))):
             value = getattr(error, field)
             if value is not None and value is not False:
@@ -437,11 +439,11 @@ class Rebuilder(TensorRebuilder):
             self.lines.append(f"{name}.__traceback__ = {self.writer.constant(error.__traceback__, 'traceback')}")
 
     def _attributes(self, name: str, value: Any) -> None:
-        """The instance ``__dict__`` and the slots of an object that has just been made."""
+        """Fills the instance ``__dict__`` and the slots of a new object."""
         if shows_another(type(value)):
             check_hidden_dict(self.world.heap, value)
         items = instance_dict_of_plain(value)
-        if self.world.heap.record_of(items) is not None:  # of an object outside, or all its kind have one
+        if self.world.heap.record_of(items) is not None:  # of an outside object, or shared by all instances
             self.lines.append(f"object.__setattr__({name}, '__dict__', {self.expression(items)})")
         elif items:
             space = self.writer.fresh("d")
@@ -454,11 +456,11 @@ class Rebuilder(TensorRebuilder):
                 self.lines.append(f"object.__setattr__({name}, {self.writer.constant(slot)}, {item})")
 
     def _iterator(self, value: Any) -> str:
-        """An iterator of a C class over what it walks over, at its place."""
+        """Returns a C iterator over its containers, at its position."""
         if type(value) in VIEWS:
             return self._remember(value, self._walk(value))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12 on
+            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, since Python 3.12
             made, arguments, *state = value.__reduce__()
         parts = ", ".join(self.expression(part) for part in arguments)
         expression = self._remember(value, f"{self.writer.constant(made)}({parts})")
@@ -467,7 +469,7 @@ class Rebuilder(TensorRebuilder):
         return expression
 
     def _walk(self, iterator: Any) -> str:
-        """An iterator over a dict or set: it notices what is done to that outside."""
+        """Returns an iterator over a real dict or set, which detects later changes of its size."""
         view = self.writer.constant(VIEWS[type(iterator)], "view")
         container, left = iterated_container(iterator), left_over(iterator)
         if left is None:
@@ -475,7 +477,9 @@ class Rebuilder(TensorRebuilder):
         ended = container is None
         container = {} if ended else container
         if safe_isinstance(container, (set, frozenset)) and len(container) > 1 and not self._in_its_order(container):
-            self.world.heap.refuse("SFX111", "a walk over a set in the order of its history leaves the step")
+            self.world.heap.refuse(
+                "SFX111", "an iterator over a set whose order depends on its history leaves the step"
+            )
         record = self.world.heap.record_of(container)
         if record is not None and not self._in_its_order(container):
             self.apply(record)
@@ -483,7 +487,7 @@ class Rebuilder(TensorRebuilder):
         return f"{self.writer.constant(walk)}({view}, {made}, {len(container) - left})"
 
     def _in_its_order(self, container: Any) -> bool:
-        """True if what is outside holds the keys of the stand-in, in their order."""
+        """Returns True if the real container has the keys of the shadow, in their order."""
         record = self.world.heap.record_of(container)
         outside = list(stored_keys(container if record is None else record.real))
         inside = [self.world.heap.real_key(key) for key in stored_keys(container)]
@@ -493,9 +497,11 @@ class Rebuilder(TensorRebuilder):
         return len(inside) == len(outside) and all(a is b or (is_plain(a) and same_value(a, b)) for a, b in pairs)
 
     def _generator(self, value: InterpretedGenerator) -> str:
-        """A suspended generator, which goes on natively."""
+        """Returns a suspended generator, which continues natively."""
         if any(value is other for other in self._suspended):
-            self.world.heap.refuse("SFX104", f"the generator {value.__qualname__}, which holds itself, leaves the step")
+            self.world.heap.refuse(
+                "SFX104", f"the generator {value.__qualname__}, which refers to itself, leaves the step"
+            )
         self._suspended.append(value)
         code, state = hand_out(value)
         parts = [
@@ -546,7 +552,7 @@ class Rebuilder(TensorRebuilder):
         return name
 
     def _namespace(self, fn: types.FunctionType) -> str:
-        """The globals of a function: those outside, where code executed in the step ran in them."""
+        """Returns the globals of a function: real ones, if code executed in the step used them."""
         space = fn.__globals__
         if id(space) not in self.world.own_namespaces:
             return self.writer.constant(space, "namespace")
@@ -557,7 +563,7 @@ class Rebuilder(TensorRebuilder):
 
 
 def _given(fn: types.FunctionType, field: str) -> Any:
-    """What a function's field is when the function is made from its code."""
+    """Returns the initial value of a function's field when the function is created from its code."""
     if field == "__qualname__":
         return fn.__code__.co_qualname
     if field == "__module__":
@@ -567,7 +573,7 @@ def _given(fn: types.FunctionType, field: str) -> Any:
 
 
 _COPIED = frozenset({"__module__", "__name__", "__qualname__", "__doc__", "__dict__", "__wrapped__", "__annotations__"})
-"""Attributes that a static or class method takes from its function when it is made."""
+"""Attributes that a static or class method copies from its function when it is created."""
 _TYPE_PARAMETERS = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType)
 
 
@@ -575,11 +581,11 @@ _ALIASES = (types.GenericAlias, types.UnionType)
 
 
 _DATES = (datetime.date, datetime.time, datetime.datetime, datetime.timedelta)
-"""Classes whose instances are made again from what pickling asks them for."""
+"""Classes whose instances are rebuilt from their pickle arguments."""
 
 
 def _is_made_by_object(cls: type) -> bool:
-    """True if ``object.__new__`` makes instances of ``cls``: classes of C may look like Python's own."""
+    """Returns True if ``object.__new__`` creates instances of ``cls``; C classes may look like Python classes."""
     own = (vars(base).get("__new__") for base in cls.__mro__)
     makers = (made.__self__ for made in own if safe_isinstance(made, types.BuiltinFunctionType))
     if next(maker for maker in makers if safe_isinstance(maker, type)) is not object:

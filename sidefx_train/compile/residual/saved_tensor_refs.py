@@ -1,4 +1,4 @@
-"""Which tensors of the program are what a backward has saved: they may be turned in place after that."""
+"""References to the program's tensors that a backward saved: their metadata may be mutated in place later."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Literal
 import torch
 
 Shown = tuple[Literal["input", "view", "made"], int]
-"""An input of the captured part, a view that it makes, or one that the generated code makes."""
+"""An input of the captured part, a view that the part makes, or one that the generated code makes."""
 
 
 class Reference(weakref.ref[torch.Tensor]):
-    """Not one of the program's, which would tell that it misses the tensor."""
+    """A weak reference of its own class, which does not count as an observer of finalization."""
 
 
 class Seen:
     """Tensors of the latest call.
 
     Attributes:
-        now: those tensors; each call has a mapping of its own, which its backward keeps.
+        now: those tensors; each call has its own mapping, which its backward keeps.
     """
 
     def __init__(self) -> None:
         self.now: dict[Shown, Reference] = {}
 
     def begin(self) -> None:
-        """Another call."""
+        """Begins another call."""
         self.now = {}
 
     def note(self, place: Shown, tensor: torch.Tensor) -> torch.Tensor:
-        """Notes a tensor, and gives it back."""
+        """Records and returns a tensor."""
         self.now[place] = Reference(tensor)
         return tensor
 
     def made(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Notes what generated code has made."""
+        """Records and returns a view made by generated code."""
         return self.note(("made", number), tensor)

@@ -1,4 +1,4 @@
-"""Tensors over other memory than they were made with."""
+"""Applies storage resizes and storage replacements to real tensors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def grow(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """What ``resize_`` leaves: the tensor's memory, enlarged, with the contents and the layout of ``value``.
+    """Applies ``resize_``: enlarges the tensor's storage and sets contents and layout of ``value``.
 
-    Version counters do not move, and what else is in that memory stays in it.
+    Version counters do not change, and other data in that storage stays.
     """
     storage = tensor.untyped_storage()
     storage.resize_(value.numel() * value.itemsize)
@@ -19,7 +19,7 @@ def grow(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def as_inference(value: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor made in inference mode."""
+    """Returns the same storage as a tensor created in inference mode."""
     with torch.inference_mode():
         made = torch.empty(0, dtype=value.dtype, device=value.device)
         return made.set_(value.untyped_storage(), value.storage_offset(), value.size(), value.stride())

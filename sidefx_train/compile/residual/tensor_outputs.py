@@ -1,4 +1,4 @@
-"""Tensors that leave a step: what the graph returns, and what is made of that by eager's own view operations."""
+"""Tensors that leave a step: results of the graph, and views replayed on them with eager's operations."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 
 class TensorRebuilder(ABC):
-    """Expressions for tensors of the trace.
+    """Generates expressions for tensors of the trace.
 
     Attributes:
-        outputs: graph nodes whose values the code needs, in the order of ``o[0]``, ``o[1]``...
-        differentiable: outputs whose autograd graph is still needed outside, by position.
-        updates: those that are new values of inputs, and the inputs' positions.
-        customs: those that are views of inputs which custom functions made.
-        returned: nodes that the graph returns, by the memory they are in.
+        outputs: graph nodes whose values the code needs: ``o[0]``, ``o[1]``...
+        differentiable: differentiable outputs, by position.
+        updates: those that are new values of inputs -> the inputs' positions.
+        customs: those that are views of inputs made by custom functions.
+        returned: nodes that the graph returns, by storage.
         lines: statements that must run before the expressions are used.
         live: views that the backward passes through; ``o[-1]`` is the first of them.
-        asked: how often the step itself hands a tensor out, by its ``id``.
-        seen: what notes the views that the code makes, where a backward leaves too.
+        asked: how often the step itself returns a tensor, by ``id``.
+        seen: records the views that the code makes, if a backward leaves the step too.
         shown: those views, by their nodes.
     """
 
@@ -76,10 +76,10 @@ class TensorRebuilder(ABC):
 
     @abstractmethod
     def expression(self, value: Any) -> str:
-        """Code for a value of the trace."""
+        """Returns code for a value of the trace."""
 
     def output(self, node: fx.Node) -> str:
-        """Code for the value of a graph node."""
+        """Returns code for the value of a graph node."""
         index = self._index.get(node)
         if index is None:
             index = self._index[node] = len(self.outputs)
@@ -87,7 +87,7 @@ class TensorRebuilder(ABC):
         return f"o[{index}]"
 
     def settle(self) -> None:
-        """Takes out of the versions of bases what replaying their views will add to them."""
+        """Subtracts from the versions of bases what replaying their views will add."""
         self.world.replayed = self._metadata_mutated
         for base, count in self._metadata_mutated:
             counter = own_counter(self.world.tracer.node_of(base))
@@ -96,16 +96,16 @@ class TensorRebuilder(ABC):
                     node.meta[OWN] -= count
 
     def prepared(self, value: torch.Tensor) -> str:
-        """Code for a tensor that others are made of; the step itself need not hand it out."""
+        """Returns code for a base of other tensors, which the step itself need not return."""
         self.asked[id(value)] -= 1
         return self.expression(value)
 
     def given(self, record: TensorRecord) -> None:
-        """Notes a tensor from outside that leaves, or of which a view does."""
+        """Records an outside tensor that leaves, or whose view leaves."""
         self._given.append(record)
 
     def metadata(self) -> StepMetadata:
-        """What is known of the step's tensors, once all that leaves has been written."""
+        """Returns the metadata of the step's tensors, after all outputs were written."""
         inputs = {id(real): i for i, real in enumerate(self.world.tracer.real_inputs)}
         facts: list[OutputFacts] = []
         for record in dict.fromkeys(self._given):
@@ -132,14 +132,14 @@ class TensorRebuilder(ABC):
         hidden: set[int],
         known: set[int],
     ) -> tuple[OutputKind, int]:
-        """What a value is made of; ``known`` are bases of others that have been seen."""
+        """Returns kind and base of an output; ``known`` contains the bases seen so far."""
         if path is None:
             return "custom_function_view" if self._is_custom_view(value) else "non_alias", self._index[node]
         record = None if safe_isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
         if record is not None:
             return "unsafe_view_alias" if path.unsafe else "alias_of_input", inputs[id(record.real)]
         made_by = path.base if safe_isinstance(path.base, fx.Node) else self.world.tracer.node_of(path.base)
-        if made_by not in self._index:  # a view, made of something else in turn
+        if made_by not in self._index:  # a view of another view
             deeper = next(each for value, _, each in self._left if value is path.base)
             return self._made_of(value, node, deeper, inputs, hidden, known)
         base = self._index[made_by]
@@ -152,16 +152,16 @@ class TensorRebuilder(ABC):
         return "alias_of_intermediate_save_as_output" if first else "alias_of_intermediate", base
 
     def tensor(self, value: torch.Tensor) -> str:
-        """Code for a tensor that the step made."""
+        """Returns code for a tensor that the step created."""
         tracer = self.world.tracer
         if not tracer.has_node(value):
-            self.world.heap.refuse("SFX111", "a tensor that no recorded operation made leaves the step")
+            self.world.heap.refuse("SFX111", "an output is a tensor that no recorded operation made")
         node = tracer.node_of(value)
         try:
             value.grad_fn  # noqa: B018
-        except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids some views of several to be looked
-            # at, and makes others again from a base that has been turned since
-            self.world.heap.refuse("SFX107", f"a tensor leaves the step of which autograd says: {first_line(error)}")
+        except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids reading some multi-output
+            # views, and replays others on a base whose metadata was mutated since
+            self.world.heap.refuse("SFX107", f"an output cannot be read after the step: {first_line(error)}")
         path = self.views.path(value, node)
         self._left.append((value, node, path))
         if path is not None:
@@ -178,33 +178,34 @@ class TensorRebuilder(ABC):
             value.grad_fn is not None and not value._is_view() and own_counter(node) is node and not value._version
         )
         if self.views.is_outside(value) and not unrelated:
-            self.world.heap.refuse("SFX111", "a tensor leaves the step in memory from outside, in a way not made again")
+            self.world.heap.refuse("SFX111", "an output aliases an outside tensor in a way that cannot be replayed")
         custom = self._is_custom_view(value)
         if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed and not custom:
-            self.world.heap.refuse("SFX107", "a view that needs autograd leaves the step, in a way not made again")
+            self.world.heap.refuse("SFX107", "an output is a differentiable view that cannot be replayed")
         self.returned.setdefault(compat.storage_id(value), set()).add(node)
         if value.is_inference() and not torch.is_inference_mode_enabled():
             if compat.storage_id(value) in self.leaving.shared or value.is_conj() or value.is_neg():
-                self.world.heap.refuse("SFX111", "tensors made in inference mode leave the step in one memory")
+                self.world.heap.refuse("SFX111", "outputs made in inference mode share storage")
             return f"{self.writer.constant(as_inference)}({self.output(node)})"
         if not value._is_view() and not value.is_inference():
             node.meta[OWN] = value._version
         if value.grad_fn is not None and value.grad_fn not in self.world.freed:
             expression = self.output(node)
             if self.differentiable.setdefault(self._index[node], value) is not value:
-                self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
+                self.world.heap.refuse("SFX107", "one value leaves the step with two autograd histories")
             function = pass_through(type(value.grad_fn).__name__, whole_view) if custom else None
             return expression if function is None else f"{self.writer.constant(function)}({expression})"
         return self._with_autograd(value, self.output(node))
 
     def _custom_view(self, value: torch.Tensor, node: fx.Node, path: Path) -> str:
-        """A view of a tensor from outside that a custom autograd function made: its backward is in the graph."""
+        """Returns code for a view of an outside tensor by a custom autograd function, whose backward is in the
+        graph."""
         record = None if safe_isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
         if record is None or record.home is not None:
-            self.world.heap.refuse("SFX111", "a view by a custom function leaves the step, of what is no argument")
+            self.world.heap.refuse("SFX111", "an output is a view by a custom function whose base is no input")
         expression = self.output(node)
         if self.differentiable.setdefault(self._index[node], value) is not value:
-            self.world.heap.refuse("SFX107", "one value leaves the step under two autograd histories")
+            self.world.heap.refuse("SFX107", "one value leaves the step with two autograd histories")
         for number in path.numbers:
             self.output(number)
         numbers = tuple(self._index[number] for number in path.numbers)
@@ -213,13 +214,13 @@ class TensorRebuilder(ABC):
         return expression
 
     def _is_custom_view(self, value: torch.Tensor) -> bool:
-        """True for a view that a custom autograd function made, alone in its memory of all that leaves."""
+        """Returns True for a view by a custom autograd function whose storage no other output shares."""
         if not value._is_view() or compat.storage_id(value) in self.leaving.shared or value._version:
             return False
         return safe_isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
 
     def give_memory(self, changes: list[Effect]) -> None:
-        """Gives tensors from outside their new memory, all at once, before anything else is made of them."""
+        """Replaces the storages of outside tensors, all at once, before anything else is computed from them."""
         lines: list[str] = []
         for change in changes:
             if change.kind in ("set_data", "grow"):
@@ -231,32 +232,32 @@ class TensorRebuilder(ABC):
         self.lines += lines
 
     def homes(self) -> list[str]:
-        """Code for what tensors from outside were, in their old memory, for all that is made of that."""
+        """Returns code for aliases of outside tensors in their entry storage, from which outputs are made."""
         return [f"{name} = {self.writer.value(record.source)}.detach()" for name, record in self._homes.values()]
 
     def home(self, record: TensorRecord) -> str:
-        """The name of one of them."""
+        """Returns the name of such an alias."""
         self.given(record)
         name, _ = self._homes.setdefault(id(record), (f"home{len(self._homes)}", record))
         return name
 
     def update(self, record: TensorRecord) -> None:
-        """Makes the new value of an input, which autograd knows, a result of the captured part."""
+        """Makes the new differentiable value of an input a result of the captured part."""
         node = self.world.tracer.node_of(record.shadow)
         self.output(node)
         self.differentiable[self._index[node]] = record.shadow
         self.updates[self._index[node]] = self._position(record)
 
     def begins(self, record: TensorRecord) -> tuple[int, int]:
-        """The place of a view that is followed among those that the step made, in the order of the forward."""
+        """Returns the position of a view with history from its base among the step's views, in forward order."""
         base = self.world.heap.by_real[id(record.real._base)]
         history = record.shadow.grad_fn
         return first_operation(record.shadow, base.shadow), -1 if history is None else history._sequence_nr()
 
     def follow(self, record: TensorRecord) -> None:
-        """Makes a view from outside, whose base was written, one that the backward passes through."""
+        """Makes an outside view, whose base was written, a view that the backward passes through."""
         if record.edge is None and record.shadow.shape != record.real.shape:
-            reason = f"{record.source.label} is turned, and what it is a view of gets a history"
+            reason = f"{record.source.label} has its metadata mutated, and its base gets an autograd history"
             self.world.heap.refuse("SFX107", reason)
         base = self._place_of(self.world.heap.by_real[id(record.real._base)])  # type: ignore[arg-type]
         self._followed[id(record)] = len(self.live)
@@ -266,7 +267,7 @@ class TensorRebuilder(ABC):
         return next(i for i, real in enumerate(self.world.tracer.real_inputs) if real is record.real)
 
     def _place_of(self, record: TensorRecord) -> tuple[Literal["input", "result", "view"], int]:
-        """Where a tensor from outside is found when all has been written."""
+        """Returns the location of an outside tensor after everything was written."""
         if id(record) in self._followed:
             return "view", self._followed[id(record)]
         position = self._position(record)
@@ -274,13 +275,13 @@ class TensorRebuilder(ABC):
         return ("input", position) if new_value is None else ("result", new_value)
 
     def known_outputs(self) -> KnownOutputs:
-        """What is known of all that leaves, once everything has been written."""
+        """Returns what is known of all outputs, after everything was written."""
         sharing = {storage for storage, nodes in self.returned.items() if len(nodes) > 1}
         edges = {gradient_edge(value): (node, value) for node, value in self._replayed}
         leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)]
         behind = [gradient_edges_behind(value) for value in leaving]
         passed = dict(edges[edge] for found in behind for edge in found if edge in edges)
-        for node, view in self.views.between.items():  # made once, where several are made of it
+        for node, view in self.views.between.items():  # created once if several views share it
             if sum(gradient_edge(view) in found for found in behind) > 1:
                 passed[node] = view
         self.views.check_counters()
@@ -303,7 +304,7 @@ class TensorRebuilder(ABC):
         return self.prepared(path.base)
 
     def _intermediate_view(self, value: torch.Tensor, path: Path) -> str:
-        """A view that is made right after its base, so that what follows in the autograd graph can hang from it."""
+        """Returns code for a view made right after its base, so that later autograd nodes can build on it."""
         self._base(path)
         base = path.base
         place: tuple[Literal["input", "result", "view"], int]
@@ -312,13 +313,13 @@ class TensorRebuilder(ABC):
             place = ("view", earlier)
         elif safe_isinstance(base, torch.Tensor) and (record := self.world.heap.memory.record_of(base)) is not None:
             if record.home is not None:
-                reason = f"a view of {record.source.label} leaves the step, which was given other memory (.data)"
+                reason = f"an output is a view of {record.source.label}, whose storage was replaced (.data)"
                 self.world.heap.refuse("SFX107", reason)
             place = self._place_of(record)
         else:
             made_by = base if safe_isinstance(base, fx.Node) else self.world.tracer.node_of(base)
             if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)
-                reason = "a tensor leaves the step whose backward goes to a leaf that was made in it (requires_grad_)"
+                reason = "the backward of an output reaches a leaf that the step made (requires_grad_)"
                 self.world.heap.refuse("SFX107", reason)
             place = ("result", self._index[made_by])
         for node in path.numbers:
@@ -327,7 +328,7 @@ class TensorRebuilder(ABC):
         return f"o[{-len(self.live)}]"
 
     def _view(self, path: Path, node: fx.Node) -> str:
-        """A view, made from its base as eager makes it."""
+        """Returns code that makes a view from its base like eager."""
         parts = [self._base(path), self.writer.constant(path.ops, "views"), self.writer.constant(path.grad)]
         if path.numbers:
             parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
@@ -346,19 +347,19 @@ class TensorRebuilder(ABC):
         return f"{self.writer.constant(self.seen.made, 'seen')}({number}, {made})"
 
     def _with_autograd(self, value: torch.Tensor, expression: str) -> str:
-        """A result with what autograd knows of ``value``."""
+        """Adds the autograd state of ``value`` to a result."""
         if not value.requires_grad:
             return expression
         if value.grad_fn is None:
             return f"{expression}.requires_grad_()"
         if value.grad_fn not in self.world.freed:
-            reason = "an earlier value of a tensor leaves the step, and its backward graph is still needed"
+            reason = "an output is an earlier value of a tensor whose backward graph is still needed"
             self.world.heap.refuse("SFX107", reason)
         name = type(value.grad_fn).__name__
         return f"{self.writer.constant(freed)}({expression}, {self.writer.constant(name)})"
 
     def _with_gradient(self, value: torch.Tensor, expression: str) -> str:
-        """A tensor with the gradient that the step's backward gave it, or that a later one is to give it."""
+        """Sets the gradient from the step's backward, or ``retain_grad`` for a later one."""
         if value.retains_grad:
             self.lines.append(f"{expression}.retain_grad()")
         if (value.retains_grad or value.is_leaf) and value.grad is not None:

@@ -1,7 +1,7 @@
-"""Values that share memory with an input or with each other: made again from their base by eager's own view operations.
+"""Outputs that alias an input or each other: view chains, replayed from their base with eager's own view operations.
 
-The graph returns bases only. A view is replayed outside, on the real base, so that what later in-place changes see
-(``_base``, version counter, ``grad_fn``, error texts) is what eager would have made.
+The graph returns only bases. A view is replayed outside, on the real base, so that everything later in-place changes
+depend on (``_base``, version counter, ``grad_fn``, error messages) is as in eager.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 class Views:
-    """Finds bases.
+    """Finds the bases of outputs.
 
     Args:
         world: the capture.
-        leaving: what is known of all that leaves.
+        leaving: what is known of all outputs.
     """
 
     def __init__(self, world: TraceWorld, leaving: KnownOutputs) -> None:
@@ -67,12 +67,12 @@ class Views:
         self._outside = {compat.storage_id(r.memory) for r in records}
 
     def path(self, value: torch.Tensor, node: fx.Node, custom: bool = False) -> Path | None:
-        """How to make ``value`` outside, or ``None`` if the graph is to return it as it is.
+        """Returns the view chain of ``value``, or ``None`` if the graph must return it itself.
 
         Args:
-            value: what leaves.
+            value: the output.
             node: its node.
-            custom: a custom autograd function made it a view: its history is not asked for.
+            custom: a custom autograd function made it a view: its history is not replayed.
         """
         self._before_mutation: ViewOp | None = None
         storage = compat.storage_id(value)
@@ -98,18 +98,18 @@ class Views:
                 ops.append(_view_op(each, item, numbers))
         own = safe_isinstance(base, fx.Node) or not compat.share_version_counter(value, base)
         unrelated = not value.requires_grad and not value._is_view() and not any(leaves_autograd(n) for n in below)
-        if not safe_isinstance(base, fx.Node):  # one that shares its counter was made by an operation that is replayed
+        if not safe_isinstance(base, fx.Node):  # a replayed operation made one that shares its counter
             unrelated = own and not any(DATA in n.meta for n in below)
         if any(n.meta.get(NO_GRAD) == "inference" for n in below):
-            self.world.heap.refuse("SFX111", "a view made in inference mode leaves the step")
+            self.world.heap.refuse("SFX111", "an output is a view made in inference mode")
         if any(NO_GRAD in n.meta for n in below) and any(map(changes_layout, below)):
-            self.world.heap.refuse("SFX107", "a view made with autograd off of one that was turned leaves the step")
+            self.world.heap.refuse("SFX107", "an output is a view, made with autograd off, whose metadata was mutated")
         if any(NO_GRAD in n.meta for n in below) and self._written_elsewhere(base):
-            self.world.heap.refuse("SFX107", "a view made with autograd off leaves the step; its memory was written")
+            self.world.heap.refuse("SFX107", "an output is a view made with autograd off whose storage was written")
         grad = not custom and value.grad_fn is not None
         if grad and any(_repeats_elements(n.meta["val"]) for n in below) and written_since(node):
-            reason = "a view that shows elements several times leaves the step; its base was written after it was made"
-            self.world.heap.refuse("SFX111", reason)  # autograd takes it for another kind of view then
+            reason = "an output is a view with overlapping elements whose base was written after it was made"
+            self.world.heap.refuse("SFX111", reason)  # autograd would treat it as another kind of view then
         if grad:
             self.between |= {n: kept for n in below[1:] if (kept := self._kept(n)) is not None}
         unsafe = any(CALLED in n.meta for n in below)
@@ -132,16 +132,17 @@ class Views:
     def _regenerated(
         self, value: torch.Tensor, node: fx.Node, base: torch.Tensor, below: list[fx.Node]
     ) -> Literal["", "unasked", "asked"]:
-        """Whether autograd has made the history of a view anew, or is to; or that of what it is a view of."""
+        """Returns whether autograd has regenerated the history of a view or of its base (``"asked"``), or will do
+        so."""
         if not counted_since(below[-1]):
             return ""
         late = base._is_view() and gradient_edge(base) not in gradient_edges_behind(value)
-        if any(each.target in STRIDED for each in below):  # its derivative goes by what it is made of
+        if any(each.target in STRIDED for each in below):  # its derivative depends on what it was made from
             mutates_metadata = frozenset(filter(changes_layout, below))
             made = next(each for each in below if is_replayed(each))
             if not counted_since(made):
                 if late or counted_since(below[-1], besides=mutates_metadata):
-                    reason = "a view by as_strided leaves the step, which autograd has made anew in between"
+                    reason = "an output is an as_strided view whose history autograd has regenerated"
                     self.world.heap.refuse("SFX107", reason)
                 return ""
         elif self._before_mutation is None and not late:
@@ -149,26 +150,28 @@ class Views:
         return "asked" if self._is_asked(node) else "unasked"
 
     def _is_asked(self, node: fx.Node) -> bool:
-        """True if the step asks for the history of a view after the last write to its memory, or writes to it last."""
+        """Returns True if the step reads the history of a view after the last write to its storage, or writes to it
+        last."""
         last = last_counted(node)
         return last is node or any(user > last for user in node.users)
 
     def _kept(self, node: fx.Node) -> torch.Tensor | None:
-        """The view that a node made or wrote last, if it is still what it was."""
+        """Returns the view that a node made or wrote last, if it is unchanged."""
         kept = self.world.tracer.views.get(first_of(node))
         if kept is None or self.world.tracer.node_of(kept) is not node:
             return None
         try:
             if not kept._is_view() or kept.grad_fn is None:
                 return None
-        except RuntimeError:  # autograd forbids some views of several to be looked at: nothing is made of those
+        except RuntimeError:  # autograd forbids reading some multi-output views: they are no bases
             return None
         return kept if same_layout(node.meta.get("val"), kept) else None
 
     def _note_counter(self, value: torch.Tensor, below: list[fx.Node]) -> None:
-        """What shares the counter of a ``.data`` that leaves too is made from that, not from what it is the data of.
+        """Records that a value shares the version counter of a ``.data``: if that leaves too, it becomes the value's
+        base.
 
-        ``unsafe_split`` gives counters of their own as well.
+        ``unsafe_split`` creates separate counters too.
         """
         data = next((each for each in below if counts_alone(each)), None)
         if data is None:
@@ -179,34 +182,32 @@ class Views:
             self._counted.setdefault(data, set()).add(below[0])
 
     def check_counters(self) -> None:
-        """Refuses several values that share a counter which nothing else that leaves has."""
+        """Refuses several outputs that share a version counter of no other output."""
         if any(len(values) > 1 and data not in self.counters for data, values in self._counted.items()):
-            self.world.heap.refuse(
-                "SFX111", "views of a tensor's .data leave the step together, without what they view"
-            )
+            self.world.heap.refuse("SFX111", "several outputs are views of a tensor's .data, which is no output")
 
     def counted(self) -> frozenset[fx.Node]:
-        """What gave a counter of its own to something that leaves."""
+        """Returns the nodes that gave outputs a version counter of their own."""
         return frozenset((*self.counters, *self._counted))
 
     def is_outside(self, value: torch.Tensor) -> bool:
-        """True for a value in the memory of an input; the graph's own results are not."""
+        """Returns True for a value in the storage of an input, not of a graph result."""
         if value.is_inference():
             return False
         return compat.storage_id(value) in self._outside
 
     def _base(self, value: torch.Tensor, up: list[fx.Node]) -> tuple[Any, list[fx.Node]]:
-        """What ``value`` is a view of, and the nodes from ``value`` up to it."""
+        """Returns the base of ``value``, and the nodes from ``value`` up to it."""
         record = self._records.get(up[-1])
         base = value._base if value._is_view() else None
         tracer = self.world.tracer
         moved = None if base is None else self.world.heap.record_of(base)
-        if not value._is_view():  # detached from it, perhaps
+        if not value._is_view():  # possibly detached from it
             moved = self._counted_with(value, up)
         moved = self._enlarged(value) or moved
         if safe_isinstance(moved, TensorRecord) and moved.home is not None:
             if _of_another_time(moved, value):
-                reason = f"a view of {moved.source.label} leaves the step, which ceases to require gradients"
+                reason = f"an output is a view of {moved.source.label}, which ceases to require gradients"
                 self.world.heap.refuse("SFX111", reason)
             return moved.shadow, self._below_moved(moved, up)
         if base is not None and not (tracer.has_node(base) and self._made(base, up)):
@@ -237,14 +238,14 @@ class Views:
         return last, below_base(up, up[-1], last.meta["val"])
 
     def _before_metadata_mutations(self, record: TensorRecord, up: list[fx.Node], value: torch.Tensor) -> list[fx.Node]:
-        """The nodes of a view that was made of a tensor from outside before that was turned (``t_``)."""
+        """Returns the nodes of a view made from an outside tensor before its metadata mutation (``t_``)."""
         place = len(up) - 1
         while place > 0 and is_in_place(up[place - 1]):
             place -= 1
         was, now = up[place].meta.get("val"), record.shadow
         if place == 0 or record.home is not None or not safe_isinstance(was, torch.Tensor) or was.dtype != now.dtype:
             return []
-        if value.grad_fn is not None and _kind(value) != _kind(now):  # autograd makes it anew otherwise
+        if value.grad_fn is not None and _kind(value) != _kind(now):  # autograd regenerates it differently
             return []
         size, stride, offset = layout_of(was)
         distance = offset - now.storage_offset()
@@ -254,7 +255,7 @@ class Views:
         return up[:place]
 
     def _counted_with(self, value: torch.Tensor, up: list[fx.Node]) -> TensorRecord | None:
-        """The tensor from outside, given other memory in the step, whose version counter ``value`` has."""
+        """Returns the outside tensor with replaced storage whose version counter ``value`` has."""
         for record in self.world.heap.memory.replaced():
             if compat.share_version_counter(value, record.shadow):
                 home = up[-1] is self.world.tracer.node_of(record.home) or self._records.get(up[-1]) is record
@@ -262,44 +263,44 @@ class Views:
         return None
 
     def _enlarged(self, value: torch.Tensor) -> TensorRecord | None:
-        """The tensor from outside in whose enlarged memory ``value`` is: that is its own, not the graph's result."""
+        """Returns the outside tensor in whose resized storage ``value`` is: its own storage, not a graph result."""
         known = [record for record in self.world.heap.memory.replaced() if record.grown and record.given is not value]
         return next((record for record in known if compat.storage_id(record.shadow) == compat.storage_id(value)), None)
 
     def _below_moved(self, record: TensorRecord, up: list[fx.Node]) -> list[fx.Node]:
-        """The nodes of a view that come after the tensor from outside of which it is one, in its new memory."""
+        """Returns the nodes of a view after its outside base, in the base's new storage."""
         shadow = record.shadow
         below = below_base(up, first_of(self.world.tracer.node_of(shadow)), shadow)
         if not below and record.returned:
             below = below_base(up, up[-1], shadow)
         if not below:
-            reason = f"a view of {record.source.label} leaves the step, which was given other memory (.data) since"
+            reason = f"an output is a view of {record.source.label}, whose storage was replaced since (.data)"
             self.world.heap.refuse("SFX111", reason)
         return below
 
     def _refuse_metadata_mutated_base(self, value: torch.Tensor) -> None:
-        """A view of what a tensor was before it was turned has nothing to be made from, where that leaves too."""
+        """Refuses a view from before a metadata mutation of its base: if the base leaves too, it cannot be replayed."""
         if value.requires_grad or compat.storage_id(value) in self.shared | self._outside:
-            reason = "a view leaves the step whose base is turned in place after it was made"
+            reason = "an output is a view whose base's metadata was mutated after it was made"
             self.world.heap.refuse("SFX111", reason)
 
     def _written_elsewhere(self, base: torch.Tensor | fx.Node) -> bool:
-        """True if an input was written that shares memory with ``base`` in a way that stand-ins do not know of."""
+        """Returns True if an input was written that shares storage with ``base`` unknown to their fake tensors."""
         if safe_isinstance(base, fx.Node) or not base.requires_grad:
             return False
         records = [r for r in self._records.values() if compat.storage_id(r.memory) == compat.storage_id(base)]
         return any(r.version != r.entry_version and not compat.share_version_counter(r.shadow, base) for r in records)
 
     def _made(self, base: torch.Tensor, up: list[fx.Node]) -> bool:
-        """True for a base that the step made itself."""
+        """Returns True for a base that the step created itself."""
         return self.world.heap.record_of(base) is None and first_of(self.world.tracer.node_of(base)) in up
 
     def _held(self, path: Path, value: torch.Tensor, custom: bool) -> Path | None:
-        """The path, if following it on the fake base gives what the capture has."""
+        """Returns the chain if replaying it on the fake base gives the captured value."""
         if path.grad and not self._plain_history(value, path.base):
             return None
         numbers = tuple(node.meta["val"] for node in path.numbers)
-        # One that nothing but views refers to is turned by what is replayed; what the graph says of it stays as it is.
+        # The replay mutates the metadata of a base that only views refer to; the graph's metadata must stay.
         base = compat.fake_snapshot(path.base.meta["val"]) if safe_isinstance(path.base, fx.Node) else path.base
         version = base._version
         try:
@@ -313,7 +314,7 @@ class Views:
                     path.unrelated,
                     regenerates_grad_fn=path.regenerates_grad_fn,
                 )
-        except (RuntimeError, IndexError, ValueError):  # what was viewed has been resized since
+        except (RuntimeError, IndexError, ValueError):  # its base has been resized since
             return None
         finally:
             compat.set_version(base, version)
@@ -322,21 +323,21 @@ class Views:
         ):  # the base began to require gradients after it was viewed
             return None
         if path.grad and not path.regenerates_grad_fn and base is not value._base and _name(made) != _name(value):
-            return None  # memory changed behind autograd's back: it does not take the value for a view of this one
-        with compat.no_recording():  # sizes may be computed from numbers that change
+            return None  # written without autograd, which does not treat the value as a view of this base
+        with compat.no_recording():  # sizes may be computed from symbolic numbers
             same = _facts(made, new_leaf(value)) == _facts(value)
         if not same:
             return None
         if custom:
             return path
-        creation = compat.creation_of(value)  # a custom function with autograd off leaves no other trace
+        creation = compat.creation_of(value)  # the only trace of a custom function with autograd off
         if path.regenerates_grad_fn == "asked" and creation not in (None, compat.PLAIN_VIEW):
-            reason = "one of several views leaves the step, of a view that autograd has made anew before"
+            reason = "an output is one of several views of a view whose history autograd has regenerated"
             self.world.heap.refuse("SFX107", reason)
         return path if creation == compat.creation_of(made) else replace(path, creation=creation)
 
     def _plain_history(self, value: torch.Tensor, base: torch.Tensor | fx.Node) -> bool:
-        """True if autograd knows the value by view operations alone: no custom function, no hook in between."""
+        """Returns True if the history consists of view operations: no custom function, no hook in between."""
         stop = base.grad_fn if safe_isinstance(base, torch.Tensor) else None
         todo, seen = [value.grad_fn], set()
         while todo:
@@ -359,27 +360,27 @@ def _name(t: torch.Tensor) -> str:
 
 
 def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:
-    """What must come out as it was; eager's own operations choose the strides of dimensions of size 1, outside."""
+    """Returns the metadata to compare; eager's own operations choose the strides of dimensions of size 1, outside."""
     size, stride, offset = layout_of(t)
     stride = tuple(None if type(n) is int and n == 1 else step for n, step in zip(size, stride, strict=True))
     return (size, stride, offset, t.dtype, t.is_conj(), t.is_neg(), begins or t.requires_grad, t._is_view())
 
 
 def _of_another_time(record: TensorRecord, value: torch.Tensor) -> bool:
-    """True for a view of a tensor that required gradients when the view was made, and ceases to.
+    """Returns True for a view of a tensor that required gradients when the view was made, and ceases to.
 
-    Such tensors do so before their views are made outside (``Effect.switches``).
+    Outside, such tensors cease before their views are made (``Effect.switches``).
     """
     return bool(record.requires_grad and not record.shadow.requires_grad and value.requires_grad)
 
 
 def new_leaf(t: torch.Tensor) -> bool:
-    """True for a tensor that has no history and requires gradients: that was asked of it after it was made."""
+    """Returns True for a tensor without history that requires gradients: it was set after the tensor was created."""
     return t.requires_grad and t.grad_fn is None
 
 
 def _repeats_elements(t: Any) -> bool:
-    """True for a view with an element in several places, as ``expand`` and ``unfold`` make them."""
+    """Returns True for a view with overlapping elements, as from ``expand`` and ``unfold``."""
     if not safe_isinstance(t, torch.Tensor):
         return False
     dims = sorted((stride, size) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1)
@@ -417,5 +418,5 @@ def _view_op(node: fx.Node, item: Any, numbers: list[fx.Node]) -> ViewOp:
 
 
 def _plain(value: Any) -> Any:
-    """Lists of a graph are immutable ones of its own."""
+    """Converts FX's immutable lists."""
     return [_plain(item) for item in value] if safe_isinstance(value, (list, tuple)) else value

@@ -1,4 +1,4 @@
-"""What makes a view again outside: generated code, and the captured part's autograd nodes, call this."""
+"""Replays chains of view operations on real base tensors; called by generated code and by autograd functions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ViewOp:
 
     Attributes:
         op: the operator.
-        args: its arguments; :data:`BASE` stands for the tensor that is viewed, a :class:`Number` for a number that
-            the graph computes.
-        kwargs: likewise.
-        item: which of several views is meant.
-        turns: it changes the view itself (``t_``), and makes none.
+        args: its arguments; :data:`BASE` is replaced by the viewed tensor, a :class:`Number` by a number that the graph
+            computes.
+        kwargs: its keyword arguments, in the same form.
+        item: index of the view if there are several.
+        turns: it mutates the metadata of the view itself (``t_``) and makes no other.
         grad: autograd was on.
     """
 
@@ -39,7 +39,7 @@ class ViewOp:
 
 @dataclass(frozen=True)
 class Number:
-    """A number among those given to :func:`replay`, by position."""
+    """A number among those passed to :func:`replay`, by position."""
 
     position: int
 
@@ -49,19 +49,19 @@ BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
 
 @dataclass(frozen=True)
 class Path:
-    """How a value is made from its base.
+    """How an output is made from its base.
 
     Attributes:
-        base: fake tensor, or the graph node of one that nothing but its views refers to.
-        ops: what to do with it.
-        numbers: graph nodes of numbers that the operations take.
+        base: fake tensor, or the graph node of one that only its views refer to.
+        ops: the view operations.
+        numbers: graph nodes of numbers that the operations use.
         grad: whether autograd has recorded the views.
-        version: its version, where that does not follow from the base's.
-        apart: eager does not take the value for a view, though it is in the base's memory.
-        creation: how autograd is to take the view to have come to be, where the operations do not say it.
-        unsafe: an operation is among them of which autograd does not know that it makes views (``unsafe_split``).
-        anew: its memory was written after it was made: autograd makes its history anew, from the base of its base, once
-            it is asked for it; ``"asked"`` if the step has done so.
+        version: its version, if it does not follow from the base's.
+        apart: eager does not treat it as a view, though it is in the base's storage.
+        creation: autograd's creation metadata of the view, if the operations do not determine it.
+        unsafe: it contains an operation that autograd does not treat as a view (``unsafe_split``).
+        anew: its storage was written after it was made: autograd regenerates its history, from the base of its base, at
+            the next read; ``"asked"`` if the step has read it.
     """
 
     base: torch.Tensor | fx.Node
@@ -77,14 +77,14 @@ class Path:
 
 @dataclass(frozen=True)
 class IntermediateView:
-    """A view from which another value that leaves was computed: the backward passes through it.
+    """A view between stages: another output was computed from it, so the backward passes through it.
 
     Attributes:
         value: its fake tensor.
         base: what it is made from: an input, a result of the graph, or an earlier such view.
-        path: how; nothing is to be done for one from outside, of which autograd makes the history anew.
+        path: its view chain; ``None`` for an outside view whose history autograd regenerates.
         numbers: positions of the numbers of ``path`` among the results.
-        position: of one from outside, among the inputs.
+        position: for an outside view, its position among the inputs.
     """
 
     value: torch.Tensor
@@ -96,12 +96,12 @@ class IntermediateView:
 
 @dataclass(frozen=True)
 class CustomView:
-    """A view of a tensor from outside that a custom autograd function made, and that leaves.
+    """A view of an outside tensor that a custom autograd function made, and that leaves the step.
 
     Attributes:
-        name: of its node in the autograd graph.
-        base: what it is a view of.
-        path: how it is made of that.
+        name: name of its autograd node.
+        base: location of its base.
+        path: its view chain.
         numbers: positions of the numbers of ``path`` among the results.
     """
 
@@ -113,13 +113,13 @@ class CustomView:
 
 @dataclass(frozen=True)
 class KnownOutputs:
-    """What one pass over all that leaves a step teaches the next.
+    """Known outputs: what one pass over the outputs finds for the next.
 
     Attributes:
-        shared: storages that several values leave in.
-        passed: views, by their nodes, from which other values that leave were computed.
-        replayed: views that autograd knows, each with when the step made it.
-        counters: ``.data`` of tensors, by their nodes: they have version counters of their own.
+        shared: storages of several outputs.
+        passed: views, by node, from which other outputs were computed.
+        replayed: views with history, with the position at which the step made each.
+        counters: ``.data`` of tensors, by node: they have version counters of their own.
         staged: a backward leaves too: such views are made between its stages.
     """
 
@@ -130,13 +130,13 @@ class KnownOutputs:
     staged: bool = False
 
     def known(self) -> tuple[object, ...]:
-        """What to compare: each pass knows at least what the one before it knew."""
+        """Returns what to compare: each pass knows at least as much as the one before it."""
         views = frozenset((begun, id(view)) for begun, view in self.replayed)
         return self.shared, frozenset(self.passed), views, frozenset(self.counters), self.staged
 
 
 _NEVER = 1 << 31
-"""More writes than a tensor will see: by them, the version of a view that is out of date is told from any to come."""
+"""More writes than a tensor will ever see: marks the version of an outdated view."""
 
 
 def replay(
@@ -149,13 +149,13 @@ def replay(
     creation: Any = None,
     regenerates_grad_fn: Literal["", "unasked", "asked"] = "",
 ) -> torch.Tensor:
-    """The view of ``base`` that a sequence of operations makes; called by generated code."""
+    """Applies a chain of view operations to ``base``; called by generated code."""
     before = torch.is_grad_enabled()
     mutated = bool(regenerates_grad_fn) or (not grad and any(each.mutates_metadata for each in ops))
     counted = base._version if mutated else 0
     try:
         value: Any = base
-        if regenerates_grad_fn:  # the view is of another version, and autograd is not asked for the history of ``base``
+        if regenerates_grad_fn:  # the view's version differs, and the history of ``base`` must not be read
             compat.set_version(base, counted + _NEVER + 1)
         for each in ops:
             compat.set_grad_enabled(each.grad and not regenerates_grad_fn)
@@ -170,7 +170,7 @@ def replay(
         _give_history(value, base, counted, creation)
     elif creation is not None and not unrelated:
         compat.set_creation(value, creation)
-    if mutated:  # that has been counted; autograd would notice where it is taken back
+    if mutated:  # already counted; autograd would detect a later reset
         compat.set_version(base, counted)
     if unrelated:
         value = compat.alias_hidden_from_autograd(value)
@@ -184,7 +184,7 @@ def replay(
 
 
 def _give_history(value: torch.Tensor, base: torch.Tensor, counted: int, creation: Any) -> None:
-    """A history that is out of date, for a view that has none: it is no leaf."""
+    """Gives an outdated history to a view that has none, so that it is not a leaf."""
     wanted = creation or compat.creation_of(base) or compat.PLAIN_VIEW
     compat.set_creation(value, compat.PLAIN_VIEW)
     compat.set_version(base, counted + _NEVER)
@@ -205,5 +205,5 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def seen_as(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], distance: int) -> torch.Tensor:
-    """A view of a tensor's memory that begins ``distance`` elements behind the tensor."""
+    """Returns a view of a tensor's storage that begins ``distance`` elements after the tensor."""
     return tensor.as_strided(size, stride, tensor.storage_offset() + distance)

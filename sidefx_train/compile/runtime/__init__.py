@@ -1,1 +1,1 @@
-"""What the user calls: dispatch to cache entries, recapture, eager fallback, background compilation."""
+"""Called by the user: dispatch to cache entries, recapture, eager fallback, background compilation."""

@@ -1,15 +1,14 @@
-"""Compiles a captured graph beside the training.
+"""Background compilation of a captured graph during training.
 
-Where the result can be kept on disk, a forked process compiles it there and this one loads it: Inductor is Python, and
-a thread would take turns with the training at every operation. Everything else (other backends, graphs that cannot be
-kept, a process that uses CUDA) is compiled by a thread. Neither keeps the process from ending, and Ctrl-C reaches
+If the result can be cached on disk, a forked process compiles it there and this one loads it: Inductor is Python, and a
+thread would compete with the training at every operation. Everything else (other backends, graphs that cannot be
+cached, a process that uses CUDA) is compiled by a thread. Neither keeps the process from exiting, and Ctrl-C reaches
 neither.
 
-A forked process has the inputs of the step as they were when it was forked, in memory of its own. There the compiled
-graph is compared with the captured graph, so that training does not wait for that either: by the process that compiled
-it, or, of what a thread compiled, by another one. What it found comes back with the result. A graph that is known from
-the cache, what somebody waited for, and a backward cut off from its forward, whose inputs exist when it runs, are
-compared when they are first run.
+A forked process has a copy of the step's inputs from the time of the fork. It also compares the compiled graph with the
+captured graph, so that training does not wait for that either: the process that compiled does it, or another one for a
+graph compiled by a thread. The verdict comes back with the result. The first run is compared instead for a graph loaded
+from the cache, for one that somebody waited for, and for a separate backward, whose inputs exist only when it runs.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ from sidefx_train.errors import BackendError
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 _LONGEST = 600
-"""Seconds after which a comparison is given up."""
+"""Seconds after which a comparison is abandoned."""
 
 Differs = Callable[[str], None]
-"""Told in words what differs, where a compiled graph is found wrong."""
+"""Called with a description of the difference if a compiled graph is wrong."""
 
 Inputs = Callable[[], list[Any] | None]
-"""Fetches a graph's inputs for a call of the step; ``None`` if its guards do not hold."""
+"""Fetches a graph's inputs for a call of the step; returns ``None`` if its guards do not hold."""
 
 
 class NotKept(Exception):
-    """A process compiled what cannot be handed over: it is a thread's work."""
+    """A process compiled a graph that it cannot pass on: a thread must compile it."""
 
 
 class Job:
@@ -61,7 +60,7 @@ class Job:
 
     Attributes:
         captured: the capture.
-        checks: its guards' tests, made when it was captured.
+        checks: checks of its guards, built when it was captured.
         awaited: somebody waits for the captured step: it is used as soon as it is compiled.
     """
 
@@ -75,37 +74,37 @@ class Job:
         self._began = time.perf_counter()
 
     def done(self) -> bool:
-        """True if :meth:`result` does not wait."""
+        """Returns True if :meth:`result` would not wait."""
         raise NotImplementedError
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits, at most ``timeout`` seconds; returns :meth:`done`."""
+        """Waits at most ``timeout`` seconds; returns :meth:`done`."""
         raise NotImplementedError
 
     def result(self) -> Executable:
-        """The compiled graph.
+        """Returns the compiled graph.
 
         Raises:
-            BackendError: it could not be compiled.
-            NotKept: it was compiled, but has to be compiled in this process.
+            BackendError: compilation failed.
+            NotKept: it was compiled, but must be compiled again in this process.
         """
         raise NotImplementedError
 
     def end(self) -> None:
-        """Ends the work, whose result nobody wants any more; returns when nothing of it runs."""
+        """Stops the work, whose result is no longer needed; returns when all of it has ended."""
         raise NotImplementedError
 
 
 def start(
     captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs, inputs: Inputs = lambda: None
 ) -> Job:
-    """Begins to compile a captured graph; called between two steps.
+    """Starts compiling a captured graph; called between two steps.
 
     Args:
         captured: the capture.
-        checks: its guards' tests.
+        checks: checks of its guards.
         config: options.
-        differs: told what a comparison finds.
+        differs: called with the result of a failed comparison.
         inputs: fetches the inputs of the call that is about to run.
     """
     start_build()
@@ -116,10 +115,10 @@ def start(
 
 
 def compare(job: Job, executable: Executable, inputs: Inputs) -> Job | None:
-    """Begins to compare, in a process of its own, what a thread has compiled; ``None`` if its first run is to.
+    """Starts comparing a thread's result in a forked process; returns ``None`` if its first run must be compared.
 
     Args:
-        job: the thread's work, which is done.
+        job: the thread's work, which is finished.
         executable: its result.
         inputs: fetches the inputs of the call that is about to run.
     """
@@ -135,20 +134,20 @@ def _can_fork() -> bool:
 
 
 def start_in_process(job: Job) -> Job:
-    """Begins once more, in this process, what another one could not hand over."""
+    """Starts again in this process what another one could not pass on."""
     return _Thread(job.captured, job.checks, job._config, job._differs)
 
 
 def taken(
     captured: Captured, config: CompileConfig, differs: Differs, verdict: Verdict | None = None
 ) -> Executable | None:
-    """The captured graph as an earlier process or worker compiled it, if it is in the cache.
+    """Returns the captured graph as compiled by an earlier process or worker, if it is in the cache.
 
     Args:
         captured: the capture.
         config: options.
-        differs: told what a comparison finds.
-        verdict: what the worker's came to.
+        differs: called with the result of a failed comparison.
+        verdict: result of the worker's comparison.
     """
     missing = False
 
@@ -203,7 +202,7 @@ class _Thread(Job):
 
 
 class _Forked(Job):
-    """Work of a process that is forked from this one: what it says is a line of JSON in a file."""
+    """Work of a forked process, which writes its messages as a line of JSON to a file."""
 
     def __init__(
         self,
@@ -227,7 +226,7 @@ class _Forked(Job):
         if self._status is None:
             try:
                 child, status = os.waitpid(self._child, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
+            except ChildProcessError:  # another part of the program has waited for it
                 child, status = self._child, 0
             if child:
                 self._status = status
@@ -243,14 +242,14 @@ class _Forked(Job):
         self._end()
 
     def _hear(self) -> dict[str, Any]:
-        """What the process said; it has ended."""
+        """Returns the message of the process, which has ended."""
         self.wait()
         text = self._said.read_text() if self._said.exists() else ""
         self._end()
         return json.loads(text) if text else {}
 
     def _verdict(self, said: dict[str, Any]) -> Verdict | None:
-        """What the comparison came to; ``None`` if the first run has to be compared."""
+        """Returns the verdict of the comparison; ``None`` if the first run must be compared."""
         if "verdict" in said:
             return replace(Verdict(**said["verdict"]), in_background=True)
         killed = os.WTERMSIG(self._status or 0)
@@ -285,13 +284,13 @@ class _Process(_Forked):
         if not failed:
             executable = taken(self.captured, self._config, self._differs, self._verdict(said))
         if executable is None:
-            raise BackendError("SFX201", failed or f"the worker ended with status {self._status} and left nothing")
+            raise BackendError("SFX201", failed or f"the worker ended with status {self._status} without a result")
         executable.seconds["beside training"] = time.perf_counter() - self._began
         return executable
 
 
 class _Comparison(_Forked):
-    """Compares what is compiled already."""
+    """Compares an already compiled graph."""
 
     def __init__(self, job: Job, executable: Executable, proving: Proving, inputs: Inputs) -> None:
         self._executable, self._proving = executable, proving
@@ -307,7 +306,7 @@ class _Comparison(_Forked):
 
 
 def _end(child: int, said: str) -> None:
-    """Ends a worker, and the compilers it started, if it still runs."""
+    """Stops a worker, and the compilers it started, if it is still running."""
     try:
         ended = os.waitpid(child, os.WNOHANG)[0] != 0
     except ChildProcessError:
@@ -315,14 +314,14 @@ def _end(child: int, said: str) -> None:
     if not ended:
         try:
             os.killpg(child, signal.SIGKILL)
-        except ProcessLookupError:  # it has no group of its own yet
+        except ProcessLookupError:  # it has no process group yet
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     Path(said).unlink(missing_ok=True)
 
 
 def _work(graphs: list[TracedGraph], config: CompileConfig, said: str, inputs: Inputs = lambda: None) -> None:
-    """The forked process: compiles into the cache, says what went wrong, and leaves without any clean-up."""
+    """Runs in the forked process: compiles into the cache, reports errors, and exits without any clean-up."""
     try:
         os.setsid()  # its compilers end with it, and Ctrl-C is for the training
         values = _fetched(inputs) if config is not None and config.verify != 0 else None
@@ -342,7 +341,7 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, said: str, inputs: I
 
 
 def _compare(proving: Proving, said: str, inputs: Inputs) -> None:
-    """The forked process that only compares."""
+    """Runs in a forked process that only compares."""
     try:
         os.setsid()
         values = _fetched(inputs)
@@ -356,18 +355,18 @@ def _compare(proving: Proving, said: str, inputs: Inputs) -> None:
 def _fetched(inputs: Inputs) -> list[Any] | None:
     try:
         return inputs()
-    except Exception:  # the program's own code raised: the first run is compared where that is seen
+    except Exception:  # the program's own code raised: comparing the first run makes it visible
         return None
 
 
 def _prove(proving: Proving, values: list[Any], said: str) -> None:
-    """Compares, and says what it came to; where that fails, the first run is compared."""
+    """Compares and reports the verdict; if that fails, the first run is compared."""
     _say(said, {"comparing": True})
     signal.alarm(_LONGEST)
     verdict: list[Verdict] = []
 
     def compare() -> None:
-        torch.set_num_threads(torch.get_num_threads())  # OpenMP's threads of this thread: the first one's are gone
+        torch.set_num_threads(torch.get_num_threads())  # new OpenMP threads for this thread: the parent's are gone
         verdict.append(proving.compare(values))
 
     thread = threading.Thread(target=compare, name="sidefx-comparing")

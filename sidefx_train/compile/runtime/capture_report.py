@@ -1,4 +1,4 @@
-"""What the report says of a capture."""
+"""Reports a capture."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
     """Adds a capture to a report.
 
     Args:
-        report: of the step.
-        entry: what was captured and compiled.
-        missed: why it was captured again; ``None`` for the first time.
+        report: report of the step.
+        entry: the captured and compiled entry.
+        missed: why it was captured again; ``None`` for the first capture.
         is_part: the step is the rest of another.
     """
     captured, executable = entry.captured, entry.executable

@@ -1,8 +1,8 @@
-"""A compiled model: the model in everything but its call.
+"""A compiled model: equal to the model in everything except its call.
 
-``compile(net)`` returns an object of a class derived from the model's own, with the model's ``__dict__``: parameters,
-buffers, children, hooks and attributes are the model's, read and written, under the names they have there. Only calling
-it is compiled. The model itself stays what it was, and is what ``forward`` and hooks see as ``self``.
+``compile(net)`` returns an object of a subclass of the model's class, with the model's ``__dict__``: parameters,
+buffers, children, hooks and attributes are the model's, read and written under the same names. Only its call is
+compiled. The model itself is unchanged, and is ``self`` in ``forward`` and hooks.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 _STEP, _MODEL = "_sidefx_step", "_sidefx_model"
 _TYPE_OF: Any = vars(object)["__class__"]
 _METHODS = frozenset({"report", "reset", "wait", "end", "dispatch_seconds", "config", "__wrapped__"})
-"""What a compiled step has besides its call, where the model has nothing of that name."""
+"""Attributes of a compiled step that a compiled model has if the model has no attribute of that name."""
 
 
 class CompiledModule:
-    """What the class of a compiled model has before the model's own."""
+    """Base of a compiled model's class, before the model's own."""
 
     __slots__ = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A model's class is not asked: it may keep a list of those derived from it."""
+        """Bypasses the model class's own hook, which may keep a list of subclasses."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._sidefx_step(*args, **kwargs)  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return getattr(model_of(self), name)  # its class may have become another
+            return getattr(model_of(self), name)  # its class may have changed
         except AttributeError:
             if name in _METHODS:
                 return getattr(step_of(self), name)
@@ -47,7 +47,7 @@ class CompiledModule:
 
     @property
     def __class__(self) -> Any:
-        """The model's class, which is what the model becomes another by (parametrizations do)."""
+        """The model's class, which assignment changes (parametrizations do that)."""
         return type(model_of(self))
 
     @__class__.setter
@@ -56,7 +56,7 @@ class CompiledModule:
         _TYPE_OF.__set__(self, _class_for(cls))
 
     def __eq__(self, other: object) -> bool:
-        """The model is found by either of both in a dict or set of modules."""
+        """Makes the compiled model and the model equal, as keys of a dict or members of a set."""
         return other is self or model_of(other) is model_of(self)
 
     def __hash__(self) -> int:
@@ -73,7 +73,7 @@ class CompiledModule:
 
 
 class _WithStep(CompiledModule):
-    """Has the place for the step where the model's class has no slots, so that an object's class can be changed."""
+    """Provides storage for the step if the model's class has no slots, so that ``__class__`` can be assigned."""
 
     __slots__ = (_STEP, _MODEL)
 
@@ -84,11 +84,11 @@ def _call_in_capture(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def compiled_module(model: nn.Module, step: CompiledStep) -> Any:
-    """The compiled form of a model.
+    """Returns the compiled form of a model.
 
     Args:
         model: the model.
-        step: it, compiled.
+        step: the compiled step of the model.
     """
     made: Any = object.__new__(_class_for(type(model)))
     object.__setattr__(made, "__dict__", model.__dict__)
@@ -98,12 +98,12 @@ def compiled_module(model: nn.Module, step: CompiledStep) -> Any:
 
 
 def step_of(value: Any) -> Any:
-    """The compiled step behind a compiled model; anything else as it is."""
+    """Returns the compiled step of a compiled model; anything else unchanged."""
     return object.__getattribute__(value, _STEP) if isinstance(value, CompiledModule) else value
 
 
 def model_of(value: Any) -> Any:
-    """The model behind a compiled one; anything else as it is."""
+    """Returns the model of a compiled one; anything else unchanged."""
     return object.__getattribute__(value, _MODEL) if isinstance(value, CompiledModule) else value
 
 
@@ -111,7 +111,7 @@ _CLASSES: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDi
 
 
 def _class_for(cls: type) -> type:
-    """The class of compiled models of a class; one for all of them."""
+    """Returns the class of compiled models of a class; one for all of them."""
     known = _CLASSES.get(cls)
     made: type | None = None if known is None else known()
     if made is None:
@@ -122,7 +122,7 @@ def _class_for(cls: type) -> type:
             "__doc__": cls.__doc__,
         }
         meta: Any = type(cls)
-        # Past what a metaclass of the user's does with new classes.
+        # Bypasses what a metaclass of the user does with new classes.
         new: Any = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
         try:
             made = new(meta, cls.__name__, (_WithStep, cls), names)

@@ -1,4 +1,4 @@
-"""A compiled step: what the user calls."""
+"""The compiled step: the object that the user calls."""
 
 from __future__ import annotations
 
@@ -55,26 +55,26 @@ from sidefx_train.gc_control import fewer_collections
 from sidefx_train.report import StepReport
 
 _MAX_EARLY = 3
-"""Captures beside the training that come before the step has made its state, until it is made for it."""
+"""Limit of background captures before the step has created its state; then the capture creates it."""
 
 _MAX_FAILED_JOBS = 2
-"""Workers that fail, until steps run eagerly for good."""
+"""Number of failing workers after which steps run eagerly for good."""
 
 _FEW, _SELDOM = 3, 50
-"""Conditions taken for granted that may turn out otherwise: as many in all, or one in as many calls."""
+"""Limits of failed assumptions: a total number, and one in this many calls."""
 
 
 class CompiledStep:
     """A function whose whole training step runs as one captured graph.
 
-    Called like the function it wraps. The first call captures and compiles; later calls replay while everything the
-    step read is as it was, and capture again where it is not. A call that cannot be captured runs the function itself,
-    and the report says why.
+    Called like the function it wraps. The first call captures and compiles. Later calls replay while everything the
+    step read is unchanged, and capture again otherwise. A call that cannot be captured runs the function itself, and
+    the report says why.
 
     Args:
         fn: function, bound method, ``nn.Module``, partial or callable object.
         config: options.
-        part_of: the parts of the step of which ``fn`` is the rest.
+        part_of: the parts of the step if ``fn`` is a resume function.
     """
 
     def __init__(self, fn: Callable[..., Any], config: CompileConfig, part_of: Parts | None = None) -> None:
@@ -107,7 +107,7 @@ class CompiledStep:
             for replay in self._replays:
                 try:
                     result = replay(args, kwargs)
-                except BaseException:  # out of what runs natively, or out of the eager step
+                except BaseException:  # from native code, or from the eager step
                     self._hits += 1
                     raise
                 if result is not MISS:
@@ -119,7 +119,7 @@ class CompiledStep:
             raise
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
-        """A decorated method is compiled per instance."""
+        """Compiles a decorated method per instance."""
         if owner is None:
             return self
         bound = types.MethodType(self._fn, owner)
@@ -140,7 +140,7 @@ class CompiledStep:
         return CompiledStep(self._fn, self.config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledStep:
-        """A copy begins with nothing captured, like one that is pickled."""
+        """Copies without captures, like pickling."""
         return CompiledStep(copy.deepcopy(self._fn, memo), self.config)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -151,7 +151,7 @@ class CompiledStep:
         return name if found is self else (CompiledStep, (self._fn, self.config))
 
     def report(self) -> StepReport:
-        """What has been captured, replayed and run eagerly so far."""
+        """Returns the report: what has been captured, replayed and run eagerly so far."""
         report = self._report
         report.replays += self._hits
         report.calls += self._hits
@@ -178,7 +178,7 @@ class CompiledStep:
             self._parts = Parts(self._make_part)
 
     def end(self) -> None:
-        """Ends the background compilation of this step; what has been captured stays in use."""
+        """Stops the background compilation of this step; captured entries stay in use."""
         for step in (self, *(self._parts.steps() if not self._is_part else [])):
             job, step._job = step._job, None
             if job is not None:
@@ -193,11 +193,11 @@ class CompiledStep:
         self._disagreements = 0
 
     def dispatch_seconds(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Times what a replay costs besides the graph, in seconds per call, with this call's arguments.
+        """Times the overhead of a replay over the graph, in seconds per call, with this call's arguments.
 
         Returns:
-            ``"guards"``: guards and prologue. ``"dispatch"``: those and the epilogue, with the graph's outputs standing
-            still; absent for a step whose epilogue changes something, since nothing is run or changed here. Empty if no
+            ``"guards"``: guards and prologue. ``"dispatch"``: those and the epilogue, with constant outputs of the
+            graph; absent for a step whose epilogue changes something, since nothing is run or changed here. Empty if no
             entry fits the arguments.
         """
         for entry in self._entries:
@@ -210,10 +210,10 @@ class CompiledStep:
             return found
         return {}
 
-    # --- the slow path -------------------------------------------------------------------------------------------
+    # --- slow path: no entry fits --------------------------------------------------------------------------------
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if compat.traced_by_dynamo() or self._busy:  # a step that calls itself, or a callback that does
+        if compat.traced_by_dynamo() or self._busy:  # recursive call
             return self._fn(*args, **kwargs)
         self._report.calls += 1
         around = compat.unsupported_ambient_mode()
@@ -227,7 +227,7 @@ class CompiledStep:
         return self._captured_now(args, kwargs)
 
     def _captured_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Captures, compiles and runs."""
+        """Captures, compiles and runs the step."""
         missed = self._update_specialization(args, kwargs)
         if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
             return self._over_limit(missed, args, kwargs)
@@ -244,7 +244,7 @@ class CompiledStep:
             if refused is not None or entry.captured.suspension is not None:  # the program's own code runs
                 quiet.close()
             self._let_go(refused, args)
-            if refused is not None:  # not in the handler: the step's own exceptions have no context of ours
+            if refused is not None:  # not in the handler: the step's own exceptions must not have ours as context
                 self._stopped.append(refused)
                 self._failed_jobs += refused.code == "SFX201"
                 return self._eager(refused, args, kwargs)
@@ -267,7 +267,7 @@ class CompiledStep:
         return result
 
     def _let_go(self, refused: CaptureFailed | None, args: tuple[Any, ...]) -> None:
-        """Frees what a capture that is over refers to: the step's objects are to die where eager drops them."""
+        """Releases references of a finished capture: the step's objects must be finalized where eager drops them."""
         if refused is not None and not self._strict:
             for error in (refused, refused.__cause__):
                 if error is not None:
@@ -277,7 +277,7 @@ class CompiledStep:
 
     @property
     def _deterministic(self) -> bool:
-        """Nothing depends on how long something takes, nor on what came before: a run that is resumed is the same."""
+        """True if nothing may depend on timing or on earlier calls: a resumed run is the same."""
         return self.config.deterministic or torch.are_deterministic_algorithms_enabled()
 
     @property
@@ -285,12 +285,12 @@ class CompiledStep:
         return self.config.fullgraph or self.config.on_failure == "raise"
 
     def _first_replay(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an entry for the first time; :data:`MISS` if its guards do not hold."""
+        """Runs an entry for the first time; returns :data:`MISS` if its guards do not hold."""
         self._first_run = True
         try:
             result = entry.replay(args, kwargs)
         except BaseException:
-            if entry.fresh:  # what runs natively behind a break raised
+            if entry.fresh:  # native code after a break raised
                 entry.fresh = False
                 self._report.replays += 1
             raise
@@ -313,7 +313,7 @@ class CompiledStep:
 
     def _add(self, entry: Entry) -> None:
         self._newest = entry
-        # Exact entries first: one that takes any size is there for the sizes that have none of their own.
+        # Exact entries first: a dynamic one is for sizes without an entry of their own.
         self._entries = sorted([entry, *self._entries], key=lambda known: known.captured.symbolic_sizes)
         self._replays = [e.replay for e in self._entries]
 
@@ -321,20 +321,20 @@ class CompiledStep:
         return self._or_exact(lambda spec: self._entry_by(spec, args, kwargs))  # type: ignore[no-any-return]
 
     def _or_exact(self, attempt: Callable[[Specialization], Any]) -> Any:
-        """``attempt`` by the current specialization; if symbolic sizes fail, with static ones from now on."""
+        """Calls ``attempt`` with the current specialization; if symbolic sizes fail, with static ones from now on."""
         spec = self._specialization
         try:
             return attempt(spec)
         except CaptureFailed:
             if not spec.has_symbolic_sizes:
                 raise
-        # Perhaps it is the symbolic sizes: if exact ones work, they are exact from now on.
+        # The symbolic sizes may be the cause: if exact ones work, sizes are exact from now on.
         done = attempt(replace(spec, dynamic_sizes=frozenset(), all_dynamic=False))
         self._exact = True
         return done
 
     def _entry_by(self, spec: Specialization, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        """An entry captured with what is given as known; what the capture itself learns is kept if it succeeds."""
+        """Captures an entry with ``spec``; keeps the specialization of the capture if it succeeds."""
         with self._as_failed_capture(spec):
             captured = self._capture(spec, args, kwargs)
             once = self._serves_one_call(captured)
@@ -349,7 +349,7 @@ class CompiledStep:
         return entry
 
     def _serves_one_call(self, captured: Captured) -> bool:
-        """True if the step ends what its capture relies on: it is compiled if that comes again, and not before."""
+        """Returns True if the step invalidates its own guards: such a capture is compiled only when it occurs again."""
         if not captured.ends or self.config.backend != "inductor" or self._deterministic:
             return False
         again = captured.ends in self._ended
@@ -363,12 +363,12 @@ class CompiledStep:
 
     @property
     def _in_parts(self) -> bool:
-        """A step that cannot be captured whole is captured in parts, and runs eagerly where that fails."""
+        """True if a step may be split at graph breaks; where that fails, it runs eagerly."""
         return not self._strict
 
     @contextmanager
     def _as_failed_capture(self, spec: Specialization) -> Iterator[None]:
-        """Whatever is raised inside is raised as :class:`CaptureFailed`, but for what the caller asked to see."""
+        """Context that raises any exception as :class:`CaptureFailed`, except those that the caller wants to see."""
         try:
             yield
         except (CaptureFailed, KeyboardInterrupt):
@@ -382,14 +382,14 @@ class CompiledStep:
                 traceback.print_exc()
             raise CaptureFailed("SFX204", summary(error), user_location(error), None, raised=True) from error
 
-    # --- capture beside the training -----------------------------------------------------------------------------
+    # --- background capture --------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until no background compilation of this step runs; the next call uses the result.
 
-        With ``warmup="background"`` the first call runs eagerly, the second starts a worker, and what comes after it
-        replays once the worker is done. With an empty cache the library's own modules are compiled before: the call
-        after this one starts the worker then.
+        With ``warmup="background"`` the first call runs eagerly, the second starts a worker, and later calls replay
+        once the worker is done. With an empty cache the library's own modules are compiled first: then the call after
+        this one starts the worker.
 
         Args:
             timeout: seconds to wait at most.
@@ -406,7 +406,7 @@ class CompiledStep:
         return all(step._job is None or step._job.wait(timeout) for step in steps)
 
     def _compile_in_background(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs eagerly and has the step captured on the way: traced here, between two steps, compiled by a worker."""
+        """Runs the step eagerly and captures it in the background: traced between two steps, compiled by a worker."""
         if self._job is not None:
             if not self._job.done():
                 return self._meanwhile(args, kwargs)
@@ -418,7 +418,7 @@ class CompiledStep:
                 return self._meanwhile(args, kwargs)
         first, self._has_run = not self._has_run, True
         if not native_ready() or first or self._failed_jobs >= _MAX_FAILED_JOBS:
-            return self._meanwhile(args, kwargs)  # the first step makes state: gradients, optimizer state, buffers
+            return self._meanwhile(args, kwargs)  # the first step creates state: gradients, optimizer state, buffers
         missed = self._update_specialization(args, kwargs)
         if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
             return self._over_limit(missed, args, kwargs)
@@ -439,7 +439,7 @@ class CompiledStep:
         return self._meanwhile(args, kwargs) if result is MISS else result
 
     def _begin_job(self, missed: Missed | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
-        """Traces and starts a worker; returns an entry if the compiled graph is known already."""
+        """Traces and starts a worker; returns an entry if the compiled graph is in the cache."""
 
         def attempt(spec: Specialization) -> Captured:
             with self._as_failed_capture(spec):
@@ -448,14 +448,14 @@ class CompiledStep:
         self._busy = True
         try:
             captured = self._or_exact(attempt)
-            if captured.commits and self._early_captures < _MAX_EARLY:  # state that the step is about to make itself
+            if captured.commits and self._early_captures < _MAX_EARLY:  # the step is about to create that state itself
                 self._early_captures += 1
                 return None
             self._specialization = captured.specialization
             if self._serves_one_call(captured):
                 return None
             with self._as_failed_capture(captured.specialization):
-                if captured.commits:  # no step makes it: the update is skipped, say
+                if captured.commits:  # no step creates it, for example a skipped update
                     entry = compile_capture.compile_captured(
                         captured, self.config, self._failed, self._differs, args, kwargs, self._parts, self._is_part
                     )
@@ -479,7 +479,8 @@ class CompiledStep:
         return self._taken_over(self._bound(captured, known, checks))
 
     def _finished_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
-        """What the worker made, as an entry; ``None`` if it is compared first, or failed, which the report says."""
+        """Returns the worker's result as an entry; ``None`` if it is compared first, or failed, which the report
+        says."""
         job, self._job = self._job, None
         assert job is not None, "a worker has finished"
         try:
@@ -498,7 +499,7 @@ class CompiledStep:
             if not self._in_parts:
                 raise
             stop = CaptureFailed(error.code, error.reason, error.location, None)
-            self._warn(stop, (stop.code, stop.reason), "was not compiled beside the training")
+            self._warn(stop, (stop.code, stop.reason), "was not compiled in the background")
             if job.captured.specialization.has_symbolic_sizes:
                 self._specialization, self._exact = (
                     replace(self._specialization, dynamic_sizes=frozenset(), all_dynamic=False),
@@ -524,7 +525,7 @@ class CompiledStep:
         return self._fn(*args, **kwargs)
 
     def _make_part(self, fn: types.FunctionType, name: str) -> CompiledStep:
-        """The rest of the step behind a break, compiled like a step."""
+        """Compiles the rest of the step after a break like a step."""
         part = RestOfStep(fn, self.config, self._parts)
         part._name = name
         part._warned = self._warned
@@ -542,7 +543,7 @@ class CompiledStep:
         record_capture(self._report, entry, missed, self._is_part)
 
     def _update_specialization(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Missed | None:
-        """Why the newest entry missed; numbers and objects that change are treated as such from now on."""
+        """Returns why the newest entry missed, and updates the specialization for values that change."""
         newest = self._newest or next(iter(self._entries), None)
         if newest is None:
             return None
@@ -573,7 +574,7 @@ class CompiledStep:
         kwargs: dict[str, Any],
         key: tuple[str, str] | None = None,
     ) -> Any:
-        """Runs the step itself; says why, once per reason."""
+        """Runs the step eagerly; warns once per reason."""
         strict = self._strict
         if stop.raised:
             return self._eager_after_error(stop, args, kwargs, strict)
@@ -582,14 +583,14 @@ class CompiledStep:
             if strict:
                 raise GraphBreakError(stop.code, stop.reason, stop.location) from stop.__cause__
         self._report.record_fallback(stop.code, stop.why_eager, stop.location)
-        result = self._fn(*args, **kwargs)  # first: if the step itself raises, its own error is the news
+        result = self._fn(*args, **kwargs)  # first: an error of the step itself takes precedence
         self._warn(stop, key or (stop.code, str(stop.location)))
         return result
 
     def _eager_after_error(
         self, stop: CaptureFailed, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool
     ) -> Any:
-        """An exception came out of the capture: most often the step's own, which it raises again now."""
+        """Handles an exception from the capture: usually the step's own, which an eager run raises again."""
         try:
             result = self._fn(*args, **kwargs)
         except Exception as error:
@@ -616,17 +617,17 @@ class CompiledStep:
         warnings.warn(text, SideFXWarning, stacklevel=callers_level())
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The captured graph raised and changed nothing: the step itself says what eager says."""
+        """Runs the step eagerly after the captured graph raised without changing anything: errors are eager's."""
         if isinstance(error, (VerificationError, UnfinishedError)):
             raise error
         if not self._strict:
-            error.__traceback__ = None  # its frames hold what the step, run now, may drop
+            error.__traceback__ = None  # its frames refer to objects that the eager step may drop
         granting = [entry for entry in self._entries if entry.captured.assumptions]
         for entry in [entry for entry in self._entries if entry.fresh]:
             entry.fresh = False
             for _, undo in entry.captured.commits:
                 undo()
-            if entry.captured.commits:  # it holds optimizer state that is no longer there
+            if entry.captured.commits:  # it refers to optimizer state that no longer exists
                 self._drop(entry)
         if isinstance(error, AssumptionFailed):
             stop = self._disagreement(error, granting)
@@ -639,7 +640,7 @@ class CompiledStep:
         return self._eager(stop, args, kwargs)
 
     def _disagreement(self, error: AssumptionFailed, granting: list[Entry]) -> CaptureFailed:
-        """A condition is not what an entry took for granted: where that is not rare, none does any more."""
+        """Handles a failed assumption; if that is not rare, nothing is assumed any more."""
         lines = dict.fromkeys(line for entry in granting for line in entry.captured.assumptions)
         self._disagreements += 1
         if self._disagreements >= _FEW and self._disagreements * _SELDOM >= self._report.calls + self._hits:
@@ -651,7 +652,7 @@ class CompiledStep:
         return CaptureFailed("SFX208", f"{error}: that of {' or '.join(map(str, lines))}", None, None)
 
     def _differs(self, what: str) -> None:
-        """``verify`` found a difference: the captured graph is run op by op from now on."""
+        """Handles a difference found by ``verify``: the captured graph runs op by op from now on."""
         if self.config.on_failure == "raise":
             raise VerificationError("SFX205", what)
         self._report.record_break("SFX205", what)
@@ -663,19 +664,19 @@ class CompiledStep:
             self._newest = None
 
     def _retire(self, entry: Entry) -> None:
-        """No call is replayed by it any more; why it would not fit is still asked of it."""
+        """Stops replaying an entry; it is still used to explain misses."""
         self._entries = [known for known in self._entries if known is not entry]
         self._replays = [e.replay for e in self._entries]
 
 
 @registry.intercept(CompiledStep.__call__)
 def _call_in_capture(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A compiled step that is called in another one is part of that."""
+    """Inlines a compiled step that is called in another one."""
     return world.interp.call(world.interp.getattr(args[0], "_fn"), args[1:], kwargs)
 
 
 class RestOfStep(CompiledStep):
-    """A step behind a break, from there on: a function of ``[cells, values]``, which are its own."""
+    """The rest of a step after a break: a function of ``[cells, values]``, which it owns."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         noticed = observable_finalization(args[0])

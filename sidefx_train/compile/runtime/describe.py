@@ -1,4 +1,4 @@
-"""What a step says of itself: names, values and errors in a line."""
+"""Describes names, values and errors in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidefx_train.errors import Location
 
 
 def callers_level() -> int:
-    """``stacklevel`` of the user's call for a warning issued by the calling function."""
+    """Returns the ``stacklevel`` of the user's call for a warning issued by the calling function."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE_DIR, "<sidefx_train")):
         level, frame = level + 1, frame.f_back
@@ -23,19 +23,19 @@ def callers_level() -> int:
 
 
 def name_of(fn: Any) -> str:
-    """What a callable is called in reports: that of what it binds, or of its class."""
+    """Returns the name of a callable for reports: that of its bound function, or of its class."""
     if isinstance(fn, functools.partial):
         return name_of(fn.func)
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
 def describable(fn: Any) -> Any:
-    """What the name and the docstring of a wrapper are taken from."""
+    """Returns the object that provides the name and docstring of a wrapper."""
     return fn if hasattr(fn, "__name__") else type(fn)
 
 
 def short(value: Any) -> str:
-    """A value in 120 characters at most, without calling the program's own methods."""
+    """Returns a value as at most 120 characters, without calling the program's own methods."""
     if isinstance(value, str):
         text = value
     elif type(value) in (tuple, list, dict, set, frozenset) or not is_library(type(value).__module__):
@@ -46,12 +46,12 @@ def short(value: Any) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """The class of an error and the first line of its message."""
+    """Returns the class of an error and the first line of its message."""
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}".strip(": ")
 
 
 def user_location(error: BaseException) -> Location | None:
-    """The innermost line of the traceback."""
+    """Returns the innermost line of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return Location(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None

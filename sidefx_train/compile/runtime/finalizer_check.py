@@ -1,7 +1,7 @@
-"""What would die with the state of a suspended frame, and whether code of the program would run then.
+"""Finds objects whose finalization, when the state of a suspended frame is dropped, would run code of the program.
 
-A captured part makes its effects when it is over, so what dies in it would die too late for its ``__del__``, its
-``finally`` or its weak references to see the program as eager has it.
+A captured part applies its effects at its end, so objects dropped in it would be finalized too late for their
+``__del__``, ``finally`` or weakref callbacks to see the program's state as in eager.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _PLAIN: frozenset[type] = frozenset(
         *(type, types.ModuleType, types.CodeType, types.BuiltinFunctionType),
     }
 )
-"""Classes of objects that nothing of the program dies with."""
+"""Classes of objects that own no objects of the program."""
 
 _MOST = 2000
-"""Objects looked at: a large state made of many is left alone."""
+"""Limit of inspected objects: larger states are not checked."""
 
 
 def observable_finalization(state: State) -> str | None:
-    """What of a frame's state runs code, or is missed by a weak reference, when it is dropped; ``None`` if nothing.
+    """Describes an object in a frame's state with observable finalization; ``None`` if there is none.
 
-    Iterators that are variables themselves do not count: the capture follows those.
+    Iterators that are variables themselves are excluded: the capture tracks those.
 
     Args:
-        state: ``[cells, values]``, which nothing else refers to.
+        state: ``[cells, values]``, to which nothing else refers.
     """
     held: dict[int, Any] = {}
     counts: dict[int, int] = {}
@@ -75,14 +75,18 @@ def _count_referents(containers: list[Any], held: dict[int, Any], counts: dict[i
 def _observable(item: Any, top: bool) -> str | None:
     cls = type(item)
     if cls in HOLDERS:
-        return f"a suspended {cls.__name__}, which cleans up" if not top and has_pending_finally(item) else None
-    if safe_isinstance(item, torch.Tensor):  # torch's own references to tensors are of other classes, or call back
+        return (
+            f"a suspended {cls.__name__}, which has a pending finally"
+            if not top and has_pending_finally(item)
+            else None
+        )
+    if safe_isinstance(item, torch.Tensor):  # torch's own references to tensors are of other classes, or have callbacks
         plain = any(type(ref) is weakref.ref and ref.__callback__ is None for ref in weakref.getweakrefs(item))
         return "a tensor, to which weak references refer" if plain else None
     if is_library(cls.__module__):
         return None
     if deletes(cls):
-        return f"a {cls.__qualname__}, whose __del__ runs when it dies"
+        return f"a {cls.__qualname__}, whose class has __del__"
     if weakref.getweakrefcount(item):
         return f"a {cls.__qualname__}, to which weak references refer"
     return None

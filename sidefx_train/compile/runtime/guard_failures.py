@@ -1,4 +1,4 @@
-"""Why a call is not replayed, and how the step is specialized after it."""
+"""Explains guard failures and updates the specialization after them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sidefx_train.compile.runtime.describe import short
 from sidefx_train.errors import Location
 
 _GROWTHS = 4
-"""How many lengths of a list that the step reads as a whole are captured."""
+"""Limit of captured lengths of a list that the step reads completely."""
 
 
 class Missed(NamedTuple):
-    """What has changed since a capture.
+    """A value that has changed since a capture.
 
     Attributes:
-        label: which value, as the report names it.
-        old: what it was, or the whole condition, in words.
-        new: what it is.
+        label: the value, as the report names it.
+        old: its old value, or the full condition as text.
+        new: its new value.
         location: the line that read it.
     """
 
@@ -42,14 +42,14 @@ def specialized_after(
     sizes: bool,
     in_part: bool,
 ) -> tuple[Specialization, Missed]:
-    """Which guard of an entry failed, and the next specialization: what changed is treated as changing.
+    """Returns the next specialization, which treats what changed as changing, and the guard failure.
 
     Args:
-        newest: the entry.
-        spec: that of the entry.
-        args: of the call.
-        kwargs: of the call.
-        sizes: sizes that change may become symbolic.
+        newest: the entry whose guards failed.
+        spec: specialization of the entry.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        sizes: changed sizes may become symbolic.
         in_part: the step is the rest of another.
 
     Returns:
@@ -67,7 +67,7 @@ def specialized_after(
         spec = replace(spec, native_iterators=spec.native_iterators | changes.iterators)
     if guard.kind in ("names", "code"):
         return spec, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
-    # All that have changed, not the first alone: each would cost a capture of its own.
+    # All that have changed, not only the first: each would need a capture of its own.
     longer = (*spec.list_growths, *dict.fromkeys(changes.lists))
     texts = (*spec.string_changes, *dict.fromkeys(changes.texts))
     spec = replace(
@@ -87,7 +87,7 @@ def specialized_after(
 
 
 def _replaced(old: Any, new: Any, in_part: bool) -> bool:
-    """True for objects whose place is looked up at every call once they have been seen to be replaced."""
+    """Returns True for a replaced object that is fetched at every call from now on."""
     if isinstance(old, torch.Tensor):
         return isinstance(new, torch.Tensor)
     if in_part and isinstance(old, torch.nn.Module) and type(new) is type(old):  # a loop over layers

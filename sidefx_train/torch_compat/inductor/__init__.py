@@ -1,1 +1,1 @@
-"""Changes to Inductor: code generation made faster, wrong results mended, and checks of what it generates."""
+"""Changes to Inductor: faster code generation, corrections of wrong results, and checks of generated code."""

@@ -1,8 +1,8 @@
-"""Checks of what Inductor is about to generate: nothing is read before it is written, or after it is overwritten.
+"""Checks of Inductor's schedules: nothing is read before it is written, or after it is overwritten.
 
 They are always on. A graph that fails one is not compiled that way: the report says so (SFX201), and the step runs
-eagerly. None of them fails where Inductor is right; the first two hold what is mended in ``correctness.py`` and changed
-in ``speedups.py`` to its word.
+eagerly. None of them fails if Inductor is correct; the first two also verify the corrections in ``correctness.py`` and
+the changes in ``speedups.py``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from sidefx_train.torch_compat.inductor.patching import replaced
 
 
 class WrongSchedule(RuntimeError):
-    """Kernels that would read memory before it is written, or after it is written over."""
+    """Kernels would read memory before it is written, or after it is overwritten."""
 
 
 @contextmanager
 def checked_codegen() -> Iterator[None]:
-    """Around lowering: every schedule, and every C++ loop nest, is checked before it is used.
+    """Context around lowering in which every schedule, and every C++ loop nest, is checked before it is used.
 
     Raises:
-        WrongSchedule: from inside, where a kernel would read what is not there.
+        WrongSchedule: from inside, if a kernel would read a missing value.
     """
     from torch._inductor import scheduler
     from torch._inductor.codegen import cpp
@@ -52,20 +52,19 @@ def checked_codegen() -> Iterator[None]:
 
 
 def check_schedule(plan: Any) -> None:
-    """Holds the reads of all kernels, in the order in which they will run, against the writes to the same memory.
+    """Compares the reads of all kernels, in execution order, with the writes to the same memory.
 
-    A buffer that is written in place has a name for each of its states: a kernel that takes one of them must find the
-    memory in that state. Kernels that were fused run as one loop: there a state may be overwritten only at the index at
-    which it is read.
+    A buffer that is written in place has one name per state: a kernel that reads a state must find the memory in that
+    state. Fused kernels run as one loop: there a state may be overwritten only at the index at which it is read.
 
     Args:
-        plan: Inductor's scheduler, its nodes final.
+        plan: Inductor's scheduler with its final nodes.
 
     Raises:
-        WrongSchedule: a state is read that is not there yet, or not there any more.
+        WrongSchedule: a state is read before it exists, or after it was overwritten.
     """
     memory = plan.mutation_real_name
-    state: dict[str, str] = {}  # memory -> name of what is in it
+    state: dict[str, str] = {}  # memory -> name of its contents
     written: set[str] = set()
     for kernel in plan.nodes:
         parts = kernel.get_nodes()
@@ -97,20 +96,20 @@ def check_schedule(plan: Any) -> None:
 
 
 def _is_order(dep: Any) -> bool:
-    """True for what orders kernels and reads nothing."""
+    """Returns True for a dependency that orders kernels and reads nothing."""
     return type(dep).__name__ == "WeakDep" or getattr(dep, "is_fake", False)
 
 
 def _check_index(name: str, read: Any, writes: list[Any] | None) -> None:
-    """A state that is not there any more is read in the loop that overwrites it, at the same index, or not at all."""
+    """Checks that an overwritten state is read only in the loop that overwrites it, at the same index."""
     if writes is None or not all(_same_index(read, write) for write in writes):
         raise WrongSchedule(f"Inductor has {name} read {read.name} after it is written over")
 
 
 def _check_earlier(name: str, write: Any, state: str, parts: list[Any], fused: int) -> None:
-    """Parts of a loop that read a state are done with it at an index when that is written."""
+    """Checks that parts of a loop read a state at an index before that is written."""
     if fused == 1 and type(write).__name__ != "MemoryDep":
-        return  # one operator, which knows what it does
+        return  # a single operator handles this itself
     for part in parts:
         for read in part.read_writes.reads:
             if _is_order(read) or read.name != state or _covers_buffer(read, part):
@@ -120,7 +119,7 @@ def _check_earlier(name: str, write: Any, state: str, parts: list[Any], fused: i
 
 
 def _covers_buffer(read: Any, part: Any) -> bool:
-    """True for the dependency of a write on the state before it, which is no read of it."""
+    """Returns True for the dependency of a write on the state before it, which is not a read."""
     mutated = {name for buffer in part.get_outputs() for name in buffer.get_mutations()}
     return type(read).__name__ == "StarDep" and bool(mutated)
 
@@ -137,13 +136,13 @@ def _same_index(read: Any, write: Any) -> bool:
 
 
 def _stored_behind(kernel: Any) -> set[str]:
-    """Names of the buffers that a C++ kernel stores behind its loops."""
+    """Returns the names of the buffers that a C++ kernel stores after its loops."""
     lines = getattr(kernel.reduction_suffix, "_lines", ())
     return {line.name for line in lines if type(line).__name__ == "DeferredLine"}
 
 
 def _check_stores(outer_loop: Any, main: set[str], rest: set[str]) -> None:
-    """The vectors of a size and what is left of it store the same results, where something is left."""
+    """Checks that the vector loop and the remainder loop of a size store the same results, if there is a remainder."""
     left = outer_loop.size - outer_loop.tiled_size
     if left != 0 and main - rest:
         raise WrongSchedule(f"Inductor leaves the end of {', '.join(sorted(main - rest))} unwritten")

@@ -1,4 +1,4 @@
-"""Running Inductor: its passes, its lowering of one graph, and its C++ handed to a builder of ours."""
+"""Runs Inductor: its passes, its lowering of one graph, and a custom builder for its C++."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sidefx_train.torch_compat.recording import late_module
 def inductor_lowering(
     fake_mode: FakeTensorMode, generating: Callable[[Callable[..., None]], Callable[..., None]] = lambda before: before
 ) -> Iterator[None]:
-    """Around :func:`inductor_passes` and :func:`inductor_compile`.
+    """Context around :func:`inductor_passes` and :func:`inductor_compile`.
 
     Args:
-        fake_mode: of the graph's values.
-        generating: gives what stands in for the method that generates a C++ loop.
+        fake_mode: fake mode of the graph's values.
+        generating: returns the replacement of the method that generates a C++ loop.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.virtualized import V
@@ -48,11 +48,11 @@ def inductor_lowering(
 
 
 def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.GraphModule:
-    """A functional graph after Inductor's joint-graph passes.
+    """Returns a functional graph after Inductor's joint-graph passes.
 
     Args:
-        module: the graph; it stays as it is.
-        finds_attention: there may be attention in it that is written out; false saves the time to look for it.
+        module: the graph; it is not changed.
+        finds_attention: it may contain decomposed attention; False saves the time to look for it.
     """
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor import compile_fx
@@ -63,12 +63,12 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
 
 
 def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: list[int]) -> tuple[Any, str]:
-    """Lowers what :func:`inductor_passes` gives.
+    """Lowers a result of :func:`inductor_passes`.
 
     Args:
         module: the graph.
-        example_inputs: its inputs, fake ones.
-        static: positions of inputs that stay where they are in memory.
+        example_inputs: its fake inputs.
+        static: positions of inputs with fixed addresses.
 
     Returns:
         A callable that takes one list of real inputs, and the generated code.
@@ -92,7 +92,7 @@ def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: 
 
 @contextmanager
 def numbering_kernels(graph: int) -> Iterator[None]:
-    """Kernels of graphs that are lowered inside have different names, those of graphs of other numbers included."""
+    """Context in which kernels of lowered graphs have unique names, also among graphs of other numbers."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
     numbers = itertools.count()
@@ -103,7 +103,7 @@ def numbering_kernels(graph: int) -> Iterator[None]:
 
 @contextmanager
 def lowering_notes() -> Iterator[list[str]]:
-    """What Inductor warns of while it lowers, as notes for the report, complete at the end."""
+    """Context that yields Inductor's warnings during lowering as notes for the report, complete at its end."""
     from torch._inductor import lowering
 
     dispatched: dict[str, None] = {}
@@ -137,13 +137,13 @@ def lowering_notes() -> Iterator[list[str]]:
 def building_cpp(
     build: Callable[[str, str, int, list[str]], Callable[[list[Any]], list[Any]]], add: Callable[[str], None]
 ) -> Iterator[None]:
-    """What Inductor writes in C++ for a whole CPU graph is built by ``build`` instead of by its own builder.
+    """Context in which ``build``, instead of Inductor's own builder, builds its C++ for a whole CPU graph.
 
     Args:
         build: ``build(caller, kernels, outputs, libraries)`` gets the source of ``inductor_entry_impl``, that of the
-            kernels it calls (empty if it is in the first), the number of outputs, and libraries to link. It returns a
-            function from the capsules of the inputs to those of the outputs.
-        add: is told the source of each kernel in C++ when it has been written, before all that.
+        kernels it calls (empty if it is in the first), the number of outputs, and libraries to link. It returns a
+        function from the capsules of the inputs to those of the outputs.
+        add: called with the source of each C++ kernel when it has been written, before all that.
     """
     from torch._inductor.codecache import CppWrapperCodeCache
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
@@ -182,7 +182,7 @@ def building_cpp(
 
 
 def call_aoti(entry: Callable[[list[Any]], list[Any]], numbers: Sequence[int] = ()) -> Callable[[list[Any]], list[Any]]:
-    """A function of one list of inputs (emptied by the call) around one over capsules of tensors.
+    """Wraps a function over capsules of tensors as a function of one list of inputs, which it empties.
 
     Args:
         entry: the function in a library.

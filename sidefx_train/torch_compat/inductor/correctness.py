@@ -303,7 +303,7 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 @contextmanager
 def right_results() -> Iterator[None]:
-    """Applies, around lowering, all workarounds that are not switched off."""
+    """Context around lowering that applies all workarounds that are not disabled."""
     with ExitStack() as stack:
         for name, mended in _MENDED.items():
             if enabled(name):

@@ -1,4 +1,4 @@
-"""Modules and templates that Inductor imports and a CPU needs late or never."""
+"""Delays Inductor's imports of modules and templates that a CPU needs late or never."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sidefx_train.torch_compat.inductor.patching import replaced
 
 
 class _LateTemplate:
-    """A template of Jinja's that is read when it is first used; those of Triton's kernels never are on a CPU."""
+    """A Jinja template that is read when it is first used; those of Triton kernels never are on a CPU."""
 
     def __init__(self, read: Callable[[str], Any], source: str) -> None:
         self._made = functools.cache(functools.partial(read, source))
@@ -33,7 +33,7 @@ def _import_lowering() -> None:
     from torch._inductor.codegen.common import KernelTemplate
 
     read = vars(KernelTemplate).get("_template_from_string")
-    if type(read) is not staticmethod:  # this torch reads them in another way
+    if type(read) is not staticmethod:  # this torch reads them differently
         importlib.import_module("torch._inductor.lowering")
         return
     late = functools.partial(_LateTemplate, KernelTemplate._template_from_string)
@@ -48,7 +48,7 @@ def _import_lowering() -> None:
 
 @contextmanager
 def _listing_operators_once() -> Iterator[None]:
-    """The operators of each namespace are listed once; none is defined inside."""
+    """Context that lists the operators of each namespace once; none is defined inside."""
     from torch._export import utils
 
     with (
@@ -59,7 +59,7 @@ def _listing_operators_once() -> Iterator[None]:
 
 
 class _LateModule(types.ModuleType):
-    """Stands for a module in those that import it, which comes when something of it is used after that."""
+    """Replaces a module in its importers; imports it when an attribute is used."""
 
     importing = True
 
@@ -73,7 +73,7 @@ class _LateModule(types.ModuleType):
 
 @contextmanager
 def _late_import(name: str) -> Iterator[None]:
-    """Modules imported inside do without a module that they import, until they use it."""
+    """Context in which imports of a module are delayed until it is used."""
     if name in sys.modules:
         yield
         return

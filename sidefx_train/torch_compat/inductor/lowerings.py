@@ -1,4 +1,4 @@
-"""Lowerings of operators of this library, and calls of operators through the dispatcher from generated C++."""
+"""Lowerings of this library's operators, and calls of operators through the dispatcher from generated C++."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sidefx_train.torch_compat.inductor.cpp_toolchain import c_interface
 from sidefx_train.torch_compat.op_overloads import OpOverload
 
 KERNEL_FUNCTION = "aoti_torch_sidefx_"
-"""What C++ that Inductor writes calls for ``sidefx::product``, ``product_relu``, ``products`` (behind their names
-``_narrow`` for bfloat16), ``sum_rows`` and the kernels of :data:`_WHOLE` begins with this."""
+"""Prefix of the functions that Inductor's C++ calls for ``sidefx::product``, ``product_relu``, ``products`` (with the
+suffix ``_narrow`` for bfloat16), ``sum_rows`` and the kernels of :data:`_WHOLE`."""
 
 
 def register_kernel_lowerings() -> None:
-    """Teaches Inductor ``sidefx::linear``, oneDNN's product of plain operands, transposed ones included, and the native
-    module's kernels."""
+    """Registers lowerings of ``sidefx::linear``, oneDNN's product of plain operands, also transposed ones, and of the
+    native module's kernels."""
     from torch._inductor import ir, lowering, mkldnn_ir
 
     op = torch.ops.sidefx.linear.default
@@ -78,7 +78,7 @@ def register_kernel_lowerings() -> None:
         ("lstm_backward", range(1, 7)),
     ]  # all but x
     composite_kernels += [("attention", ()), ("attention_backward", (5,)), ("attention_backward_joined", (5,))]
-    for name, plain in composite_kernels:  # and which of their arguments are taken without gaps
+    for name, plain in composite_kernels:  # and which of their arguments must be contiguous
         target = getattr(torch.ops.sidefx, name).default
         lowering.register_lowering(target, type_promotion_kind=None)(functools.partial(lower_layer, target, plain))
 
@@ -99,7 +99,7 @@ def register_kernel_lowerings() -> None:
 
 
 def call_composite(op: Any) -> None:
-    """Has Inductor call an operator that it knows as its parts alone."""
+    """Makes Inductor call an operator that it would decompose."""
     from torch._inductor import lowering
 
     if op not in lowering.lowerings:
@@ -108,10 +108,10 @@ def call_composite(op: Any) -> None:
 
 
 def _call_unlowered(graph: fx.Graph) -> None:
-    """Has Inductor call what it has no loops for and was not taken apart.
+    """Makes Inductor call operators without a lowering that were not decomposed.
 
-    It does so of itself, but where the environment says ``CI``, as its own tests and a user's do, it refuses those
-    operators that a decomposition is written for somewhere.
+    That is its default, but if the environment has ``CI``, as for its own tests and a user's, it refuses operators for
+    which any decomposition exists.
     """
     from torch._decomp import get_decompositions
     from torch._inductor import lowering
@@ -127,19 +127,19 @@ _WHOLE = {
     f"sidefx::{name}": name
     for name in ("lstm", "lstm_backward", "attention", "attention_backward", "attention_backward_joined")
 }
-"""Operators that make their results and are kernels of the native modules, and their functions' names."""
+"""Operators that allocate their results and are kernels of the native modules, with their functions' names."""
 
 DISPATCH_FUNCTION = "sidefx_dispatched"
-"""What C++ that Inductor writes calls around an operator of ours that is no kernel of torch's C interface."""
+"""Function that Inductor's C++ calls for operators of this library outside torch's C interface."""
 
 
 def multiplies_narrow() -> bool:
-    """True if oneDNN has products in bfloat16 for this processor: it needs AVX-512."""
+    """Returns True if oneDNN supports bfloat16 products on this processor: they need AVX-512."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def calls_dispatcher() -> bool:
-    """True if C++ that Inductor writes can call operators of ours through torch's dispatcher."""
+    """Returns True if Inductor's C++ can call this library's operators through torch's dispatcher."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
     method = getattr(CppWrapperCpu, "generate_fallback_kernel_with_runtime_lookup", None)
@@ -152,7 +152,7 @@ def calls_dispatcher() -> bool:
 
 
 def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
-    """Calls through torch's dispatcher in C++ that needs none of torch's headers, which take seconds to read."""
+    """Generates calls through torch's dispatcher in C++ without torch's headers, which take seconds to read."""
 
     def generate(
         wrapper: Any, buf_name: Any, python_kernel_name: Any, get_args: Any, op: Any, raw_args: Any, outputs: Any
@@ -182,7 +182,7 @@ def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
 
 
 def _plain_word(value: Any) -> str:
-    """A tensor, none, or a number, as a function of C++ takes it."""
+    """Returns a tensor, none, or a number as an argument of a C++ function."""
     if value is None:
         return "nullptr"
     if hasattr(value, "codegen_reference"):
@@ -191,9 +191,9 @@ def _plain_word(value: Any) -> str:
 
 
 def _words(op: Any, given: list[Any]) -> list[str] | None:
-    """An operator's arguments as the dispatcher's C interface takes them; ``None`` if it does not take them.
+    """Returns an operator's arguments for the dispatcher's C interface; ``None`` if it does not support them.
 
-    The dispatcher owns all that it is given: handles of tensors, lists, and the memory of what is optional.
+    The dispatcher owns everything it is passed: handles of tensors, lists, and the memory of optional values.
     """
     if any(str(result.type) != "Tensor" for result in op._schema.returns):
         return None

@@ -13,7 +13,7 @@ from sidefx_train.torch_compat.inductor.late_imports import _import_lowering
 
 
 def known_inductor_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``options`` that this torch's Inductor knows."""
+    """Returns those of ``options`` that this torch's Inductor has."""
     from torch._inductor import config
 
     known = config.get_config_copy()
@@ -30,9 +30,9 @@ def inductor_options(options: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def inductor_cache_of(maker: str) -> Iterator[None]:
-    """Inductor's own cache gives what the same ``maker`` has left in it, and nothing that others have.
+    """Context in which Inductor's own cache contains only entries of the same ``maker``.
 
-    It knows torch's sources, not ours, which have a part in what it keeps.
+    Inductor's key covers torch's sources, but not this library's, which also affect the entries.
     """
     settings = torch.compiler.config
     with settings.patch(cache_key_tag=f"{settings.cache_key_tag}:{maker}"):  # type: ignore[attr-defined]
@@ -40,22 +40,22 @@ def inductor_cache_of(maker: str) -> Iterator[None]:
 
 
 def forget_compile_threads() -> None:
-    """For a forked process: Inductor's threads stayed behind, and what is given to them would be waited for forever."""
+    """Resets Inductor's threads in a forked process: they do not exist there, and work passed to them would hang."""
     threads = sys.modules.get("torch._inductor.async_compile")
     if threads is not None:
         threads.AsyncCompile.pool.cache_clear()
 
 
 def inductor_decompositions() -> dict[Any, Any]:
-    """Inductor's own table under the present options."""
-    _import_lowering()  # some decompositions take it for imported
+    """Returns Inductor's own table under the current options."""
+    _import_lowering()  # some decompositions expect it to be imported
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
 
 
 def inductor_settings() -> str:
-    """Inductor's settings as text, those changed by the user included."""
+    """Returns Inductor's settings as text, including those changed by the user."""
     from torch._inductor import config
 
     return repr(sorted(config.save_config_portable().items(), key=lambda item: item[0]))

@@ -1,4 +1,4 @@
-"""How functions of torch are replaced for a while."""
+"""Replaces functions of torch temporarily."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(place: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """``place.name`` is ``make(what it was)`` inside; where this torch has no such name, nothing is replaced."""
+    """Context in which ``place.name`` is ``make(old value)``; replaces nothing if this torch has no such name."""
     before = getattr(place, name, None)
     if before is None:
         yield

@@ -1,4 +1,4 @@
-"""Inductor's code generation, faster with the same result.
+"""Speeds up Inductor's code generation without changing its result.
 
 Each change has a name in ``sidefx_train/switches.py``. The tests compare generated code with and without each of them.
 """
@@ -23,18 +23,18 @@ _CPU = torch.device("cpu")
 
 @contextmanager
 def without_idle_patterns(module: fx.GraphModule) -> Iterator[None]:
-    """Inductor's joint-graph passes do without the patterns of attention, which take long to make, and without others
-    that can match nothing in a graph.
+    """Context in which Inductor's joint-graph passes skip the attention patterns, which take long to create, and others
+    that cannot match in a graph.
 
-    They are made by the next pass outside of this, as if there had been none here.
+    The next pass outside this context creates them as usual.
     """
     from torch._inductor.fx_passes import joint_graph, misc_patterns, pad_mm
     from torch._inductor.pattern_matcher import init_once_fakemode
 
     makers = [getattr(pad_mm, "_pad_mm_init", None), getattr(misc_patterns, "_misc_patterns_init", None)]
     values = [node.meta.get("val") for node in module.graph.nodes]
-    pads = any(getattr(value, "device", _CPU) != _CPU for value in values)  # products, and none on the CPU
-    permutes = any("randperm" in str(node.target) for node in module.graph.nodes)  # what is indexed by a permutation
+    pads = any(getattr(value, "device", _CPU) != _CPU for value in values)  # products, not all on the CPU
+    permutes = any("randperm" in str(node.target) for node in module.graph.nodes)  # indexing by a permutation
 
     def make_others(input_device: torch.device | None = None) -> None:
         for make, wanted in zip(makers, (pads, permutes), strict=True):
@@ -42,7 +42,7 @@ def without_idle_patterns(module: fx.GraphModule) -> Iterator[None]:
                 continue
             make(input_device) if "input_device" in inspect.signature(make).parameters else make()
 
-    if not all(makers):  # this torch calls them otherwise: all are made
+    if not all(makers):  # this torch names them differently: all are created
         yield
         return
     with replaced(joint_graph, "lazy_init", lambda _: init_once_fakemode(make_others)):
@@ -50,7 +50,7 @@ def without_idle_patterns(module: fx.GraphModule) -> Iterator[None]:
 
 
 def _running_bodies(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Bodies of loops, which are graphs of calls of one object's methods, are run without what else graphs may have."""
+    """Runs loop bodies, graphs of method calls on one object, without support for what other graphs may contain."""
     from torch._inductor.virtualized import V
 
     def run(shim: Any, *args: Any, **more: Any) -> Any:
@@ -87,7 +87,7 @@ def _running_bodies(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NoBounds:
-    """Of values that are no indices."""
+    """Replaces bounds of values that are not indices."""
 
     @staticmethod
     def get_bounds() -> dict[Any, Any]:
@@ -96,7 +96,7 @@ class _NoBounds:
 
 @contextmanager
 def quick_codegen() -> Iterator[None]:
-    """What Inductor's C++ code generation does again and again for the same answer is done once."""
+    """Context in which Inductor's C++ code generation computes repeated results once."""
     with ExitStack() as stack:
         for name, changes in _CODEGEN.items():
             if enabled(name):
@@ -106,11 +106,11 @@ def quick_codegen() -> Iterator[None]:
 
 
 Changes = list[tuple[Any, str, Callable[[Any], Any]]]
-"""What is replaced: object, attribute, and what makes the new value of the old one."""
+"""Replacements: object, attribute, and function from the old to the new value."""
 
 
 def _linear_strides() -> Changes:
-    """Strides of indices that are linear in a variable, also within vectors, are read off instead of simplified."""
+    """Reads strides of indices that are linear in a variable, also within vectors, without simplification."""
     from torch._inductor.codegen import cpp
 
     def quick(before: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,17 +126,18 @@ def _linear_strides() -> Changes:
 
 
 def _shared_dtype_rules() -> Changes:
-    """The rules of data types, which are one object anyway, are not filled in again for each operation."""
+    """Shares the dtype rules, one object anyway, instead of filling them in for each operation."""
     from torch._inductor.codegen import common
 
     return [(common, "DtypePropagationOpsHandler", functools.cache)]
 
 
 def _skip_empty_tails() -> Changes:
-    """Loops over what is left of a size that vectors divide are not written, since there is nothing left.
+    """Omits remainder loops of sizes that vectors divide, since there is no remainder.
 
-    A kernel over two vectorized dimensions has two such rests. The lines behind its loops, which store the results of
-    reductions, stand in the outer loop: they are needed while the outer rest is not empty, whatever the inner one is.
+    A kernel over two vectorized dimensions has two remainders. The lines after its loops, which store the results of
+    reductions, are in the outer loop: they are needed while the outer remainder is not empty, whatever the inner one
+    is.
     """
     from torch._inductor import scheduler
     from torch._inductor.codegen import cpp
@@ -162,14 +163,14 @@ def _skip_empty_tails() -> Changes:
 
 
 def _is_empty(inner: Any = None, outer: Any = None) -> bool:
-    """True if nothing of a kernel is ever run: sizes of its rests; ``None`` where it is not of a rest."""
+    """Returns True if no iteration of a kernel ever runs: sizes of its remainders; ``None`` if it has none."""
     if outer is not None:
         return bool(outer == 0)
     return bool(inner is not None and inner == 0)
 
 
 def _skip_bounds() -> Changes:
-    """What values are at least and at most is found out where some of them are indices."""
+    """Computes bounds of values only if some of them are indices."""
     from torch._inductor import loop_body
     from torch._inductor.codegen import cpp
     from torch._inductor.virtualized import V
@@ -190,18 +191,18 @@ def _fast_loop_bodies() -> Changes:
 
 
 def _skip_simplify() -> Changes:
-    """Ranges of variables are looked at where an index has quotients or remainders of anything but maxima."""
+    """Simplifies by variable ranges only if an index has quotients or remainders other than of maxima."""
     from torch._inductor import sizevars
     from torch.utils._sympy.functions import FloorDiv, Max, ModularIndexing
 
     join_dimensions = getattr(sizevars, "join_dimensions", None)
 
     def unless_linear(before: Callable[..., Any]) -> Callable[..., Any]:
-        def simplify(sizes: Any, expression: Any, ranges: Any) -> Any:  # what is known of ranges is about quotients
+        def simplify(sizes: Any, expression: Any, ranges: Any) -> Any:  # knowledge of ranges concerns quotients
             if join_dimensions is not None:
                 expression = join_dimensions(sizes.simplify(expression))
                 if not expression.has(ModularIndexing, FloorDiv) or expression.has(Max):
-                    return expression  # what is known of a maximum is asked without the ranges, and raises
+                    return expression  # known maxima are found without the ranges, which raises
             return before(sizes, expression, ranges)
 
         return simplify
@@ -227,7 +228,7 @@ _CODEGEN: dict[str, Callable[[], Changes]] = {
 
 
 def known_values(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Fake values of a graph are not computed where every node has one."""
+    """Skips the computation of a graph's fake values if every node has one."""
 
     def propagate(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         from torch._inductor.virtualized import V
@@ -240,10 +241,10 @@ def known_values(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def linear_step(index: Any, var: Any) -> Any:
-    """By how much a sum grows with ``var`` that holds whole multiples of it alone; ``None`` for other expressions.
+    """Returns the growth of a sum by ``var`` if it only contains integer multiples of it; ``None`` otherwise.
 
-    Where ``var`` is limited to a range, what the sum grows by is no number and is not simplified, which would take a
-    tenth of a second.
+    If ``var`` is clamped to a range, the growth is not a number and is not simplified, which would take a tenth of a
+    second.
     """
     import sympy
     from torch.utils._sympy.functions import Max, Min
@@ -263,8 +264,8 @@ def linear_step(index: Any, var: Any) -> Any:
 
 
 def within_vector(index: Any, var: Any, length: int) -> Any:
-    """The index while ``var`` runs through one vector: its quotients by multiples of the length stay what they are, and
-    so do its remainders of them but for ``var`` itself."""
+    """Returns the index while ``var`` runs through one vector: quotients by multiples of the length stay constant, and
+    remainders of them too, except for ``var`` itself."""
     import sympy
     from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
@@ -282,7 +283,7 @@ def within_vector(index: Any, var: Any, length: int) -> Any:
 
 
 def codegen_parts() -> types.SimpleNamespace:
-    """What of Inductor's C++ code generation ``compile/backend/cpp_codegen/loop_dedup.py`` works with."""
+    """Returns the parts of Inductor's C++ code generation that ``compile/backend/cpp_codegen/loop_dedup.py`` uses."""
     from torch._inductor import config, metrics
     from torch._inductor.codegen import common, cpp
     from torch._inductor.utils import IndentedBuffer

@@ -1,4 +1,4 @@
-"""Python that a backward outside runs reads the world as it is then: hooks, and backwards of custom functions."""
+"""Python code in a backward outside reads the current state: hooks, and backwards of custom functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slotted:
 
 
 class Scaled(torch.autograd.Function):
-    """Reads what the test changes when its backward runs."""
+    """Its backward reads settings that the test changes."""
 
     @staticmethod
     def forward(ctx, x, settings):
@@ -120,7 +120,7 @@ def history(run, model):
     results = []
     for _ in range(3):
         output, made = run(torch.ones(4, 3))
-        if model.hook != "checkpoint":  # a region is to do again what it did
+        if model.hook != "checkpoint":  # a region must repeat its computation
             change(model, made)
         output.sum().backward()
         results.append([parameter.grad.tolist() for parameter in model.parameters()])
@@ -144,7 +144,7 @@ def test_a_model_compiled_alone(hook):
         assert report.replays == 3 and not report.fallbacks, str(report)
     else:
         reasons = [record.reason for record in report.breaks]
-        assert any("Python that its backward runs reads" in reason for reason in reasons), reasons
+        assert any("in the backward of an output reads" in reason for reason in reasons), reasons
 
 
 @pytest.mark.parametrize("kind", ["forward hook", "both hooks", "full hook", "pre-hook"])

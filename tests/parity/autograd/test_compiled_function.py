@@ -1,4 +1,4 @@
-"""What the backward of a captured part does when it is called: what it saves and frees, tangents, threads, errors."""
+"""The backward of a captured part: saved and freed tensors, tangents, threads, errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
 def both(fn, backend="aot_eager", **options):
-    """The function, and captured."""
+    """Returns the function, uncaptured and captured."""
     return fn, sidefx_train.compile(fn, backend=backend, fullgraph=True, on_failure="raise", **options)
 
 
@@ -33,7 +33,7 @@ def equal(wanted, found, exact=True):
             assert torch.equal(a, b) if exact else torch.allclose(a, b, atol=1e-5), f"{i}: {b}, eager has {a}"
 
 
-# --- what is saved -----------------------------------------------------------------------------------------------
+# --- saved tensors -----------------------------------------------------------------------------------------------
 
 
 def _gated(x, w, g):
@@ -88,7 +88,7 @@ def test_partitions(name, backend, partition):
 
 
 def saved_bytes(out):
-    """Memory that the autograd node of an output keeps, by storage."""
+    """Returns the memory that the autograd node of an output keeps, by storage."""
     kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in out.grad_fn.saved_tensors}
     return sum(kept.values())
 
@@ -103,7 +103,7 @@ def test_less_is_saved():
 
 
 def test_what_autograd_does_not_save_may_change():
-    """``x`` could be saved in place of ``x + 1``, which eager saves: then a change of ``x`` would be an error."""
+    """Saving ``x`` in place of ``x + 1``, which eager saves, would make a change of ``x`` an error."""
 
     def fn(x, w):
         return ((x + 1).sin() * w).exp()
@@ -162,7 +162,7 @@ def test_tangents_with_other_layouts(backend):
             call(x, w).backward(tangent)
             found += [x.grad, w.grad]
         seen.append(found)
-    equal(*seen, exact=False)  # a convolution of another layout rounds otherwise
+    equal(*seen, exact=False)  # a convolution of another layout rounds differently
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -228,7 +228,7 @@ def test_backward_twice():
 @pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_second_derivative_is_never_missing(backend, needs_grad):
-    """Beside another term that can be differentiated, a gradient that passed for a constant would not be noticed."""
+    """A gradient treated as a constant must not stay hidden by another term that can be differentiated."""
     seen = []
     for call in both(lambda x, w: (x @ w).sin(), backend):
         x, w = made(3, 3), made(3, 3, seed=1)

@@ -1,4 +1,4 @@
-"""Operators whose derivative is registered in Python: what it reads is guarded, what it does is done at every call."""
+"""Operators with a derivative registered in Python: its reads are guarded, its effects happen at every call."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def several():
 
     torch.library.register_autograd(f"{name}::pair", backward, setup_context=set_up, lib=library)
     pair = getattr(torch.ops, name).pair
-    pair.library = library  # which takes its kernels away when it dies
+    pair.library = library  # its kernels are removed when it is freed
     return lambda x: sum(pair(x, x.sin(), scale=2.0)) + pair.default(x, b=x.detach())[0]
 
 

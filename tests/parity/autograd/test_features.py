@@ -15,7 +15,7 @@ from tests.support.parity import Program, batches, mlp, parity
 
 
 def trained(loss_of, model: nn.Module | None = None, *watch) -> Program:
-    """A plain training step over ``loss_of(model, x, y)``."""
+    """Returns a plain training step over ``loss_of(model, x, y)``."""
     model = model if model is not None else mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -280,7 +280,7 @@ def test_checkpoint_inductor():
 
 
 def test_random_state_set_again():
-    """A state saved in the step gives the same numbers again, and the generator ends where eager leaves it."""
+    """A state saved in the step gives the same numbers again, and the generator ends in eager's state."""
 
     def make() -> Program:
         after = []
@@ -307,7 +307,7 @@ def test_random_state_set_again():
 
 
 def refused(loss_of, code: str, words: str, model: nn.Module | None = None) -> None:
-    """The step is not captured whole, for this reason, and its result is eager's."""
+    """Checks that the step is not captured whole, for this reason, and that its result equals eager's."""
     report = parity(lambda: trained(loss_of, model), steps=4, captures=None, whole=False)
     assert (code, words) in {(found.code, found.reason) for found in report.breaks}, report.breaks
 
@@ -527,7 +527,7 @@ OVER_OUTSIDE = {
 
 @pytest.mark.parametrize("name", OVER_OUTSIDE)
 def test_function_over_outside_tensors(name):
-    """The first read of them is inside the transform, which must not take their stand-ins for tensors of its own."""
+    """Their first read is inside the transform, which must not treat their fake tensors as its own tensors."""
 
     def make() -> Program:
         w = nn.Parameter(torch.linspace(-1, 1, 4))
@@ -546,7 +546,7 @@ def test_function_over_outside_tensors(name):
 
 
 def test_vmap_in_a_new_process():
-    """Its rules are read when they are first needed, which is during the capture."""
+    """Its rules are registered at first use, which is during the capture."""
     code = (
         "import torch, sidefx_train\n"
         "step = sidefx_train.compile(torch.func.vmap(torch.sin), backend='eager', fullgraph=True, on_failure='raise')\n"

@@ -1,4 +1,4 @@
-"""Dual tensors of forward-mode differentiation, as arguments, in closures, and made inside the step."""
+"""Dual tensors of forward-mode differentiation, as arguments, in closures, and created inside the step."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
 def compare(program, backend="eager", **options):
-    """``program(wrap)`` gives tensors and other values; eagerly and captured they are the same."""
+    """Compares the tensors and other values of ``program(wrap)``, eager and captured."""
     outcomes = []
     for wrap in (lambda fn: fn, lambda fn: sidefx_train.compile(fn, backend=backend, **options)):
         torch.manual_seed(0)
@@ -140,7 +140,7 @@ class Cube(torch.autograd.Function):
 
 
 class Estimated(torch.autograd.Function):
-    """Its backward reads what is neither an argument nor a result, and is no derivative of the forward."""
+    """Its backward reads a tensor that is neither argument nor result, and is not the derivative of the forward."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -246,7 +246,7 @@ def test_torch_autograd_functional(ask, backend):
 
 
 def test_gradients_of_an_outer_graph():
-    """Places that get gradients are tensors with a history; some are not saved."""
+    """Inputs that receive gradients are non-leaf tensors; some are not saved."""
 
     def program(wrap):
         w, x = numbers(3, 3, grad=True), numbers(3, 3, grad=True)

@@ -1,4 +1,4 @@
-"""Values that leave a captured function with a live autograd graph: forward and backward joined outside."""
+"""Results of a captured function with a live autograd graph: forward and backward joined outside."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
 def compare(make, inputs, backend="eager", steps=3, whole=True, exact=None):
-    """``make() -> (module or function, parameters)`` run eagerly and compiled: values and gradients for each input.
+    """Runs ``make() -> (module or function, parameters)`` eagerly and compiled: values and gradients for each input.
 
-    ``inputs(i)`` gives the arguments of call ``i``; those that require grad are compared too.
+    ``inputs(i)`` returns the arguments of call ``i``; those that require grad are compared too.
     """
     exact = backend != "inductor" if exact is None else exact
     strict = {"fullgraph": True, "on_failure": "raise"} if whole else {}
@@ -145,7 +145,7 @@ def function(fn):
 
 
 class Doubling(torch.autograd.Function):
-    """Its backward is not the derivative of its forward, to see whose is used."""
+    """Its backward is not the derivative of its forward, to show which one is used."""
 
     @staticmethod
     def forward(ctx, x):
@@ -181,12 +181,12 @@ FUNCTIONS = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name, backend):
-    # A backward is recorded for a tangent laid out like its output; eager here gets a contiguous one.
+    # A backward is traced for a tangent with the layout of its output; eager here gets a contiguous one.
     compare(function(FUNCTIONS[name]), data(5, 6, grad=True), backend, exact=name != "a transposed result")
 
 
 def test_input_with_a_graph_from_outside():
-    """Gradients flow through the captured function into what the caller computed before."""
+    """Gradients flow through the captured function into the caller's earlier computation."""
 
     def make():
         first, second = nn.Linear(6, 6), nn.Linear(6, 2)
@@ -293,7 +293,7 @@ VIEWS = {
 
 
 def facts(outs, given):
-    """What later operations on the outputs would see: bases, memory, versions, history."""
+    """Returns the facts that later operations on the outputs would see: bases, memory, versions, history."""
     base = [next((i for i, t in enumerate((*outs, *given)) if t is out._base), out._base is not None) for out in outs]
     memory = [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in (*outs, *given)] for a in outs]
     names = [out.grad_fn.name() if out._is_view() and out.grad_fn is not None else None for out in outs]
@@ -314,7 +314,7 @@ def test_views_that_leave(name, backend):
             outs = call(x)
             seen.append(facts(outs, (x, w)))
     assert seen[:2] == seen[2:]
-    # Gradients of several views are added up in another layout than eager's, which a matrix product rounds otherwise.
+    # Gradients of several views are added in another layout than eager's, and a matrix product then rounds differently.
     compare(function(VIEWS[name]), data(5, 6, grad=True), backend, exact=False)
 
 
@@ -369,7 +369,7 @@ def test_hooks_on_intermediates_run_when_backward_runs():
 @pytest.mark.parametrize("when", ["before", "between", "after_a_call"])
 @pytest.mark.parametrize("late", [False, True])
 def test_hooks_on_leaves_run_once(when, late):
-    """They are the engine's to run, which calls the captured backward: once, whenever they were registered."""
+    """The engine calls the captured backward and runs the hooks once, whenever they were registered."""
 
     def make(backend):
         torch.manual_seed(0)
@@ -430,7 +430,7 @@ def test_leaf_or_not_is_looked_at():
     assert torch.equal(base.grad, torch.full((3,), 6.0))
 
 
-# --- breaks in front of backward ---------------------------------------------------------------------------------
+# --- breaks before backward --------------------------------------------------------------------------------------
 
 
 def broken_step(forward):
@@ -555,7 +555,7 @@ def _view_and_loss(model, x):
 @pytest.mark.parametrize("forward", [_hidden_and_loss, _tied, _three_levels, _views_of_views, _view_and_loss])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_gradients_between_two_outputs(how, forward, backend):
-    """What flows from one output to another passes through the tensor in between, where somebody may watch."""
+    """A gradient from one output to another passes through the tensor in between, where a hook may observe it."""
 
     def results(compiled):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Arguments that cease to require gradients in a step, are changed after that, and leave as views."""
+"""Arguments that stop requiring gradients in a step, are changed after that, and are returned as views."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTS = {
     "a detached one from before": "d, x.view_as(x)",
 }
 LEFT = {"a view from before": "result detached"}
-"""Views that are made before, and that autograd knows, are left to eager."""
+"""Views that exist before and have an autograd history run eagerly."""
 
 
 def source(made: str, ceases: str, then: str, outs: str) -> str:

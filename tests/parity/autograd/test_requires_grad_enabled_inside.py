@@ -1,4 +1,4 @@
-"""Arguments that begin to require gradients in a step whose results are differentiated outside."""
+"""Arguments that start requiring gradients in a step whose results are differentiated outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backward says of a tensor that was changed after it was saved: eager's own text, with the operation's name."""
+"""Errors of a backward about a tensor that was changed after it was saved: eager's text, with the operation's name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _branches(x, y):
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)], ids=["x", "y", "both"])
 @pytest.mark.parametrize("changed", ["largest", "x", "y"])
 def test_what_eager_does_not_come_by_may_be_changed(changed, asked, backend):
-    """``autograd.grad`` runs what lies between a result and what it is asked for, and looks at nothing else."""
+    """``autograd.grad`` runs only the nodes between a result and its inputs, and checks only their saved tensors."""
 
     def said(called):
         first = torch.arange(12.0).reshape(3, 4).sin()
@@ -105,7 +105,7 @@ def one_node_in_another_order(w, z, x):
 @pytest.mark.parametrize("changed", range(3))
 @pytest.mark.parametrize("step", [one_node, one_node_in_another_order])
 def test_results_of_one_node(step, changed, result, partition):
-    """Eager complains of what it looks at on its way. What is computed again may be of what it has not looked at."""
+    """Eager checks only the saved tensors on its way; a recomputed value may read other tensors."""
 
     def said(called, leaf):
         given = [torch.arange(12.0).reshape(3, 4).sin().add(i).requires_grad_() for i in range(3)]
@@ -135,7 +135,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("name", UNREAD)
 def test_what_no_derivative_reads_may_be_changed(name):
-    """Eager saves the argument for its sizes alone, and complains of it; a captured backward saves what it reads."""
+    """Eager saves the argument only for its sizes, but checks its version; a captured backward saves what it reads."""
     step, found = UNREAD[name], []
     for changes in (False, True):
         x = torch.arange(6.0).view(2, 3).requires_grad_()
@@ -164,7 +164,7 @@ def _saved_as_it_came_out(x0, x1):
 
 @pytest.mark.parametrize("step", [_written_first, _a_view_written_first, _saved_as_it_came_out])
 def test_the_size_is_that_of_the_tensor_by_then(step):
-    """An argument that is saved is the caller's tensor: turned in place, it shows the size that it has by then."""
+    """A saved argument is the caller's tensor: after an in-place unsqueeze, the error shows its current size."""
     said = []
     for called in (step, sidefx_train.compile(step, backend="aot_eager", fullgraph=True, on_failure="raise")):
         x0 = torch.arange(12.0).reshape(3, 4).cos().requires_grad_() * 1.5

@@ -1,4 +1,4 @@
-"""Arguments that a backward does not come to keep no gradient, where their contents were replaced: not zeros either."""
+"""Arguments without a gradient path whose contents were replaced have gradient None, not zeros."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def heads_and_trunk(x, trunk, first, second):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("step", [heads, heads_and_trunk])
 def test_hooks_of_what_no_gradient_comes_to_are_not_called(step, backend, asked):
-    """Two heads, one of which is differentiated: what only the other was made of hears nothing."""
+    """Two heads, one of which is differentiated: hooks of tensors used only by the other head do not run."""
 
     def run(called):
         torch.manual_seed(0)
@@ -125,7 +125,7 @@ def test_hooks_of_what_no_gradient_comes_to_are_not_called(step, backend, asked)
 
 
 def test_hooks_registered_between_calls_are_noticed():
-    """A leaf that nobody listened to is another one once somebody does."""
+    """A hook on a leaf that had none before triggers a recapture."""
     captured = sidefx_train.compile(heads, backend="aot_eager", fullgraph=True, on_failure="raise")
     leaves = [torch.ones(4, 4, requires_grad=True) for _ in range(4)]
     captured(*leaves)[0].backward()

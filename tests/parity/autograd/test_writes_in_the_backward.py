@@ -1,4 +1,4 @@
-"""A backward that writes tensors counts its writes when it runs, and not in the forward."""
+"""A backward that writes tensors increments their versions when it runs, not in the forward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarni
 
 
 class Counting(torch.autograd.Function):
-    """Keeps a statistic of its gradient."""
+    """Accumulates a statistic of its gradient."""
 
     @staticmethod
     def forward(ctx, x, stat):

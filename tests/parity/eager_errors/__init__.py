@@ -1,1 +1,1 @@
-"""What eager refuses, a captured step refuses (`capture/recording/eager_parity`)."""
+"""Operations that eager refuses are refused in a captured step (`capture/recording/eager_parity`)."""

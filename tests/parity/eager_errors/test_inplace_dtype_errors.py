@@ -1,6 +1,6 @@
-"""WriteLog that eager refuses for what is written: lists of tensors, ``out=`` and in-place operations of several types.
+"""Writes that eager refuses for their dtypes: lists of tensors, ``out=`` and in-place operations of several types.
 
-Nothing may be half-written by a captured step either, beyond what eager had written when it raised.
+A captured step must not leave partial writes either, other than those that eager made before it raised.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _given(dtype):
 
 
 def _left(step, first, second):
-    """What a step raises, and what it has done to its arguments by then."""
+    """Returns a step's error, and the arguments after the step."""
     given = _given(first), _given(second)
     try:
         step(*given)
@@ -88,7 +88,7 @@ def test_out(name):
 
 
 def test_what_fits_is_captured():
-    """Types that go together in a list, and in ``out=``."""
+    """Compatible types in a list, and in ``out=``."""
 
     def step(a, b, c):
         torch._foreach_add_([a, c], [b, b])

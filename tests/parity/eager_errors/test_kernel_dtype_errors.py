@@ -1,4 +1,4 @@
-"""Types that eager's kernels refuse: torch's stand-ins take many of them, and what nothing reads is in no graph."""
+"""Types that eager's kernels refuse: fake tensors accept many of them, and unused operations are in no graph."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _said(run):
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_error_is_eagers(name, backend):
-    """It is caught in the step, and nothing reads what the operation would have made."""
+    """The step catches it, and nothing reads the operation's result."""
 
     def step(x):
         try:

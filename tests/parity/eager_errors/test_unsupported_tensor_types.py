@@ -1,4 +1,4 @@
-"""Sparse, quantized, nested and subclassed tensors: refused by name before anything runs, wherever they come from."""
+"""Sparse, quantized, nested and subclassed tensors: refused by name before anything runs, whatever their source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Tagged(torch.Tensor):
-    """A subclass without anything of its own."""
+    """A subclass without its own members."""
 
 
 KINDS = {
@@ -34,7 +34,7 @@ NAMED = {
 
 
 def worlds(kind, place):
-    """A step that writes to a tensor before it meets the other kind; what it is called with; and the tensor."""
+    """Returns a step that writes to a tensor before it uses the other kind, its arguments, and the tensor."""
     odd, seen = KINDS[kind](), torch.zeros(2)
     holder = types.SimpleNamespace(odd=odd)
 

@@ -1,1 +1,1 @@
-"""Steps that go on behind a graph break (`capture/resume`), and eager fallback (`runtime`)."""
+"""Steps that continue after a graph break (`capture/resume`), and eager fallback (`runtime`)."""

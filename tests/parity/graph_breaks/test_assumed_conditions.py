@@ -1,4 +1,4 @@
-"""Conditions on tensors taken for granted: one graph, which checks them; a step that meets another runs eagerly."""
+"""Assumed conditions on tensors: one graph, which checks them; a step that violates one runs eagerly."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.conditions import (
 from tests.support.parity import Program, mlp, parity, run, same
 
 BAD = (3, 6)
-"""Calls whose batch is not what the conditions ask for."""
+"""Calls whose batch violates the conditions."""
 
 
 NAN, INFINITE = -1.0, 0.0
-"""What comes of it to the power of -0.5."""
+"""Bases whose power of -0.5 is NaN or infinite."""
 
 
 def batch(i: int, bad: float = NAN):
@@ -39,7 +39,7 @@ def batch(i: int, bad: float = NAN):
 
 
 def training(unwanted, bad=NAN, fused=True):
-    """A step with buffers, random numbers, an optimizer and side effects on both sides of the condition."""
+    """Returns a step with buffers, random numbers, an optimizer and side effects on both sides of the condition."""
 
     def make() -> Program:
         model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
@@ -119,7 +119,7 @@ def test_gradients_are_asked():
 
 
 def test_distributions():
-    """They look at their parameters and values, and raise."""
+    """They check their parameters and values, and raise."""
 
     def make() -> Program:
         policy = mlp()
@@ -140,7 +140,7 @@ def test_distributions():
 
 
 def test_caught():
-    """What is raised may be caught in the step: it is one of its ways, if a rare one."""
+    """The step may catch the exception: a rare path, but a valid one."""
 
     def check(loss):
         try:
@@ -156,11 +156,11 @@ def test_of_the_first_call():
         program = training(skipping)()
         return Program(program.step, lambda i: batch(i + BAD[0]), program.watch)
 
-    granted(make, steps=7, captures=2)  # what the first made for the optimizer is taken back
+    granted(make, steps=7, captures=2)  # the optimizer state that the first call created is rolled back
 
 
 def test_not_for_ever():
-    """Where the condition is otherwise call after call, the step is captured in parts around it."""
+    """If the condition is violated call after call, the step is captured in parts around it."""
     calls = 8
 
     def make() -> Program:
@@ -175,7 +175,7 @@ def test_not_for_ever():
 
 
 def test_rare_ones_are_not_doubted():
-    """One in fifty calls is rare enough."""
+    """Four violations in 250 calls are rare enough."""
 
     def make() -> Program:
         program = training(skipping)()
@@ -186,7 +186,7 @@ def test_rare_ones_are_not_doubted():
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_backward_outside(backend):
-    """A graph that is cut in two has no place for them: the branch is a break."""
+    """A graph with a separate backward cannot contain assumed conditions: the branch is a break."""
 
     def make() -> Program:
         model = mlp()
@@ -234,7 +234,7 @@ def test_within_a_branch_of_cond():
 
 
 def test_what_was_asked_is_written_later():
-    """The question is of what the tensor held then."""
+    """The condition applies to the tensor's value at that point."""
 
     def make() -> Program:
         def step(x, y, scale):
@@ -271,7 +271,7 @@ NUMBERS = [1.0, 2.0, math.nan, 3.0, math.inf, -math.inf, 4.0, math.nan, 1e-17, 1
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_algebra_is_not_arithmetic(question, inside, backend):
-    """Of NaN, of infinity and of what is rounded, comparisons say otherwise than algebra does."""
+    """For NaN, infinity and rounded values, floating-point comparisons differ from algebra."""
 
     def step(x, v):
         value = v.sum().item() if inside else v

@@ -1,7 +1,7 @@
-"""Everyday steps, stopped in front of each of their instructions in turn and captured in parts: nothing may differ.
+"""Usual steps, stopped before each of their instructions and captured in parts: nothing may differ.
 
-What is on the stack or in variables at that instruction is handed over as real objects, and the rest is captured with
-them as objects from outside. ``pytest -m slow`` stops at every instruction, the usual run at some of the long steps.
+The values on the stack and in variables at that instruction are passed on as real objects, and the rest is captured
+with them as outside objects. ``pytest -m slow`` stops at every instruction, the usual run at some of the long steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS: list[tuple[Callable[[torch.Tensor, list[Any]], torch.Tensor], int]] = []
 
 
 def every(count: int) -> Callable[[Any], Any]:
-    """Registers a step, to be stopped at every ``count``-th instruction; at each of them by ``make slow``."""
+    """Registers a step, to be stopped at every ``count``-th instruction; ``make slow`` stops at each."""
 
     def add(step: Any) -> Any:
         STEPS.append((step, count))

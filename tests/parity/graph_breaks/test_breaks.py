@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarni
 
 
 def outside(value: object) -> float:
-    """A call that cannot be captured: it looks at the clock and at numbers."""
+    """A call that cannot be captured: it reads the clock and numbers."""
     assert time.perf_counter_ns() > 0
     return round(float(value), 6)
 
@@ -35,7 +35,7 @@ def failing(value: object) -> float:
 
 
 def trained(after, extra=None):
-    """A factory of steps that train and then do ``after(loss, log)`` with the detached loss."""
+    """Returns a factory of steps that train and then do ``after(loss, log)`` with the detached loss."""
 
     def make() -> Program:
         model = mlp()
@@ -79,7 +79,7 @@ def test_data_dependent_branch():
     assert report.breaks[0].code == "SFX101"
     inner = [part for part in report.parts if "after after" in part.name]
     assert sum(part.replays for part in inner) == 10
-    # Python 3.13 asks for the truth before it jumps: the sides are two captures of one part then.
+    # Python 3.13 computes the truth value before it jumps: the sides are then two captures of one part.
     captures = [len(part.captures) for part in inner]
     assert captures == ([2] if sys.version_info >= (3, 13) else [1, 1]), "each side of the branch is captured"
 
@@ -488,7 +488,7 @@ def test_an_error_out_of_a_handler_behind_a_break():
 
 
 def test_an_object_of_c_that_cannot_be_made_again():
-    """The encoder of ``json`` lives while the break comes: the step runs eagerly, and says so."""
+    """The encoder of ``json`` is alive at the break: the step runs eagerly, and reports it."""
 
     def after(loss, log, state):
         log.append(json.dumps({"loss": round(loss.item(), 4), "calls": state["calls"]}))
@@ -646,7 +646,7 @@ def test_warned_once_and_reported():
     assert (report.calls, report.replays, report.fallback_count) == (4, 4, 0)
     assert report.graph_count == 1, "nothing behind the break touches a tensor"
     assert [part.calls for part in report.parts] == [4, 4], "the rest of after(), then the rest of step()"
-    assert "captured behind a graph break" in str(report)
+    assert "captured after a graph break" in str(report)
     assert report.to_dict()["parts"][0]["calls"] == 4
 
 

@@ -37,7 +37,7 @@ def test_nested_results():
 
 
 def by_layers(model, x, y):
-    """Parameters reach the branches as operands and as variables around them; one branch ignores a layer."""
+    """The branches get parameters as operands and as closure variables; one branch ignores a layer."""
     hidden = model[0](x)
     hidden = torch.cond(hidden.sum() > 0, lambda h: model[1](h), lambda h: (h + model[1].bias).tanh(), (hidden,))
     return F.cross_entropy(hidden * hidden.detach().sigmoid(), y)
@@ -60,7 +60,7 @@ def test_training_inductor():
 
 
 def test_number_decides():
-    """A Python condition takes one branch, as eagerly."""
+    """A Python condition takes one branch, as in eager."""
 
     def step(x, y):
         return torch.cond(x.shape[0] > 3, lambda x: x.sin(), lambda x: x.cos(), (x,))
@@ -69,7 +69,7 @@ def test_number_decides():
 
 
 def effects(true_word: str, false_word: str):
-    """A step whose branches append a word, and the same with a Python branch, which is what eager would do."""
+    """Returns a step whose branches append a word, and the same step with a Python branch, which matches eager."""
     log: list[str] = []
 
     def on_true(x):
@@ -114,7 +114,7 @@ def double(x):
 
 
 class Odd(torch.autograd.Function):
-    """Its backward is not that of its operations."""
+    """Its backward is not the derivative of its operations."""
 
     @staticmethod
     def forward(ctx, x):
@@ -161,7 +161,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("branch", "words"), REFUSED, ids=range(len(REFUSED)))
 def test_refused(branch, words):
-    """What an operator over branches cannot keep stops the capture, with the reason."""
+    """Branches that the operator cannot represent stop the capture, with the reason."""
     model = mlp()
 
     def step(x):

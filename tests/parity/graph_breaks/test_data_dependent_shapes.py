@@ -1,4 +1,4 @@
-"""Tensors whose size only the graph knows, in the operations of a training step and of the residual backward."""
+"""Tensors with unbacked sizes, in the operations of a training step and of the residual backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKENDS = ("eager", "inductor")
 
 
 def chosen(x, y):
-    """The rows of one label: another number of them in every batch, none in some."""
+    """Returns the rows of one label: another number of them in every batch, none in some."""
     return x[y == 1]
 
 
@@ -109,7 +109,7 @@ def test_experts_that_are_each_given_their_rows(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("loss_of", LOSSES, ids=lambda loss_of: loss_of.__name__)
 def test_backward_of_chosen_rows_outside(loss_of, backend):
-    """The backward graph is given the rows: their count is a size of an input there, no number of its own."""
+    """The backward graph gets the rows as an input: there, their count is the size of an input, not unbacked."""
     torch.manual_seed(0)
     model = mlp()
     twin = copy.deepcopy(model)
@@ -128,7 +128,7 @@ def test_backward_of_chosen_rows_outside(loss_of, backend):
 
 
 def test_chosen_rows_beside_a_convolution():
-    """Convolutions turn images, and views are laid out anew behind them: not those of sizes that the graph knows."""
+    """Inductor changes convolution layouts and the strides of later views, but not for unbacked sizes."""
 
     def make() -> Program:
         model = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 6))

@@ -1,4 +1,4 @@
-"""Values that tensors only have once the graph runs: kept symbolic, deferred, or refused; never a wrong constant."""
+"""Tensor values that exist only when the graph runs: kept symbolic, deferred, or refused; never a wrong constant."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_value_or_shape_from_data(name):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_queue_with_its_position_in_a_tensor(backend):
-    """A memory bank: rows are written at a place that a one-element tensor keeps."""
+    """A memory bank: rows are written at an index that a one-element tensor holds."""
 
     def make() -> Program:
         queue, place = torch.zeros(20, 6), torch.zeros(1, dtype=torch.long)
@@ -58,7 +58,7 @@ def test_a_queue_with_its_position_in_a_tensor(backend):
 
         return Program(step, batches((5, 6), classes=3), (queue, place))
 
-    parity(make, steps=9, backend=backend, captures=2)  # Inductor compiles for the place 0 alone
+    parity(make, steps=9, backend=backend, captures=2)  # Inductor compiles only for index 0
 
 
 def test_other_elements_of_the_memory_of_a_counter():
@@ -76,7 +76,7 @@ def test_other_elements_of_the_memory_of_a_counter():
 
 
 def test_packed_sequences():
-    """The sizes of what C code packs are in a tensor: it runs natively, between two parts."""
+    """The sizes of sequences packed by C code are in a tensor: it runs natively, between two parts."""
 
     def make() -> Program:
         layer, head = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 3)
@@ -170,7 +170,7 @@ def test_counter_in_a_buffer():
 
 @pytest.mark.parametrize("write", ["mul_", "view", "foreach"])
 def test_counter_written_in_other_ways(write):
-    """A value that the step has changed before it asks is not the one at entry."""
+    """A value that the step has changed before it reads it differs from the value at entry."""
 
     class Written(Counting):
         def forward(self, x):
@@ -191,7 +191,7 @@ def test_counter_written_in_other_ways(write):
 
 
 def test_shown_before_a_multi_tensor_update():
-    """Multi-tensor operations leave versions of fake tensors alone; what is printed is the value of that moment."""
+    """Multi-tensor operations do not change versions of fake tensors; the printed value is the current one."""
 
     def make() -> Program:
         model = mlp()

@@ -1,4 +1,4 @@
-"""What cannot be captured runs eagerly, once warned and counted; what raises, raises as in eager."""
+"""Steps that cannot be captured run eagerly, with one warning and counts; steps that raise, raise as in eager."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_backend_that_raises():
 
 
 def test_backend_that_raises_is_not_asked_again_and_again():
-    """Each attempt takes as long as a compilation, whatever else has changed meanwhile."""
+    """Each attempt takes as long as a compilation, whatever else has changed since."""
     asked: list[int] = []
 
     def broken(gm, example_inputs):
@@ -160,7 +160,7 @@ def test_backend_that_raises_with_on_failure_raise():
 
 
 def test_compiled_code_that_raises_later():
-    """A backend whose code fails at run time: the step runs eagerly, with nothing done twice."""
+    """A backend whose code fails at run time: the step runs eagerly, without repeated effects."""
     calls = {"n": 0}
 
     def flaky(gm, example_inputs):
@@ -289,7 +289,7 @@ def test_training_goes_on_after_an_error():
 
 
 def test_recapture_limit():
-    """A value that changes every call stops being captured, is warned about once and counted."""
+    """A value that changes every call is no longer captured, with one warning, and is counted."""
     model = nn.Linear(2, 2)
 
     def step(x, name):
@@ -309,7 +309,7 @@ def test_recapture_limit():
 
 
 def test_pickling_and_copying_the_model_still_work():
-    """Compiling leaves nothing on the model that copies or checkpoints would trip over."""
+    """Compiling leaves nothing on the model that breaks copies or checkpoints."""
     model = mlp()
     made = classifier(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches((5, 6), classes=3))
     keys = list(model.state_dict())
@@ -341,7 +341,7 @@ def test_decorator_forms():
 
 
 def test_warning_points_at_the_call():
-    """The warning's own place is the user's call, in the slow path and after a graph that failed."""
+    """The warning's location is the user's call, in the slow path and after a graph that failed."""
     import time
 
     model = mlp()
@@ -386,7 +386,7 @@ def test_an_error_of_the_step_itself_is_not_called_internal():
 
 
 def test_an_error_of_torch_that_the_step_catches_is_eagers():
-    """Torch's rules for fake tensors raise ``ValueError`` where its kernels raise ``RuntimeError``, in other words."""
+    """Torch's fake tensor rules raise ``ValueError`` where its kernels raise ``RuntimeError``, with another text."""
 
     def make() -> Program:
         said: list[str] = []
@@ -421,7 +421,7 @@ _UNREAD = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", _UNREAD)
 def test_operations_that_nothing_reads_raise_as_in_eager(name, backend, capfd):
-    """They are left out of the graph, and what stands in for tensors takes more than the kernels do."""
+    """They are not in the graph, and fake tensors accept more than the kernels do."""
     owner = types.SimpleNamespace()
 
     def step(x):
@@ -441,7 +441,7 @@ def test_operations_that_nothing_reads_raise_as_in_eager(name, backend, capfd):
 
 
 def test_groups_handled_over_a_break():
-    """What a part behind a break is given of an exception group: the group, its exceptions, what is left of it."""
+    """The state of an exception group that a part after a break gets: the group, its exceptions, the remaining ones."""
 
     def step(x, n):
         seen = []

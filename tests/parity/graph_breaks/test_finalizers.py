@@ -1,4 +1,4 @@
-"""Objects whose death the program notices, held by a function alone behind a break: they die where eager's do."""
+"""Objects with observable finalization, held only by a function after a break: they are freed as in eager."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_the_report_says_why() -> None:
     course(compiled)
     found = [record for part in compiled.report().parts for record in part.breaks]
     assert [record.code for record in found] == ["SFX115"], found
-    assert "a suspended generator, which cleans up" in found[0].reason
+    assert "a suspended generator, which has a pending finally" in found[0].reason
 
 
 def test_what_is_held_outside_too_stops_nothing() -> None:
@@ -241,7 +241,7 @@ def test_what_is_held_outside_too_stops_nothing() -> None:
 @pytest.mark.parametrize("make", [weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary])
 @pytest.mark.parametrize("where", ["list", "dict", "attribute"])
 def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
-    """An object that only something outside holds dies where the step takes it out."""
+    """An object that only an outside container holds is freed where the step removes it."""
 
     def program() -> Any:
         watching, kept, owner = make(), [], Thing()
@@ -328,7 +328,7 @@ def test_what_is_taken_from_outside_dies_in_the_step(kind: Any, where: str) -> N
 
 
 def test_an_object_from_outside_with_a_proxy():
-    """Regression: a proxy has no attribute of its own to ask for its callback by; the step was left to eager."""
+    """Regression: a proxy has no attribute to read its callback from; the step ran eagerly."""
     runs = []
     for compiled in (False, True):
         log: list[Any] = []

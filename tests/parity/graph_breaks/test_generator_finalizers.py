@@ -1,6 +1,6 @@
-"""Generators that clean up when they die: eager runs their ``finally`` where the last reference goes.
+"""Generators that clean up when they are freed: eager runs their ``finally`` when the last reference is dropped.
 
-Most steps here break while such a generator is suspended; it goes on as a real one, and is dropped natively.
+Most steps here break while such a generator is suspended; it continues as a native one, and is freed natively.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WEIGHT = torch.ones(2, requires_grad=True)
 
 
 class Seen:
-    """What a step saw."""
+    """State that a step recorded."""
 
     def __init__(self):
         self.closed = 0
@@ -43,7 +43,7 @@ def breaking_numbers(seen):
 
 
 def passing_on(seen):
-    for number in numbers(seen):  # noqa: UP028 - the loop's iterator is what dies
+    for number in numbers(seen):  # noqa: UP028 - the loop's iterator is the object that is freed
         yield number
 
 
@@ -303,7 +303,7 @@ CALLS = [0]
 
 
 def an_iterator_has_ended_in_the_capture(seen):
-    """Its ``StopIteration`` is remembered while the part is captured, with every frame around the part."""
+    """Its ``StopIteration`` is kept during the capture of the part, with every frame around the part."""
     for _ in numbers(seen):
 
         def inner(k, *rest, **named):
@@ -345,7 +345,7 @@ STEPS = (
 
 
 def _run(step, unheard):
-    """What a call left behind, with what it returned alive and afterwards; no cycle collector helps."""
+    """Returns the state after a call, with its result alive and afterwards; the cycle collector is disabled."""
     seen, before = Seen(), len(unheard)
     gc.disable()
     try:
@@ -374,7 +374,7 @@ def test_a_generator_cleans_up_where_eager_drops_it(step, monkeypatch):
 
 
 def test_the_place_of_a_generator_decides_whether_it_cleans_up():
-    """The part behind the break is shared by generators at places of both kinds."""
+    """The part after the break is shared by generators suspended inside and outside of the ``try``."""
 
     def half(seen):
         yield 1
@@ -403,7 +403,7 @@ def test_the_place_of_a_generator_decides_whether_it_cleans_up():
 
 
 def test_a_first_call_keeps_nothing_alive():
-    """What a capture leaves behind does not hold arguments or results until the cycle collector comes."""
+    """Objects that a capture keeps must not hold arguments or results until the cycle collector runs."""
 
     died = []
 
@@ -430,7 +430,7 @@ def test_a_first_call_keeps_nothing_alive():
 
 
 def test_a_graph_that_raises_keeps_nothing_alive():
-    """The step itself is run instead, and what it drops, or its traceback keeps, is eager's affair."""
+    """The step itself runs instead, and frees objects and keeps its traceback as in eager."""
 
     def step(seen, batch, other):
         one = numbers(seen)

@@ -1,4 +1,4 @@
-"""Loops over iterators of C classes that a line in their body breaks; iterators that leave a step."""
+"""Loops over iterators of C classes with a break in their body; iterators that a step returns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Countdown:
 
 
 class Walked:
-    """Iterable, with an iterator of its own."""
+    """Iterable, with its own iterator class."""
 
     def __iter__(self):
         return Countdown(3)
@@ -74,7 +74,7 @@ ITERATORS = {
 
 
 def _compare(step, *arguments):
-    """Three calls, each with fresh arguments; what they return, raise and leave in their arguments."""
+    """Compares three calls, each with new arguments: results, errors and arguments after the call."""
     compiled = sidefx_train.compile(step, backend="eager")
     for _ in range(3):
         found = []
@@ -108,7 +108,7 @@ def test_a_loop_that_a_line_breaks(name):
 
 @pytest.mark.parametrize("name", ITERATORS)
 def test_an_iterator_goes_on_after_a_break(name):
-    """It has been advanced before, and is shared by two names."""
+    """It has been advanced before, and two names refer to it."""
     make = ITERATORS[name]
 
     def step(items, log):
@@ -214,8 +214,8 @@ CHANGES = [_nothing, _added, _removed, _changed]
 
 MADE_HERE = ("items", "reversed keys", "members")
 FROM_OUTSIDE = ("keys", "values", "reversed items", "members")
-"""Walks over a table that the step makes, and over one that it is given, each walk in one of both at least; ``make
-slow`` has the others, five seconds each and more."""
+"""Loops over a table that the step creates, and over one that it gets, each loop with at least one of them; ``make
+slow`` has the others, at least five seconds each."""
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ slow`` has the others, five seconds each and more."""
     ],
 )
 def test_walks_notice_what_is_done_to_a_table(view: str, from_outside: bool) -> None:
-    """Before the walk begins, while it goes on, and behind a break; the error of a changed size included.
+    """Changes before the loop, during it, and after a break; includes the error of a changed size.
 
-    Not compared: what CPython's hash tables do where a size is changed and, behind the break, changed back; a set that
-    was changed before the walk, which goes on over a copy.
+    Not compared: CPython's hash table after a size change that is undone after the break; a set that was changed before
+    the loop, which continues over a copy.
     """
     make = VIEWS[view]
 

@@ -1,4 +1,4 @@
-"""Metrics with whose results a step goes on computing: their branches on values are breaks like any other."""
+"""Metrics whose results a step uses in computations: their branches on values are ordinary breaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sidefx_train.errors import SideFXWarning
 
 
 class Checked(torchmetrics.Metric):
-    """The mean absolute error; looks at the values that it is given."""
+    """The mean absolute error; checks its arguments' values."""
 
     full_state_update = False
 

@@ -1,1 +1,1 @@
-"""What must hold for a replay (`capture/guards`): the world is changed between calls."""
+"""Conditions for a replay (`capture/guards`): the world is changed between calls."""

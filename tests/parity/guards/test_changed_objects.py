@@ -1,4 +1,4 @@
-"""What a step has looked at changes between two calls, in ways that leave the objects it holds the same."""
+"""State that a step has read changes between two calls, while the objects it holds stay the same."""
 
 from __future__ import annotations
 
@@ -308,10 +308,10 @@ def test_other_registrations_do_not_matter() -> None:
 
 
 def test_a_step_that_stops_notices_another_body() -> None:
-    """A stop is remembered under guards, which cover the code and the defaults of what ran."""
+    """A stopped capture is stored with guards, which cover the code and the defaults of the functions that ran."""
 
     def helper(value, key="a", *, by="b"):
-        raise ValueError([*torch.ones(1).tolist()] and globals())  # a namespace as a whole stops the capture
+        raise ValueError([*torch.ones(1).tolist()] and globals())  # a whole namespace stops the capture
 
     def step(x):
         try:

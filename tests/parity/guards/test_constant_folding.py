@@ -1,4 +1,4 @@
-"""What is known of tensors made from constants is void once anything writes to their memory, in whatever way."""
+"""Known values of tensors made from constants are dropped after any write to their memory."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("step", ARRAYS, ids=lambda step: step.__name__)
 def test_arrays_made_in_a_step(step):
-    """A tensor over the memory of an array is a constant only where nobody can tell that it has its own."""
+    """A tensor over the memory of an array is a constant only if its separate memory is not observable."""
     captured = ARRAYS[step]
     run = sidefx_train.compile(step, backend="eager")
     xs = [torch.full((2,), value) for value in (0.0, 1.0, 2.0)]

@@ -1,4 +1,4 @@
-"""Sizes: exact first, symbolic once they have changed; exact entries keep serving the sizes they were made for."""
+"""Sizes: exact first, symbolic once they have changed; exact entries remain in use for their sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.parity import Program, parity
 
 
 def sized(sizes, width=4, batch=None):
-    """A factory of classification steps whose batch ``i`` has ``sizes[i]`` rows."""
+    """Returns a factory of classification steps whose batch ``i`` has ``sizes[i]`` rows."""
 
     def make() -> Program:
         model = nn.Sequential(nn.Linear(width, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
@@ -157,7 +157,7 @@ def test_sequence_lengths(backend):
         make_batch = lambda i: (torch.randn(2, lengths[i], 8, generator=torch.Generator().manual_seed(i)),)  # noqa: E731
         return Program(step, make_batch, (layer,))
 
-    fixed = torch.__version__ < "2.13"  # its attention asks for the length as a number: one graph per length
+    fixed = torch.__version__ < "2.13"  # its attention needs the length as a number: one graph per length
     parity(make, steps=6, backend=backend, captures=5 if fixed else 2)
 
 
@@ -189,7 +189,7 @@ def test_where_symbolic_sizes_do_not_compile_exact_ones_go_on():
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
 def test_where_symbolic_sizes_do_not_go_through_an_operator_exact_ones_go_on(layer):
-    """Recurrent layers ask for numbers in C++: after a ragged batch, whatever changed left every step to eager."""
+    """Recurrent layers need integers in C++: after a ragged batch, any other change made every later step eager."""
 
     def make() -> Program:
         model = layer(6, 5, batch_first=True)

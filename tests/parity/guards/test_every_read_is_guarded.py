@@ -1,4 +1,4 @@
-"""No stale replay: change anything the step read, and the next call gives eager's result."""
+"""No stale replay: after a change of anything the step read, the next call gives eager's result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make(cls=torch.optim.AdamW) -> Program:
 
 
 def changes(**at):
-    """``between`` that applies ``at["c4"]`` before call 4, and so on."""
+    """Returns a ``between`` that applies ``at["c4"]`` before call 4, and so on."""
 
     def between(program: Program, index: int) -> None:
         change = at.get(f"c{index}")
@@ -217,7 +217,7 @@ def test_changed_python_argument():
 
 
 def test_aliased_arguments():
-    """Two arguments that share memory give another program than two that do not."""
+    """Two arguments that share memory form another program than two that do not."""
 
     def build() -> Program:
         def batch(i):
@@ -235,7 +235,7 @@ def test_aliased_arguments():
 
 @pytest.mark.parametrize("change", ["t", "squeeze", "unsqueeze", "transpose"])
 def test_metadata_change_of_an_input_gives_guards_that_hold(change):
-    """``x.t_()`` on an input: the guards describe the input as it came in, so the next call replays."""
+    """``x.t_()`` on an input: the guards describe the input at entry, so the next call replays."""
 
     def build() -> Program:
         model = mlp()
@@ -296,13 +296,13 @@ def test_reset_forgets():
 
 
 def test_capture_leaves_the_world_alone():
-    """Tracing itself touches nothing: state after one call is the state after one eager call."""
+    """Tracing changes nothing outside: state after one call equals the state after one eager call."""
     parity(make, steps=1, rng="eager")
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_an_argument_comes_to_share_memory_with_a_parameter(backend):
-    """The step writes the parameter and reads the argument: where they are one memory, eager reads what was written."""
+    """The step writes the parameter and reads the argument: if they share memory, eager reads the written values."""
 
     def make() -> Program:
         weight = nn.Parameter(torch.arange(4.0))
@@ -335,7 +335,7 @@ def test_a_written_argument_comes_to_share_memory_with_a_parameter():
 
 
 def test_two_containers_come_to_be_one():
-    """Lists found by path are known by type: where two become one object, what is appended mixes."""
+    """Lists found by path are known by type: if two become one object, both get the appended items."""
 
     def make() -> Program:
         class Box:
@@ -391,12 +391,12 @@ def two_layers() -> Program:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_parameters_come_to_share_memory(backend):
-    """``.data =`` leaves everything about a parameter as it was but the memory, which another one is updated in too."""
+    """``.data =`` changes only a parameter's memory, which another parameter's update then writes too."""
 
     def between(program, index):
         first, second = program.watch
         if index == 2:
-            first.weight.data = first.weight.data.clone()  # other memory, of its own: nothing to notice
+            first.weight.data = first.weight.data.clone()  # separate memory: no recapture needed
         elif index == 3:
             first.weight.data = second.weight.data
         elif index == 5:
@@ -418,7 +418,7 @@ def test_memory_that_moves_is_no_reason_to_capture_again():
 
 
 def test_an_argument_shares_memory_that_a_parameter_has_come_to():
-    """The addresses of held tensors are noted again when they have moved."""
+    """The addresses of held tensors are recorded again after they change."""
 
     def make() -> Program:
         weight = nn.Parameter(torch.arange(4.0))

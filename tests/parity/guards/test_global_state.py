@@ -1,4 +1,4 @@
-"""Global state that a step asks for: the answer is guarded, whoever changes it between two calls."""
+"""Global state that a step reads: its value is guarded, whoever changes it between two calls."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_capture_leaves_the_switch_of_saved_hooks_alone():
             torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t).__enter__()
 
 
-# ---------------------------------------------------------------------- modules that are not there
+# ---------------------------------------------------------------------- modules that do not exist
 def fails(x):
     try:
         import sidefx_missing_one

@@ -1,6 +1,6 @@
-"""Which object it is: steps that go by identity are not replayed for objects that are one where others were two.
+"""Object identity: steps that depend on it are not replayed for one object where there were two.
 
-Behind a break everything is an argument, so each body runs over arguments and over what is found behind a break.
+After a break everything is an argument, so each body runs over arguments and over objects found after a break.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_keys_with_a_hash_of_their_own_are_captured(name):
 
 
 def test_an_address_that_a_library_keeps():
-    """A library's ``id()`` is that of the object outside as well: what it keeps is found again after the step."""
+    """A library's ``id()`` equals that of the outside object too: keys that it stores are valid after the step."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

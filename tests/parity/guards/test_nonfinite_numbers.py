@@ -1,4 +1,4 @@
-"""Numbers in outside tensors that are, become or cease to be infinite or NaN: comparisons follow arithmetic."""
+"""Numbers in outside tensors that are, become or stop being infinite or NaN: comparisons follow arithmetic."""
 
 from __future__ import annotations
 

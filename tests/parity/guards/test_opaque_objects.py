@@ -1,4 +1,4 @@
-"""Files, processes and other objects of C in a step, and objects that are replaced between two calls."""
+"""Files, processes and other C objects in a step, and objects that are replaced between two calls."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def run(does: Callable[..., None], place: pathlib.Path, captured: bool) -> tuple
     ids=lambda does: does.__name__,
 )
 def test_what_a_line_opens_costs_one_capture_of_each_part(does, tmp_path):
-    """Regression: an object of C is another at every call, and each part was captured again for each."""
+    """Regression: a C object is another one at every call, and each part was captured again for each."""
     want = run(does, tmp_path / "eager", captured=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
@@ -165,8 +165,8 @@ def test_what_a_line_opens_costs_one_capture_of_each_part(does, tmp_path):
     assert (results, texts) == want[:2]
     assert report.replays == CALLS, str(report)
     assert len(report.captures) == 1, str(report)
-    if does not in (told_apart, temporary):  # which files are one, and what a name says, decides there
-        # Two more where a text is seen to change.
+    if does not in (told_apart, temporary):  # they depend on the identity of files and on their names
+        # Two more captures for strings that change.
         assert all(len(part.captures) <= 3 for part in report.parts), str(report)
 
 
@@ -180,7 +180,7 @@ def test_a_library_call_on_files_is_one_line(does, tmp_path):
 
 
 def test_questions_to_the_same_libraries_stay_in_the_graph():
-    """Regression: whole packages were taken for work on processes, and a question to them was a break."""
+    """Regression: whole packages counted as work on processes, and a query of them was a break."""
 
     def step(x, log):
         log.append((asyncio.iscoroutinefunction(step), multiprocessing.current_process().name))
@@ -270,7 +270,7 @@ def test_an_object_that_is_replaced_between_calls_is_captured_twice_at_most(does
         log, report = course(captured=True)
     assert log == course(captured=False)[0]
     assert report.replays == CALLS, str(report)
-    # What is at the place decides, and what numbers of it change: each is learned once.
+    # The guards cover the path and its changing numbers: each needs one recapture.
     assert len(report.captures) <= 4, str(report)
     assert all(len(part.captures) <= 3 for part in report.parts), str(report)
 

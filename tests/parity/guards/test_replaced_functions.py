@@ -1,4 +1,4 @@
-"""What a step runs is replaced between two calls: functions of libraries, methods, the code of a function."""
+"""Functions that a step runs are replaced between two calls: library functions, methods, the code of a function."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Model(nn.Module, Base):
 
 
 class World:
-    """A training step and all that it uses."""
+    """A training step and all objects that it uses."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -75,7 +75,7 @@ class World:
 
 
 def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, twice its value, with a side effect."""
+    """Returns ``function`` with twice its value and a side effect."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -86,13 +86,13 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patched(owner: Any, name: str, make: Callable[[Any], Any] = noted) -> Callable[[], Any]:
-    """A way to replace ``owner.name`` until the block ends."""
+    """Returns a context manager that replaces ``owner.name``."""
     return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
 @contextlib.contextmanager
 def field(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets a field that every object of its kind has, which cannot be deleted."""
+    """Sets a field that every object of its type has, and that cannot be deleted."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -160,7 +160,7 @@ def nothing_seen() -> Iterator[None]:
 
 
 def run(replace: Callable[[], Any], backend: str | None) -> list[Any]:
-    """What six calls of the step did; the third and the fourth with the replacement."""
+    """Returns the outcomes of six calls of the step; the third and the fourth with the replacement."""
     world = World()
     SEEN.clear()
     step: Any = world.step

@@ -1,4 +1,4 @@
-"""A step that itself ends what its capture relies on: that capture serves one call, and is not compiled for it."""
+"""A step that invalidates its own guards: its capture serves one call, and is not compiled."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_an_error_in_that_one_call_is_eagers():
 
 
 def test_a_guard_that_does_not_hold_at_once_leaves_the_call_to_eager(monkeypatch):
-    """Regression: what was to run once was taken out twice, which raised."""
+    """Regression: an entry for one call was removed twice, which raised."""
     compiled = compile_capture.compile_captured
 
     def missing(*args: Any) -> Entry:
@@ -162,7 +162,7 @@ def test_beside_the_training_nothing_is_compiled_for_one_call():
 
     def step(x):
         box["count"] += 1
-        return x * 2 if box["count"] == 2 else x + 1  # the second call, at which a capture is made
+        return x * 2 if box["count"] == 2 else x + 1  # the second call makes a capture
 
     fn = sidefx_train.compile(step, warmup="background")
     found = []

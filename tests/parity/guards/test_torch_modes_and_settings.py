@@ -70,7 +70,7 @@ def test_default_device_is_guarded():
 
 
 def test_default_device_of_the_caller_is_not_the_compilers():
-    """Tensors that the compiler makes for itself stay where it wants them."""
+    """Tensors that the compiler creates keep the compiler's device."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
 
@@ -79,7 +79,7 @@ def test_default_device_of_the_caller_is_not_the_compilers():
         optimizer.step()
         optimizer.zero_grad()
 
-    step(torch.ones(3))  # torch 2.11 makes an optimizer's counter on the caller's device
+    step(torch.ones(3))  # torch 2.11 creates an optimizer's counter on the caller's device
     with torch.device("meta"):
         compiled = sidefx_train.compile(step, backend="inductor", on_failure="raise", fullgraph=True)
         for _ in range(3):
@@ -209,7 +209,7 @@ def test_mode_inside_is_refused(mode):
 
 
 class Tagged(torch.Tensor):
-    """Plain data with a class of its own."""
+    """Plain data in a user class."""
 
 
 class Wrapped(torch.Tensor):
@@ -271,7 +271,7 @@ def test_sparse_gradient_is_refused():
 
 
 def test_module_made_in_a_step_after_torch_compile():
-    """``torch.compile`` notes every module that is made from then on; in a captured step that is no side effect."""
+    """``torch.compile`` records every module created afterwards; in a captured step that is not a side effect."""
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(2))
     compiled = sidefx_train.compile(lambda x: torch.nn.Softmax(0)(x), backend="eager", fullgraph=True)
     for _ in range(3):
@@ -306,7 +306,7 @@ SETTINGS = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_that_changes_between_calls(name, backend):
-    """It gets an entry of its own, and the first one is found again."""
+    """It gets its own entry, and the first one is reused."""
 
     def step(x):
         return (x @ x.t()) * torch.full((4, 4), 0.5), torch.get_default_dtype()
@@ -336,14 +336,14 @@ def test_autocast_that_is_entered_between_calls(backend):
 
 @pytest.mark.parametrize("ask", [torch.cuda.is_available, torch.cuda.device_count, torch.xpu.is_available])
 def test_asking_for_devices_loads_no_driver_while_capturing(ask):
-    """Where torch is built for CUDA, to ask whether there is a device opens the driver's library."""
+    """If torch is built for CUDA, a query for devices opens the driver's library."""
     assert not TraceRulesPolicy().inline(ask)
     step = sidefx_train.compile(lambda x: x * 2 if ask() else x + 1, fullgraph=True)
     assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
 
 
 class _PartlyCast(nn.Module):
-    """A part of it runs under autocast, if that is on, and a part never does."""
+    """One part runs under autocast, if that is on, and one part never does."""
 
     def __init__(self):
         super().__init__()
@@ -362,7 +362,7 @@ class _PartlyCast(nn.Module):
 
 
 def _gradients_under(forward, model, x, casts):
-    """Gradients of a forward and a backward, each under autocast or not."""
+    """Returns gradients of a forward and a backward, each with or without autocast."""
     for parameter in model.parameters():
         parameter.grad = None
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=casts[0]):
@@ -383,7 +383,7 @@ def test_backward_under_another_autocast_than_the_forward(backend):
         for name, a, b in zip(dict(model.named_parameters()), want, have, strict=True):
             if backend != "inductor":
                 assert torch.equal(a, b), f"{name}, forward and backward under autocast: {casts}"
-            else:  # it keeps what eager rounds; where nothing is cast, they are close
+            else:  # it skips roundings of eager; without casts, the results are close
                 close = (5e-2, 5e-2) if any(casts) else (1e-5, 1e-5)
                 torch.testing.assert_close(
                     a, b, rtol=close[0], atol=close[1], msg=lambda m, n=name: f"{n}, {casts}: {m}"

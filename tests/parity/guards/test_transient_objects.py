@@ -1,4 +1,4 @@
-"""Functions, partials and weak references that a step makes before a break: other ones at every call."""
+"""Functions, partials and weak references that a step creates before a break: new objects at every call."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def _history(step, run):
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_a_later_call_is_answered_by_the_same_part(step):
-    _trained()  # what a cached function gives is read at the first call as it is at later ones
+    _trained()  # a cached function's result is read at the first call as at later ones
     compiled = sidefx_train.compile(step, backend="eager")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SideFXWarning)
@@ -337,7 +337,7 @@ def test_another_function_behind_the_break_is_another_entry():
 
 
 def test_functions_that_came_to_be_one_are_noticed():
-    """Two functions of one code were told apart."""
+    """Two functions with one code object were distinguished."""
 
     def step(x, same):
         one, other = [(lambda y, k=k: y * 2) for k in range(2)]
@@ -431,7 +431,7 @@ def _values_of_c():
 
 @pytest.mark.parametrize("kind", _values_of_c())
 def test_values_of_c_are_told_by_what_they_are(kind):
-    """They stand for themselves, and C code reads them past all guards: another one is another value."""
+    """They are constants, and C code reads them without guards: another object is another value."""
     values, read = _values_of_c()[kind]
     compiled = sidefx_train.compile(lambda x, v: (read(v), x + 1), backend="eager")
     for value in (*values, *reversed(values)):

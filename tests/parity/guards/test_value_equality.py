@@ -1,4 +1,4 @@
-"""Values that are equal and yet not the same to a program: a step that read one is not replayed for the other."""
+"""Values that are equal but behave differently: a step that read one is not replayed for the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Box:
 
 
 def grown(*members: Any) -> set[Any]:
-    """A set whose table is larger than its members need, which changes their order."""
+    """Returns a set whose table is larger than its members need, which changes their order."""
     made = set(range(100, 200)) | set(members)
     made -= set(range(100, 200))
     return made
@@ -75,7 +75,7 @@ def test_the_order_of_a_changed_set_is_read_again():
 
 
 class Item:
-    """Hashed by address: a stand-in has another place in a set."""
+    """Hashed by address: its shadow has another position in a set."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -88,7 +88,7 @@ def test_a_set_of_objects_is_walked_by_python_itself():
         return x * 2, [item.n for item in items]
 
     captured = sidefx_train.compile(step, backend="eager")
-    with pytest.warns(SideFXWarning, match="in the order of its history"):
+    with pytest.warns(SideFXWarning, match="in an order that depends on its history"):
         assert captured(torch.ones(2))[1] == step(torch.ones(2))[1]
     assert captured(torch.ones(2))[1] == step(torch.ones(2))[1]
 

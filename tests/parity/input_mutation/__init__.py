@@ -1,1 +1,1 @@
-"""Tensors of the outside that a step writes (`functionalization`, `residual`)."""
+"""Outside tensors that a step writes (`functionalization`, `residual`)."""

@@ -1,4 +1,4 @@
-"""What a backward says of a tensor that was saved, and turned in place after the step: the sizes it has by then."""
+"""Errors of a backward about a tensor that was saved, and transposed in place after the step: its current sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.parity.views.test_alias_fuzzer_cases import source_of
 _X, _W = "x = torch.arange(12.0).reshape(3, 4).sin()", "w = torch.arange(12.0).reshape(3, 4).cos().requires_grad_()"
 _LEAF = f"{_X}.requires_grad_()"
 
-# name: (arguments, step, what is turned)
+# name: (arguments, step, transposed tensor)
 PROGRAMS = {
     "an argument": (f"{_LEAF} * 1.5", "return (x * x).max().sin(),", "x"),
     "an argument, a factor": (f"{_X}; {_W}", "return (x * w).sum(),", "x"),
@@ -63,7 +63,7 @@ WRITES = {
 @pytest.mark.parametrize("turn", ["transpose_(0, 1)", "unsqueeze_(0)"])
 @pytest.mark.parametrize("kind", BITS)
 def test_a_view_that_strides_do_not_describe_is_turned(kind, turn, written):
-    """Autograd forgets how such a view was turned once its memory is written, and may fail for it later."""
+    """Autograd drops such a view's transpose once its memory is written, and may raise for it later."""
     view_of, write = BITS[kind], WRITES[written]
 
     def step(x):

@@ -1,7 +1,7 @@
-"""Views of what is turned in place after they were made: gradients have the place of each element, as in memory.
+"""Views of tensors that are transposed in place later: each gradient element has the position it has in memory.
 
-Autograd finds the place of a view in the gradient of its base by strides, outside, and of a stand-in by making the view
-again of that gradient, which has the layout of the base by then: a row of a transposed matrix was its column.
+Autograd finds a view's position in the gradient of its base by strides for outside tensors. For fake tensors it replays
+the view on that gradient, which by then has the new layout of the base: a row of a transposed matrix became its column.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def argument():
 
 
 def behind(step):
-    """The gradient of a step that returns its loss, or what autograd says instead."""
+    """Returns the gradient of a step that returns its loss, or autograd's error."""
     x = argument()
     try:
         step(x).backward()
@@ -177,7 +177,7 @@ def within(step):
 
 
 def gradient(whole):
-    """The gradient that a step leaves which goes back itself."""
+    """Returns the gradient of a step that runs its own backward, or autograd's error."""
     x = argument()
     try:
         whole(x)
@@ -235,7 +235,7 @@ def test_a_history_that_no_operation_asks_for(whole):
 
 
 def test_a_result_of_unsafe_split_turned_to_fewer_elements():
-    """Eager's gradient ends with an error, as the base of the written view has no room for it."""
+    """Eager's gradient raises, because the base of the written view is too small for it."""
 
     def step(x):
         twin = x.conj()

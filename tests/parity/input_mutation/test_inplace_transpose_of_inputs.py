@@ -1,4 +1,4 @@
-"""Arguments that a step turns (``t_``, ``as_strided_``) or detaches in place: with histories, written, overlapping."""
+"""Arguments that a step restrides (``t_``, ``as_strided_``) or detaches: with history, written, overlapping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.parity.views.test_alias_fuzzer_cases import source_of
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _NON_LEAF = f"x = {_WHOLE}.requires_grad_() * 1.5"
 
-# name: (arguments, step, what happens afterwards)
+# name: (arguments, step, statements afterwards)
 PROGRAMS = {
     "turned": (_NON_LEAF, "x.t_(); return x * 2,", ""),
     "turned, and nothing else": (_NON_LEAF, "x.t_(); return x,", "attempt('x.t_()', 'eval', outs, {'x': x})"),
@@ -109,7 +109,7 @@ def test_what_eager_refuses(name, backend):
 
 
 def test_a_row_turned_into_a_column_keeps_the_strides_of_what_is_made_of_it():
-    """Of a size of 1 the stride is of no matter to the memory, and of matter to the layout of what is computed."""
+    """A stride of a dimension of size 1 does not affect the memory, but the layout of computed tensors."""
 
     def step(line, row):
         wide = line.to(torch.float64).relu_()

@@ -1,6 +1,6 @@
-"""Views that are turned in place and whose memory is then written: gradients have the place of each element.
+"""Views that are transposed in place before their memory is written: each gradient element has the right position.
 
-A stand-in forgets the turn when autograd makes its history anew, so a square view got its gradient transposed.
+A fake tensor loses the transpose when autograd regenerates its history, so a square view's gradient was transposed.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def test_turns_that_hide_nothing_are_captured(step):
 
 
 def test_a_view_given_other_memory_behind_a_break():
-    """Autograd makes the history of a view anew, in the layout that the view has when it is asked."""
+    """Autograd regenerates the history of a view in the layout that the view has when it is read."""
 
     def step(x):
         made = x.detach() * 2

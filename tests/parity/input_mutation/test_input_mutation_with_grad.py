@@ -1,4 +1,4 @@
-"""Tensors from outside to which a captured function gives new values that autograd knows."""
+"""Outside tensors to which a captured function writes values with an autograd history."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ STEPS = [
 
 
 def outcome(call, kind, prepare=None):
-    """What a call leaves behind, gradients of all that contributes included."""
+    """Returns the state after a call, including gradients of all tensors that contribute."""
     found = []
     for i in range(3):
         leaf = (torch.arange(6.0).view(2, 3) + i).sin().requires_grad_()
@@ -87,7 +87,7 @@ def outcome(call, kind, prepare=None):
 
 
 def same(want, have, exact):
-    """Compares; not ``exact`` where a value that stays in the step is used by two nodes of autograd outside.
+    """Compares; not ``exact`` if two autograd nodes outside use a value that stays in the step.
 
     Its gradient is then computed for each of the two, and the two are added: eager adds first.
     """
@@ -112,7 +112,7 @@ def compiled(step, backend):
 def test_steps(step, kind, backend):
     if kind == "buffer" and step in (unseen_by_autograd, what_it_saves_is_the_result):
         pytest.skip("nothing that autograd knows is written to it")
-    # What does not leave and is used by several nodes of the captured part gets a gradient in each of them.
+    # A value that stays in the step, and that several nodes of the captured part use, gets a gradient in each of them.
     exact = step is not the_value_before_too
     same(outcome(step, kind), outcome(compiled(step, backend), kind), exact)
 
@@ -127,9 +127,9 @@ def test_what_watches_the_gradient(how):
     def prepare(x):
         seen = []
         if how == "hook":
-            x.register_hook(seen.append)  # of the value it had: the hook stays there
+            x.register_hook(seen.append)  # of its old value: the hook stays there
         else:
-            x.retain_grad()  # of the value it has
+            x.retain_grad()  # of its current value
         return [seen]
 
     eager = outcome(several_times, "non-leaf", prepare)

@@ -1,6 +1,6 @@
-"""Views whose memory was written after they were made: autograd makes their history anew, of the base of all.
+"""Views whose memory was written after they were created: autograd regenerates their history from their base.
 
-When it does decides on the order in which gradients are added up; of what it does, on what the gradient is.
+The time of the regeneration decides the order in which gradients are added; its operations decide the gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.parity.views.test_alias_fuzzer_cases import source_of
 _WHOLE = "torch.arange(12.0).reshape(3, 4).cos()"
 _OF_A_LEAF = f"x = {_WHOLE}.requires_grad_() * 1.5"
 
-# name: (arguments, step, what happens afterwards)
+# name: (arguments, step, statements afterwards)
 PROGRAMS = {
     "a view written, another of the same argument asked for later": (
         f"{_OF_A_LEAF}; y = x.unsqueeze(0); z = torch.tensor(1.5); w = y",
@@ -101,7 +101,7 @@ def test_program(name, backend):
 @pytest.mark.parametrize("argument", ["y * 1.5", "(y * 1.5).view(2, 6).view(3, 4)"])
 @pytest.mark.parametrize("made", MADE)
 def test_views_by_as_strided(made, argument):
-    """Their derivative goes by what they are made of, which is another thing once it was made anew."""
+    """Their derivative depends on their input, which is another tensor after its history was regenerated."""
     for written, left in itertools.product(WRITTEN, LEFT):
         source = f"def step(x):\n    b = x.diagonal()[1:]; c = x * 1; {MADE[made]}; {written}\n    return {left}\n"
         space: dict = {}

@@ -1,6 +1,6 @@
-"""A step changes, in place, arguments that are views of one another and that autograd knows: they stay such views.
+"""A step changes in place arguments that are views of one another with autograd history: they stay such views.
 
-What each was before the change, and what it is afterwards, has eager's gradient, and later changes do what eager does.
+The values before and after the change have eager's gradients, and later changes have eager's effects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.parity.views.test_alias_fuzzer_cases import source_of
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _ROW = f"x = {_WHOLE}.requires_grad_() * 1.5; y = x[0]"
 
-# name: (arguments, step, what happens afterwards)
+# name: (arguments, step, statements afterwards)
 PROGRAMS = {
     "the whole written": (_ROW, "x.mul_(2); return x * y", ""),
     "a part written": (_ROW, "y.mul_(2); return x * y", ""),
@@ -146,7 +146,7 @@ def test_an_argument_that_is_no_view_any_more_is_captured_anew():
 
 
 def test_hooks_see_gradients_as_in_eager():
-    """Those of before the change are on what a tensor was, those of after on what it has become."""
+    """Hooks registered before the change apply to the old value, those registered after it to the new one."""
 
     def run(called):
         seen = []

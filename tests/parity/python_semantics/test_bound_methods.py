@@ -1,4 +1,4 @@
-"""Bound methods of classes written in C: what ``super()`` gave is called, stored and returned as that very method."""
+"""Bound methods of C classes: the result of ``super()`` is called, stored and returned as that very method."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class Adding(functools.partial):
 
 
 def test_a_call_through_super_of_a_partial():
-    """Regression: what ``super().__call__`` gives called the override again, without end."""
+    """Regression: ``super().__call__`` called the override again, without end."""
     adding = Adding(max, 4)
     step = sidefx_train.compile(lambda x: (x.sin(), adding(3), Adding(min, 9)(2)), backend="eager")
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Texts made of values that exist only after the step, given to code of C that looks into them."""
+"""Strings of values that exist only after the step, passed to C code that reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sidefx_train.errors import SideFXWarning
 
 
 class Message(str):
-    """As logging libraries have them: a text with more to it."""
+    """A string subclass with further attributes, as in logging libraries."""
 
     __slots__ = ("record",)
 
@@ -124,5 +124,5 @@ def test_text_of_containers_shows_real_values(holder, shown):
         for i in range(3):
             x = torch.full((2,), float(i))
             assert captured(x) == step(x)
-    ended = ("views", "namespace", "error")  # within an object of C that cannot be copied as it is now
+    ended = ("views", "namespace", "error")  # within a C object that cannot be copied in its current state
     assert holder in ended or holder == "counter" or captured.report().replays == 3

@@ -1,4 +1,4 @@
-"""The library's own bookkeeping runs none of the user's methods, and takes nothing for granted that one may decide."""
+"""The library's own bookkeeping runs none of the user's methods, and assumes nothing that one of them may decide."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import sidefx_train
 
 
 class Log:
-    """What a run leaves: ``lines`` is compared."""
+    """The log of a run: ``lines`` is compared."""
 
     def __init__(self) -> None:
         self.lines: list[Any] = []
@@ -45,7 +45,7 @@ def parity(make, calls: int = 4, **options: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 @pytest.mark.parametrize("behind_a_break", [False, True])
 def test_containers_with_methods_of_their_own(behind_a_break):
-    """Guards and write-back read such containers past their methods: what these log is what the step made them do."""
+    """Guards and write-back read such containers without their methods: only the step's own calls are logged."""
 
     def make():
         log = Log()
@@ -114,7 +114,7 @@ def test_containers_with_methods_of_their_own(behind_a_break):
 
 
 def test_attributes_looked_up_in_python():
-    """A method ``__getattribute__`` is not asked what class an object has."""
+    """A method ``__getattribute__`` is not called for an object's class."""
 
     def make():
         log = Log()
@@ -140,7 +140,7 @@ def test_attributes_looked_up_in_python():
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 def test_a_number_in_whose_place_a_tensor_comes():
-    """Regression: the guard compared a tensor with the number that was there, and that raised."""
+    """Regression: the guard compared a tensor with the earlier number, and that raised."""
 
     def make():
         log = Log()
@@ -159,7 +159,7 @@ def test_a_number_in_whose_place_a_tensor_comes():
 
 
 class Comparing:
-    """Compares equal to everything, in Python, and says so."""
+    """Compares equal to everything, in Python, and logs it."""
 
     def __init__(self, log):
         self.log = log
@@ -206,7 +206,7 @@ def cached_by_state():
 
 
 def cached_beside_a_read():
-    """The state is read by the step as well, so that the cached function brings no guard that is new."""
+    """The step reads the state as well, so that the cached function adds no new guard."""
     log = Log()
 
     @functools.cache
@@ -265,7 +265,7 @@ def test_a_cache_from_outside_of_what_follows_from_its_arguments():
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 def test_settings_of_decimals_and_of_the_interpreter():
-    """Regression: the first call's precision and the limit that a capture sets for itself were what a step saw."""
+    """Regression: a step saw the first call's decimal precision, and the recursion limit that a capture sets."""
 
     def make():
         log = Log()
@@ -308,7 +308,7 @@ def test_dates_made_in_a_step_leave_it():
 
 
 def test_an_object_that_dies_in_the_step_calls_back():
-    """Regression: an entry of a weak dictionary stayed, with a dead key."""
+    """Regression: an entry of a weak dictionary remained, with a dead key."""
 
     def make():
         log = Log()
@@ -327,7 +327,7 @@ def test_an_object_that_dies_in_the_step_calls_back():
 
 
 class Asked:
-    """Notes every attribute that is looked up in it."""
+    """Logs every attribute that is looked up in it."""
 
     seen: list[str] = []
 
@@ -363,7 +363,7 @@ def looks_at_objects_that_note_it(outside, held):
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 def test_no_object_is_asked_for_its_class():
-    """``isinstance`` asks an object that is no instance for its ``__class__``."""
+    """``isinstance`` reads ``__class__`` of an object that is not an instance."""
     lines = []
     for compiled in (False, True):
         outside = Asked()

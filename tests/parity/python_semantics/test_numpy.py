@@ -81,7 +81,7 @@ def test_array_from_outside_changes():
 
 
 def test_contents_read_by_numpy_are_guarded():
-    """What NumPy computes from an array is a constant of the graph: other contents are captured anew."""
+    """A value that NumPy computes from an array is a constant of the graph: other contents are captured again."""
 
     def make() -> Program:
         limits = np.array([1.0, 2.0])
@@ -126,7 +126,7 @@ def test_learning_rate_from_numpy():
 
 
 def test_write_through_a_tensor():
-    """``from_numpy`` shares memory: what the step writes is in the array."""
+    """``from_numpy`` shares memory: the array contains the step's writes."""
 
     def make() -> Program:
         running = np.zeros(3, "float32")
@@ -174,7 +174,7 @@ def test_printed_array():
 
 
 def test_large_arrays_read_by_numpy_are_not_compared():
-    """A replay buffer: rows of a large array, picked in the step, are no part of the program."""
+    """A replay buffer: rows of a large array, picked in the step, are not part of the program."""
     buffer = np.random.default_rng(0).standard_normal((20_000, 3)).astype(np.float32)
     weight = torch.ones(3, requires_grad=True)
 

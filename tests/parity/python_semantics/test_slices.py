@@ -1,4 +1,4 @@
-"""Slices as values: their bounds are any objects, and each slice that a step makes is a new one."""
+"""Slices as values: their bounds are any objects, and each slice that a step creates is a new one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_slices_are_compared_by_their_bounds():
 
 
 def test_windows_at_tensors_are_captured_behind_the_break():
-    """What nanoGPT's ``get_batch`` does."""
+    """The same as nanoGPT's ``get_batch``."""
 
     def windows(space, k):
         places = torch.randint(12, (3,))

@@ -1,4 +1,4 @@
-"""Who called what: log records, tracebacks and walks over the stack show the step's own frames, as eager's do."""
+"""Call stacks: log records, tracebacks and stack traversals show the step's own frames, as in eager."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_error_of_the_library_keeps_its_frames() -> None:
     assert any(_own(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(raised.tb))
 
 
-# --- walks over the stack ----------------------------------------------------------------------------------------
+# --- stack traversal ---------------------------------------------------------------------------------------------
 
 
 def _names(frame: Any) -> list[tuple[str, int]]:
@@ -181,7 +181,7 @@ def _inspects(x):
 
 @pytest.mark.parametrize("step", [_walks, _walks_further_in, _walks_behind_a_break, _inspects])
 def test_the_stack_of_a_step(step: Any) -> None:
-    """Of the library's frames only those below the step are between its own and its caller's."""
+    """Between the frames of the step and of its caller are only the library's own frames."""
     compiled = _compiled(step)
     for _ in range(3):
         got, want = [run(torch.ones(2)) for run in (compiled, step)]

@@ -1,4 +1,4 @@
-"""Texts: those in a batch, other ones at every call; and what objects of C show of what they hold."""
+"""Strings: those in a batch, new ones at every call; and strings that C objects make of their contents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_ids_are_handed_on():
 
 
 def test_what_c_code_does_with_texts():
-    """Each of these looks into the texts: they are exact then, or the line runs natively."""
+    """Each of these reads the strings: they are then exact, or the line runs natively."""
     uses = {
         "set": lambda names, log: len(set(names)),
         "dict": lambda names, log: {name: 1 for name in names},
@@ -118,7 +118,7 @@ class Box:
 @pytest.mark.parametrize("caught", [False, True])
 @pytest.mark.parametrize("made", FORMATS)
 def test_what_came_before_a_text_that_cannot_be_made_is_kept(made, caught):
-    """The error of a text is raised in its turn; one that can be made is made after the graph."""
+    """The error of a string is raised at its place in the order; strings without an error are built after the graph."""
     space: dict = {}
     body = f"text = {made}"
     if caught:
@@ -176,7 +176,7 @@ HOLDING = Holding(FAILED, PREPARED)
 
 
 def test_texts_of_objects_of_c_show_what_they_hold():
-    """Lists and dicts within an exception or a partial are read when it is shown."""
+    """Lists and dicts within an exception or a partial are read when it is printed."""
 
     def step(x, log):
         log.append((repr(FAILED), str(FAILED), f"{FAILED!r}", "%s" % FAILED, repr(PREPARED)))  # noqa: UP031
@@ -196,7 +196,7 @@ def test_texts_of_objects_of_c_show_what_they_hold():
 
 
 def test_a_warning_from_a_module_without_a_loader(recwarn):
-    """Of a module's globals a warning needs the registry alone; newer Pythons refuse those without a loader."""
+    """A warning needs only the registry of a module's globals; newer Pythons refuse globals without a loader."""
     space = {"__name__": "made", "__spec__": None, "__loader__": None, "warnings": warnings}
     exec("def step(x):\n    warnings.warn(f'at {x.shape}')\n    return x + 1\n", space)
     compiled = sidefx_train.compile(space["step"], backend="eager", fullgraph=True, on_failure="raise")

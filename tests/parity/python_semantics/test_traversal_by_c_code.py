@@ -1,4 +1,4 @@
-"""C code that reads containers and objects from outside, through iterators and views, and all that it finds there."""
+"""C code that reads outside containers and objects, through iterators and views, and everything that they contain."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ list(map(hash, map(tuple, iter(pairs))))
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_items_are_looked_into(expression):
-    """One item of each kind is read before; the rest of them must not seem empty, nor unguarded."""
+    """One item of each kind is read before; the other items must not appear empty or unguarded."""
     space = {
         **{module.__name__: module for module in (collections, functools, heapq, itertools, operator, statistics)},
         "lists": [[3, 1, 2], ["c", "a"], ["k", "v"]],
@@ -138,6 +138,6 @@ def test_objects_are_looked_into(expression):
     space["shown"].held[0].held[1]["x"].append(5)
     space["space"].a[1].append(6)
     space["proxy"]["a"][1].append(7)
-    for number in (50, 51, 52):  # one that changes becomes a symbol, with a name that nobody must see
+    for number in (50, 51, 52):  # a changing number becomes a symbol, whose name must not appear
         space["nested"]["deep"][1]["list"][0] = number
         assert compiled() == step()

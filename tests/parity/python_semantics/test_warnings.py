@@ -1,4 +1,4 @@
-"""Warnings of a step: as errors they stop it where they are made, and torch's own are replayed like the program's."""
+"""Warnings of a step: as errors they stop it where they are issued, and torch's own are replayed like the program's."""
 
 from __future__ import annotations
 

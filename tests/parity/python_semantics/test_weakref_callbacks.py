@@ -1,4 +1,4 @@
-"""Objects of the step's own that die in the step, while a weak reference with a callback refers to them."""
+"""Objects created and freed in the step, while a weak reference with a callback refers to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``weakref.proxy``: what is done to one is done to the object, as the step sees it by then."""
+"""``weakref.proxy``: an operation on it applies to the object, with the step's changes so far."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _run(program, compiled):
     for call in range(6):
         if call == 2:
             thing.scale = 10
-        if call == 4:  # another object, and its proxy
+        if call == 4:  # a new object, and its proxy
             held |= {"thing": other, "proxy": weakref.proxy(other)}
         seen.append(run(torch.ones(2)).tolist())
         seen.append((thing.scale, other.scale))
@@ -113,7 +113,7 @@ def test_a_proxy_is_the_object(program):
 
 
 def test_a_dead_one():
-    """A part that a compiled step was captured with does not keep the object alive by the proxy alone."""
+    """A captured part must not keep the object alive only because of the proxy."""
     held = {"thing": Thing()}
     proxy = weakref.proxy(held["thing"])
 
@@ -131,7 +131,7 @@ def test_a_dead_one():
 
 
 def test_a_module_behind_one():
-    """Lightning's loops and trainers hold one another so."""
+    """Lightning's loops and trainers refer to each other this way."""
 
     def run(compiled):
         torch.manual_seed(0)

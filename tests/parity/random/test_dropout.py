@@ -1,4 +1,4 @@
-"""Masks are drawn before they are used, in the order of the step; and what Inductor makes of a graph is looked at."""
+"""Masks are drawn before they are used, in the order of the step; also checks Inductor's generated code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, LENGTH, WIDTH = 8, 16, 24
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Graphs are lowered, not found."""
+    """An empty cache, so that graphs are lowered."""
     new_cache(tmp_path, monkeypatch)
 
 
@@ -59,7 +59,7 @@ BODIES = [normed_then_dropped, dropped_then_normed, residual, centred, attended,
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 @pytest.mark.parametrize("trains", [False, True])
 def test_masks_are_drawn_before_they_are_used(body, trains, cache):
-    """Regression: where loops were joined, a mask was read before it was drawn: the last call's, or none at all."""
+    """Regression: where loops were fused, a mask was read before it was drawn: the last call's, or none at all."""
 
     def make():
         norm = nn.LayerNorm(WIDTH)
@@ -73,7 +73,7 @@ def test_masks_are_drawn_before_they_are_used(body, trains, cache):
                 sum((result * result).sum() for result in results).backward()
                 optimizer.step()
                 results = tuple(result.detach() for result in results)
-            return results  # with what their backward needs where they are not trained here
+            return results  # includes the tensors saved for a backward outside
 
         return Program(step, lambda i: (torch.randn(ROWS, LENGTH, WIDTH),), (*norm.parameters(),))
 
@@ -82,7 +82,7 @@ def test_masks_are_drawn_before_they_are_used(body, trains, cache):
 
 @pytest.mark.parametrize("rng", ["eager", "fast"])
 def test_what_is_drawn_for_nobody(rng, cache):
-    """Regression: a mask that nothing uses was not drawn, and every later draw of the step was another."""
+    """Regression: an unused mask was not drawn, and every later draw of the step differed."""
 
     def drawn(x):
         F.dropout(x, 0.5)
@@ -104,7 +104,7 @@ def test_what_is_drawn_for_nobody(rng, cache):
 
 
 def test_an_order_that_is_wrong_is_not_run(cache, monkeypatch):
-    """Whatever moves a kernel in front of what it takes, the step is run eagerly, and says so."""
+    """If a schedule runs a kernel before its inputs are written, the step runs eagerly, with a warning."""
     from torch._inductor.scheduler import Scheduler
 
     joined = Scheduler.fuse_nodes
@@ -119,7 +119,7 @@ def test_an_order_that_is_wrong_is_not_run(cache, monkeypatch):
 
 
 def test_the_recursion_limit_stays_the_programs(cache):
-    """Regression: Inductor raises it for good, and a step that asks for it ran eagerly after its capture."""
+    """Regression: Inductor raises it permanently, and a step that reads it ran eagerly after its capture."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1500)
     try:
@@ -152,7 +152,7 @@ def put_into_itself(x, ids):
     "body", [added_to_itself, a_part_added_to_the_whole, put_into_itself], ids=lambda b: b.__name__
 )
 def test_what_is_read_is_not_written_meanwhile(body, cache):
-    """Regression, in ``torch.compile`` too: rows were added to where they were read."""
+    """Regression, also in ``torch.compile``: rows were added to the buffer from which they were read."""
     ids = torch.tensor([3, 1, 1, 0, 7, 3, 5, 2] * 2)
 
     def make():
@@ -162,7 +162,7 @@ def test_what_is_read_is_not_written_meanwhile(body, cache):
 
 
 def test_inductors_cache_is_known_by_what_fills_it(monkeypatch):
-    """Regression: graphs that are not kept in ours were found as an earlier version had lowered them."""
+    """Regression: graphs that are not in our cache were reused as lowered by an earlier version."""
     from torch._inductor.codecache import FxGraphHashDetails
 
     from sidefx_train import torch_compat as compat

@@ -1,4 +1,4 @@
-"""Random generators of the step's own: the same numbers and the same state as in eager, on every backend."""
+"""Random generators owned by the program: the same numbers and the same state as in eager, on every backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def generator(seed):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_drawn_from_an_argument(name, backend, rng):
-    """A generator of the program's own is drawn from as in eager also where the backend draws for torch's."""
+    """Draws from a generator argument equal eager's also where the backend draws for torch's default generator."""
     if (backend, rng, name) == ("inductor", "fast", "beside torch's own"):
         pytest.skip("torch's own numbers are the backend's then")
     if backend == "inductor" and name not in ("rand", "beside torch's own"):
@@ -35,7 +35,7 @@ def test_drawn_from_an_argument(name, backend, rng):
         pytest.skip("Inductor of torch 2.12 knows no generator among a graph's constants: such a step runs eagerly")
     draw = DRAWS[name]
     call = sidefx_train.compile(draw, backend=backend, rng=rng, fullgraph=True, on_failure="raise")
-    for seed in (1, 2, 1):  # generators of their own: one must not be taken for another
+    for seed in (1, 2, 1):  # separate generators: one must not be used for another
         mine, other = generator(seed), generator(seed)
         for i in range(2):
             x = torch.randn(3, 4, generator=generator(i))
@@ -71,7 +71,7 @@ def test_drawn_from_an_attribute(backend):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_step_that_raises_has_drawn_once(backend):
-    """The graph that fails gives back what it drew; eager draws it again and raises."""
+    """The draws of a graph that fails are rolled back; eager draws them again and raises."""
 
     def step(x, index, g):
         noise = torch.rand(3, generator=g) + torch.rand(3)

@@ -1,4 +1,4 @@
-"""Random generators: made in a step, given from outside, under every backend and beside ``verify``."""
+"""Random generators: created in a step, passed from outside, with every backend and with ``verify``."""
 
 from __future__ import annotations
 

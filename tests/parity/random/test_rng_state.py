@@ -1,4 +1,4 @@
-"""Generators made, seeded, saved and set in a step: draws are eager's at every call, and so is the state they leave."""
+"""Generators created, seeded, saved and set in a step: draws and final states equal eager's at every call."""
 
 from __future__ import annotations
 

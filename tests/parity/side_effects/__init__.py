@@ -1,1 +1,1 @@
-"""What a step does to Python objects (`capture/side_effects`, `residual`)."""
+"""Effects of a step on Python objects (`capture/side_effects`, `residual`)."""

@@ -1,4 +1,4 @@
-"""Python side effects of a step, kept exactly: attributes, containers, cells, globals, prints, hooks."""
+"""Python side effects of a step, reproduced exactly: attributes, containers, cells, globals, prints, hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEEN: list[object] = []
 
 
 class Plain:
-    """A user's own object."""
+    """An instance of a user class."""
 
 
 def program(body, *, data=None, state=None, **fields) -> Program:
@@ -122,7 +122,7 @@ def test_dict_entry(backend):
         self.stats["n"] = self.stats.get("n", 0) + 1
         self.stats["last"] = loss.detach()
 
-    # The entries are absent at the first call only.
+    # Only at the first call, the entries are missing.
     check(body, fields=lambda: {"stats": {}}, captures=2, backend=backend)
 
 
@@ -320,7 +320,7 @@ def test_new_attribute():
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_attribute_holding_a_tensor(backend):
-    """An exponential average kept out of place, and one kept in place."""
+    """An exponential average updated out of place, and one updated in place."""
 
     def body(self, loss, x):
         self.average = 0.9 * self.average + 0.1 * loss.detach()
@@ -498,7 +498,7 @@ def test_new_objects_escape():
 
 
 def test_function_created_in_the_step_escapes():
-    """A closure made by the step works outside, over real cells."""
+    """A closure created by the step works outside, over real cells."""
     made = []
 
     def make() -> Program:
@@ -609,7 +609,7 @@ def test_returned_structure():
 
 
 def test_results_that_alias_inputs():
-    """What the step returns shares memory with its argument exactly where eager's does."""
+    """Results share memory with arguments exactly where eager's do."""
     model = nn.Linear(3, 3)
 
     def step(x):
@@ -698,7 +698,7 @@ def test_metric_that_is_called():
 
 
 def test_print_of_an_object_the_step_has_changed():
-    """What is printed shows the object as the step left it before the print."""
+    """The printed text shows the object with the step's changes before the print."""
 
     class Meter:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Context variables that a step sets: what it reads, what it leaves set, and the tokens that it keeps."""
+"""Context variables that a step sets: values read, values left set, and the tokens that it keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Holder:
 
 
 class Entered:
-    """Puts itself into a variable, and the token into itself."""
+    """Sets a variable to itself, and keeps the token."""
 
     def __enter__(self):
         self.token = FILLED.set(self)

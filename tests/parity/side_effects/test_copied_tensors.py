@@ -43,7 +43,7 @@ for _ in range(3):
 
 
 def test_nothing_of_the_capture_is_copied():
-    """References to storages that were let go of twice ended the process, at some later line."""
+    """References to storages that were released twice crashed the process at some later line."""
     done = subprocess.run(
         [sys.executable, "-c", COPIES_OF_WHAT_HANGS_ON_A_FAKE_TENSOR], capture_output=True, text=True, timeout=300
     )

@@ -1,4 +1,4 @@
-"""Classes that show something of their own as ``__dict__``, as dicts with attribute access do."""
+"""Classes with their own ``__dict__`` property, like dicts with attribute access."""
 
 from __future__ import annotations
 

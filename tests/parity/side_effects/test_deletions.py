@@ -1,4 +1,4 @@
-"""What is deleted right after it was written, unread: what was there before must go too, now and in later calls."""
+"""A value deleted right after it was written, unread: the old value must be deleted too, now and in later calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Table(dict):
 
 
 def made():
-    """A new world."""
+    """Returns a new world."""
     globals()["GLOBAL"], Holder.shared = 1, 1
     box = Holder()
     box.table = {"a": 1, "b": 2, "c": 3}
@@ -113,7 +113,7 @@ BODIES = [body.format(d=name) for body in OF_DICTS for name in DICTS] + list(OTH
 
 
 def _step(body, broken):
-    """The statements as a function; with a break between them if asked."""
+    """Compiles the statements to a function, with a break between them if ``broken``."""
     if broken:
         body = body.replace("; ", "; os.getpid(); ")
     text = "def step(x, box):\n    global GLOBAL\n    " + body.replace("; ", "\n    ") + "\n    return x * 2\n"
@@ -122,7 +122,7 @@ def _step(body, broken):
 
 
 def _history(run):
-    """Results of four calls: in a world of its own, on what the first left, and in two more worlds."""
+    """Returns the results of four calls: in a new world, in the same world again, and in two more worlds."""
     results, kept = [], []
     for new in (True, False, True, True):
         if new:

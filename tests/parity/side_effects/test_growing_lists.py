@@ -1,4 +1,4 @@
-"""Lists that a step appends to and reads: their ends and lengths are read without the rest."""
+"""Lists that a step appends to and reads: their ends and lengths are read without the other items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vars(obj)`` and ``obj.attribute`` are one thing under two names, wherever it is reached first, wherever it goes."""
+"""``vars(obj)`` and ``obj.attribute`` share state, whichever is accessed first, wherever they are stored."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_capture_that_is_given_up_makes_no_optimizer_state():
 
     def step(x):
         model(x).sum().backward()
-        model.weight.register_hook(lambda grad: grad)  # a hook that is left is not captured
+        model.weight.register_hook(lambda grad: grad)  # a hook that remains is not captured
         if len(opt.state) > 5:
             return
         raise_it(x)
@@ -191,7 +191,7 @@ def test_a_capture_that_is_given_up_makes_no_optimizer_state():
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 def test_a_dict_that_leads_back_to_its_object():
-    """Behind a break the ``__dict__`` may be met before its object, to which a weak reference in it refers."""
+    """After a break the ``__dict__`` may be visited before its object, to which a weak reference in it refers."""
 
     class Owner:
         pass

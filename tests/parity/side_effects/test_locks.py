@@ -1,4 +1,4 @@
-"""Locks, queues, events and context variables that a step touches: what it sees of them, and how it leaves them."""
+"""Locks, queues, events and context variables that a step uses: states it reads, and states it leaves."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _history(step, run):
     world, history = World(), []
 
     def call(number):
-        if number == 2:  # what the context variables hold from now on
+        if number == 2:  # the value of the context variables from now on
             EMPTY.set(7)
             FILLED.set(8)
         if step is looked_at and number > 2:

@@ -1,4 +1,4 @@
-"""Objects that a step makes are new ones at every call, with their class, attributes and real tensors."""
+"""Objects that a step creates are new ones at every call, with their class, attributes and real tensors."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ CELLS = {
 
 
 def inside(value):
-    """What a made object leads to, as plain values."""
+    """Returns everything reachable from a created object, as plain values."""
     if isinstance(value, property):
         return [value.fget(None), value.fset and value.fset(None, 1), value.__doc__]
     if isinstance(value, (staticmethod, classmethod)):

@@ -1,4 +1,4 @@
-"""The order of sets: it comes from hashes and addresses and from what was done to a set, and steps see eager's."""
+"""The order of sets depends on hashes, addresses and earlier operations on a set, and steps see eager's order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def breaks_here() -> None:
 def walks_over_a_changed_set(x, log):
     found = {3, 1, 2}
     found.add(10)
-    found.discard(3)  # 10 lies where it does because 3 was there
+    found.discard(3)  # the position of 10 depends on the earlier 3
     for item in found:
         log.append(item)
         breaks_here()

@@ -1,4 +1,4 @@
-"""Instances that have one ``__dict__`` ("Borg"): what the step does to one of them is seen in all, and in the dict."""
+"""Instances that share one ``__dict__`` ("Borg"): effects of the step on one are visible in all, and in the dict."""
 
 from __future__ import annotations
 

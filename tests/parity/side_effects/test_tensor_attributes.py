@@ -1,4 +1,4 @@
-"""Attributes of their own that steps set, read and delete on tensors from outside."""
+"""User attributes that steps set, read and delete on tensors from outside."""
 
 from __future__ import annotations
 

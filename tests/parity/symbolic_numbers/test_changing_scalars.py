@@ -1,4 +1,4 @@
-"""Numbers that change from call to call stay inputs of one graph, however a configuration object keeps them."""
+"""Numbers that change from call to call stay inputs of one graph, however a configuration object stores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sidefx_train
 
 
 class Both(dict):
-    """Keeps each entry as an item and as an attribute."""
+    """Stores each entry as an item and as an attribute."""
 
     def __setattr__(self, name, value):
         if isinstance(value, (list, dict)) or hasattr(value, "items") or getattr(value, "shape", None):

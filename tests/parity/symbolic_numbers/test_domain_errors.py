@@ -1,4 +1,4 @@
-"""Arithmetic with numbers that change, of which some raise: the error is the step's in the call that has it."""
+"""Arithmetic with changing numbers that may raise: the error is raised in the call to which it belongs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OPERATIONS = {
 
 
 EAGERLY = {"int of infinity", "int of a large float", "floor division by a float"}
-"""Some calls of these run eagerly, with a reason: torch's symbolic arithmetic cannot be asked, or traced, there."""
+"""Some calls of these run eagerly, with a reason: torch's symbolic arithmetic cannot evaluate or trace them."""
 
 
 def _in_place(n):
@@ -59,7 +59,7 @@ def _in_place(n):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_error_of_one_call(name: str, backend: Any, used: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whether anything uses the result or not; and nothing else is said."""
+    """Whether or not the result is used; nothing else is printed."""
     operation = OPERATIONS[name]
 
     def step(x, n, f):
@@ -74,7 +74,7 @@ def test_the_error_of_one_call(name: str, backend: Any, used: bool, capfd: pytes
         (x, want), (y, got) = step(torch.ones(2), n, float(n)), compiled(torch.ones(2), n, float(n))
         assert torch.equal(x, y) and type(got) is type(want)
         assert got == pytest.approx(want, rel=1e-12) if isinstance(want, float) else got == want, f"n={n}"
-    shift = name.startswith("shift") and torch.__version__ < "2.13"  # which cannot shift by a symbolic number
+    shift = name.startswith("shift") and torch.__version__ < "2.13"  # it cannot shift by a symbolic number
     assert shift or name in EAGERLY or not compiled.report().fallbacks, str(compiled.report())
     assert not capfd.readouterr().err
 
@@ -97,7 +97,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_numbers_that_exist_only_when_the_graph_runs(name: str, backend: Any, used: bool) -> None:
-    """The capture stops at what may raise; it is not passed over, and C++ does not divide by zero."""
+    """The capture stops at an operation that may raise; it is not skipped, and C++ does not divide by zero."""
     operation = UNKNOWN[name]
 
     def step(x, n):

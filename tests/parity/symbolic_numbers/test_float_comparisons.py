@@ -1,4 +1,4 @@
-"""What a step decides of the arithmetic of floats, to the last bit: algebra adds up in an order of its own."""
+"""Conditions of a step on float arithmetic, to the last bit: algebra adds in another order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cut_off(rate, x):
 
 
 def test_a_sum_that_is_cut_off_is_the_one_that_python_makes():
-    """``int((4.1 + 0.1 + 0.2) * 10)`` is 43, of 41 and 3 it would be 44."""
+    """``int((4.1 + 0.1 + 0.2) * 10)`` is 43; with ``4.1 + (0.1 + 0.2)`` it would be 44."""
     assert int((4.1 + 0.1 + 0.2) * 10) == 43
     compiled = sidefx_train.compile(cut_off, backend="eager")
     for rate in (4.0, 4.15, 4.12, 4.1, 4.16, 4.05, 4.1):

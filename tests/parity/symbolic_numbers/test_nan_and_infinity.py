@@ -1,4 +1,4 @@
-"""Floats that change from call to call, infinite ones and NaN among them: as values of Python and out of tensors."""
+"""Floats that change from call to call, including infinity and NaN: as Python values and from tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OUT_OF_TENSORS = {
 
 @pytest.mark.parametrize("what", OUT_OF_TENSORS)
 def test_what_raises_for_some_values_of_a_tensor(what):
-    """Where Python raises, all that came before has happened once, and nothing behind it."""
+    """If Python raises, all effects before have happened once, and none after."""
 
     def run(compiled: bool):
         counter, seen, found = [0], [], []
@@ -95,7 +95,7 @@ def test_a_float_of_python_that_changes(what):
     compiled = sidefx_train.compile(step, backend="eager")
     for value in VALUES:
         if what == "a remainder" and str(value) == "-0.0":
-            continue  # to a condition it is 0.0
+            continue  # a condition sees 0.0
         given[0] = value
         try:
             expected = str(step(torch.ones(1)))
@@ -110,7 +110,7 @@ def test_a_float_of_python_that_changes(what):
 
 
 def test_a_step_is_not_run_twice_when_a_late_number_fails(monkeypatch):
-    """Should a number of the graph's results raise behind it, that is an error, not another run of the step."""
+    """If a number of the graph's results raises after the graph, that is an error, not another run of the step."""
     monkeypatch.setattr(
         "sidefx_train.compile.capture.world.native_calls.builtin_methods.no_integer", lambda world, value: False
     )

@@ -1,4 +1,4 @@
-"""A number that changes from call to call beside numbers of other classes: enumerations, own classes, numpy's."""
+"""A changing number together with numbers of other classes: enumerations, user classes, numpy's."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_c_code_gets_an_outside_number_of_a_derived_class(name):
             fn(torch.ones(2), log)
         return repr(log)
 
-    want = run(step)  # which fills the cache of compiled patterns
+    want = run(step)  # this call fills the cache of compiled patterns
     compiled = sidefx_train.compile(step, backend="eager")
     assert run(compiled) == want
     assert compiled.report().replays == 3, str(compiled.report())
@@ -193,7 +193,7 @@ def test_c_code_gets_an_outside_number_of_a_derived_class(name):
 
 
 def test_the_namespace_of_a_number_stays_the_same_dict():
-    """Regression: ``vars()`` of what stands for itself left a step as a copy."""
+    """Regression: a step that returned ``vars()`` of a constant returned a copy."""
 
     def run(compiled: bool) -> list[Any]:
         tagged, log = Tagged(3), []

@@ -1,4 +1,4 @@
-"""Steps that decide on what a one-element tensor of the outside holds: the prologue tells, also through comparisons."""
+"""Conditions of a step on the value of a one-element outside tensor: the prologue evaluates them, also comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 from tests.parity.autograd.test_features import trained
 from tests.support.parity import Program, batches, mlp, parity
 
-# ---------------------------------------------------------------------- what a step may ask of its counter
+# ---------------------------------------------------------------------- conditions of a step on its counter
 DECISIONS = {
     "equal": lambda count: count == 0,
     "greater": lambda count: count > 2,
@@ -37,7 +37,7 @@ DECISIONS = {
 
 
 class Counting(nn.Module):
-    """Doubles its output where ``decide`` says so, before or after the count goes on."""
+    """Doubles its output if ``decide`` is true, evaluated before or after the count is incremented."""
 
     def __init__(self, decide, late: bool, count: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_decided_by_a_count(name, late):
 @pytest.mark.parametrize("threshold", [0.1, 0.3, 1 / 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_fractions_are_compared_as_the_kernel_does(threshold, dtype):
-    """A number beside a float32 tensor is rounded to float32 first: ``torch.tensor(0.1) == 0.1``."""
+    """A number compared with a float32 tensor is rounded to float32 first: ``torch.tensor(0.1) == 0.1``."""
 
     def step(x, share):
         return (x * 2 if share == threshold else x), (x + 1 if share > threshold else x)
@@ -79,7 +79,7 @@ def test_fractions_are_compared_as_the_kernel_does(threshold, dtype):
 
 
 def test_decided_inside_a_device_context():
-    """``with torch.device`` is for the tensors the step makes, not for the numbers that its decisions are about."""
+    """``with torch.device`` applies to the tensors the step creates, not to the numbers in its conditions."""
 
     def step(x, share):
         with torch.device("meta"):
@@ -111,7 +111,7 @@ def test_two_flags_and_a_limit():
     ids=["ema", "ema_of_buffers", "swa_at_once", "swa"],
 )
 def test_averaged_weights(function, buffers):
-    """``AveragedModel`` asks ``n_averaged == 0`` once, and ``n_averaged > 0`` ever after."""
+    """``AveragedModel`` evaluates ``n_averaged == 0`` once, and ``n_averaged > 0`` in all later calls."""
 
     def make() -> Program:
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
@@ -131,7 +131,7 @@ def test_averaged_weights(function, buffers):
     parity(make, steps=6, captures=3)
 
 
-# ---------------------------------------------------------------------- what the prologue cannot tell
+# ---------------------------------------------------------------------- conditions that the prologue cannot evaluate
 def changed_after_it_was_asked(count):
     decided = count > 2
     decided.logical_not_()
@@ -169,7 +169,7 @@ def test_left_to_a_break(decide):
 
 
 def test_asked_before_the_count_goes_on_and_looked_at_after():
-    """A comparison holds the value of its moment; a view of the count the one of now."""
+    """A comparison keeps its value; a view of the count has the current one."""
 
     def make() -> Program:
         model, count = mlp(), torch.tensor(0)

@@ -1,4 +1,4 @@
-"""A counter of the step's own is symbolic from the start: C code of all kinds gets it, and gives what eager gives."""
+"""A counter owned by the step is symbolic from the start: C code of all kinds gets it, with eager's results."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_c_code_gets_a_number_that_changes(name):
 
 
 def test_a_template_is_filled_between_two_parts():
-    """Text made of a number that changes is known after the step; C code that puts it together comes in between."""
+    """Text made of a changing number is known after the step; C code that formats it runs between two parts."""
     CASES["template"] = lambda n: string.Template("$a").substitute(a=n)
     try:
         with pytest.warns(sidefx_train.errors.SideFXWarning, match="SFX106"):
@@ -89,7 +89,7 @@ def test_a_template_is_filled_between_two_parts():
 
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"dynamic": False}])
 def test_sizes_leave_a_step(options):
-    """Regression: a size that may change was left in an object outside as its symbol."""
+    """Regression: a size that may change was written to an outside object as its symbol."""
 
     def run(captured: bool) -> list[str]:
         state = State()

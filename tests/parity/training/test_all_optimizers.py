@@ -26,7 +26,7 @@ VARIANTS = {
     "tensor_lr": {"lr": torch.tensor(0.01)},
 }
 CAPTURES = {"RAdam": 2}
-"""RAdam's first steps, before its variance can be rectified, are another computation."""
+"""RAdam's first steps, before its variance can be rectified, are a different computation."""
 
 REFUSED = {
     "LBFGS": ("SFX101", "branches on a tensor's value, which exists only when the graph runs"),  # its line search
@@ -89,7 +89,7 @@ def test_optimizer(name, variant):
 
 
 def test_state_of_an_optimizer_that_counts():
-    """RAdam resumed at a step of its own choosing: the count is read at every call, not frozen."""
+    """RAdam resumed at another step: the count is read at every call, not a constant."""
 
     def make() -> Program:
         model = mlp()
@@ -107,7 +107,7 @@ def test_state_of_an_optimizer_that_counts():
 
 
 def numbers_as_tensors(module, inputs):
-    """A backend of its own gets changing numbers as tensors, as Inductor does."""
+    """A user-defined backend gets changing numbers as tensors, as Inductor does."""
     return module.forward
 
 
@@ -129,7 +129,7 @@ def test_counting_optimizer_with_numbers_as_tensors(name):
     "options", [{"foreach": True}, {"fused": True}, {"foreach": False}], ids=lambda o: next(iter(o))
 )
 def test_version_counters(name, options, backend):
-    """A graph kept from before the update must notice it exactly where eager does."""
+    """A graph kept from before the update must raise exactly where eager does."""
     seen = []
     for compiled in (False, True):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Clipping, zero_grad in both forms, no_grad blocks and hand-written accumulation inside the step."""
+"""Clipping, both forms of zero_grad, no_grad blocks and hand-written accumulation inside the step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_clip_grad_value():
 @pytest.mark.parametrize(("set_to_none", "captures"), [(True, 1), (False, 2)])
 @pytest.mark.parametrize("first", [True, False])
 def test_zero_grad(set_to_none, captures, first):
-    """With ``set_to_none=False`` grads exist from the second call on, and are looked at: a second, last capture."""
+    """With ``set_to_none=False`` grads exist from the second call on, and are read: a second, last capture."""
 
     def make() -> Program:
         model = mlp()
@@ -170,7 +170,7 @@ def test_accumulation_across_calls():
 
         return Program(step, lambda i: (*data(i), i), (model, optimizer))
 
-    # Two branches, and one more capture to learn that the index is a number that changes.
+    # Two branches, and one more capture to detect that the index is a changing number.
     parity(make, steps=12, captures=3)
 
 
@@ -194,7 +194,7 @@ def test_accumulation_with_own_counter():
         trainer = Trainer()
         return Program(trainer.step, batches((5, 6), classes=3), (model, optimizer, trainer))
 
-    # Two branches, and one more capture to learn that grads left behind are other tensors each time.
+    # Two branches, and one more capture to detect that the remaining grads are other tensors each time.
     parity(make, steps=12, captures=3)
 
 
@@ -291,7 +291,7 @@ def test_module_as_the_step():
 
 
 def test_zero_grad_first_is_one_capture():
-    """Gradients that zero_grad forgets unread do not make the first step differ from the second."""
+    """Gradients that zero_grad drops unread do not make the first step differ from the second."""
 
     def make() -> Program:
         model = mlp()
@@ -308,14 +308,14 @@ def test_zero_grad_first_is_one_capture():
         return Program(step, batches((5, 6), classes=3), (model, optimizer))
 
     def between(made: Program, index: int) -> None:
-        if index in (3, 6):  # gradients come and go between the calls
+        if index in (3, 6):  # gradients appear and disappear between the calls
             made.watch[0].zero_grad() if index == 3 else setattr(made.watch[0].unused, "grad", torch.ones(3))
 
     parity(make, captures=1, between=between)
 
 
 def test_gradient_read_before_zero_grad():
-    """A step that looks at the last step's gradient before it forgets it sees eager's."""
+    """A step that reads the last step's gradient before it drops it sees eager's."""
 
     def make() -> Program:
         model = mlp()

@@ -1,4 +1,4 @@
-"""``net = sidefx_train.compile(net)`` is the model wherever a model is used."""
+"""``net = sidefx_train.compile(net)`` replaces the model wherever a model is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import sidefx_train
 
 
 class Net(nn.Module):
-    """A model with what models have: children, buffers, attributes, a property, methods."""
+    """A model with the usual members: children, buffers, attributes, a property, methods."""
 
     def __init__(self):
         super().__init__()
@@ -238,7 +238,7 @@ def test_parametrized():
 
 
 class Registered(nn.Module):
-    """A class that keeps a list of those derived from it."""
+    """A class that keeps a list of its subclasses."""
 
     known: list[str] = []  # noqa: RUF012
 
@@ -285,7 +285,7 @@ class WithSlots(nn.Module):
 
 
 class CallsItself(nn.Module):
-    """Overrides what calling it does."""
+    """Overrides ``__call__``."""
 
     def __call__(self, x, times=1):
         return super().__call__(x) if times == 1 else self(self(x), times - 1)
@@ -295,7 +295,7 @@ class CallsItself(nn.Module):
 
 
 class AnswersForAll(nn.Module):
-    """Finds attributes of its own making."""
+    """Overrides ``__getattr__``."""
 
     def __getattr__(self, name):
         if name.startswith("made_"):

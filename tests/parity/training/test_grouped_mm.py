@@ -1,4 +1,4 @@
-"""Grouped matrix products, which mixtures of experts are made of, in the layouts and types that CPU kernels take."""
+"""Grouped matrix products, as in mixtures of experts, in the layouts and types that CPU kernels support."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_experts_on_inductor():
     ("a", "b"), [((12, 8), (3, 8, 6)), ((3, 4, 8), (3, 8, 6)), ((3, 4, 8), (8, 12)), ((8, 12), (12, 8))]
 )
 def test_layouts(a, b):
-    """Rows of a result begin at multiples of 16 bytes, also where that leaves gaps."""
+    """Rows of a result start at multiples of 16 bytes, also where that leaves gaps."""
 
     def make() -> Program:
         weight = torch.randn(*b[:-2], b[-1], b[-2])

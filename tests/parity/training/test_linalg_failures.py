@@ -1,4 +1,4 @@
-"""Factorizations of matrices, which raise where there is none: the graph reports it, and the step runs eagerly."""
+"""Matrix factorizations that raise if there is none: the graph reports it, and the step runs eagerly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_factorization(name, backend):
-    """The third matrix is zero: what the step did before it raises stays, as in eager."""
+    """The third matrix is zero: effects of the step before it raises remain, as in eager."""
 
     def make() -> Program:
         norm, weight = nn.BatchNorm1d(4, momentum=0.5), nn.Parameter(torch.ones(4))

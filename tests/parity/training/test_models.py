@@ -1,4 +1,4 @@
-"""Every model family of the issue, trained eagerly and captured: same losses, parameters, buffers and state."""
+"""Many model families, trained eagerly and captured: same losses, parameters, buffers and state."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def train_transformers() -> Program:
         optimizer.zero_grad()
         return loss.detach()
 
-    # The model's own Python attributes (config, generation config) are not touched by a step: compare what trains.
+    # A step does not change the model's own Python attributes (config, generation config): compare what trains.
     watch = ([*model.parameters()], [*model.buffers()], optimizer)
     return Program(step, lambda i: ids(i)[:1], watch)
 
@@ -251,7 +251,7 @@ def test_dropout_fast_draws_anew_each_step():
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_pooled_and_flattened_images(writes):
-    """A channels-last image cannot be viewed as rows: it is turned back first."""
+    """A channels-last image cannot be viewed as rows: its layout is converted first."""
 
     def make() -> Program:
         convolution, head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 49, 3)
@@ -270,12 +270,12 @@ def test_pooled_and_flattened_images(writes):
 
         return Program(step, lambda i: (torch.randn(2, 3, 16, 16),), (convolution, head, optimizer))
 
-    # Rows that are written share memory with the image: such a step is left to eager, with the reason.
+    # Written rows share memory with the image: such a step runs eagerly, with the reason.
     parity(make, steps=3, backend="inductor", whole=not writes, captures=None)
 
 
 def test_pooling_in_a_new_process():
-    """Inductor's decomposition of pooling takes a module of its own for imported."""
+    """Inductor's decomposition of pooling requires that a certain module is already imported."""
     code = (
         "import torch, sidefx_train\n"
         "step = sidefx_train.compile(lambda x: torch.nn.functional.max_pool2d(x * 2, 2), on_failure='raise')\n"

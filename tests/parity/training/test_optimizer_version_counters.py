@@ -1,4 +1,4 @@
-"""Version counters of parameters, gradients and optimizer state after some steps: by them autograd notices changes."""
+"""Version counters of parameters, gradients and optimizer state, which autograd uses to detect writes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _versions(name, way, order, backend):
 
 
 def _case(name, way, backend):
-    """With aot_eager, which takes longest, all but one optimizer are left to ``make slow``."""
+    """With aot_eager, which takes longest, all but one optimizer run only in ``make slow``."""
     late = backend == "aot_eager" and name != "AdamW"
     return pytest.param(name, way, backend, marks=pytest.mark.slow if late else (), id=f"{name}-{way}-{backend}")
 

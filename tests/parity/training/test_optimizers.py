@@ -1,4 +1,4 @@
-"""torch.optim captured by running it: state, hyperparameters and schedulers stay eager's."""
+"""torch.optim captured by running it: state, hyperparameters and schedulers equal eager's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train(name: str) -> Program:
 
 
 FIRST_STEP_DIFFERS = ("sgd_dampening", "sgd_fused")
-"""The first update is another computation than the rest (an undamped momentum buffer, a flag of the fused kernel)."""
+"""The first update differs from the others (an undamped momentum buffer, a flag of the fused kernel)."""
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -118,7 +118,7 @@ SCHEDULERS = {
     ],
 )
 def test_scheduler_never_recaptures(cls, scheduler, where):
-    """200 steps with a moving learning rate (and, for OneCycleLR, moving momentum or betas): one capture."""
+    """200 steps with a changing learning rate (and, for OneCycleLR, changing momentum or betas): one capture."""
 
     def make() -> Program:
         model = mlp(hidden=4)
@@ -187,7 +187,7 @@ def test_changed_hyperparameters_never_recapture():
 
 
 def test_optimizer_with_prior_state():
-    """An optimizer that has already taken eager steps goes on from its state."""
+    """An optimizer that has already taken eager steps continues from its state."""
 
     def make() -> Program:
         model = mlp()
@@ -217,12 +217,12 @@ def test_optimizer_closure():
 
         return Program(step, batches((5, 6), classes=3), (model, optimizer))
 
-    # Gradients are there from the second call on.
+    # Gradients exist from the second call on.
     parity(make, captures=None)
 
 
 def test_a_step_writes_nothing_to_the_optimizers_groups():
-    """What was only read must not be written back: each entry would cost at every replay."""
+    """Values that were only read must not be written back: each entry would cost at every replay."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
 

@@ -1,4 +1,4 @@
-"""Parameters, buffers and modules that a step makes, and attributes it gives to tensors: they leave it as eager's."""
+"""Parameters, buffers and modules that a step creates, and attributes it sets on tensors, equal eager's."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _history(run):
         history.append(_facts(box.kept))
         history.append([getattr(box, name, None) for name in ("seen", "names")])
         with torch.no_grad():
-            box.kept.add_(1)  # seen by what shares its memory
+            box.kept.add_(1)  # visible in all tensors that share its memory
         same = getattr(box, "same", None)
         history.append((box.kept._version, None if same is None else _facts(same)))
         if hasattr(box, "module"):

@@ -1,4 +1,4 @@
-"""Learning-rate schedulers stepped inside the step: their formulas stay formulas, no step costs a capture."""
+"""Learning-rate schedulers stepped inside the step: their formulas stay symbolic, no step needs a recapture."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_inside_the_step(name):
 
 
 def test_milestones_are_conditions():
-    """The only steps that are captured anew, or in parts, are those at a milestone."""
+    """Only steps at a milestone are captured again, or in parts."""
     report = parity(program(lambda o: lr_scheduler.MultiStepLR(o, [10, 30])), steps=40, whole=False, captures=None)
     assert report.graph_count <= 6 and not report.fallbacks
 

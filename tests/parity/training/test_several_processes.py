@@ -1,4 +1,4 @@
-"""Steps whose gradients are reduced between processes: eager's weights on every rank, and a reason by name."""
+"""Steps with gradients reduced between processes: eager's weights on every rank, and a reason by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = ("step", "ddp compiled", "compiled inside", "within", "no_sync", "fully_
 
 
 class Within(nn.Module):
-    """A model that holds a wrapped one."""
+    """A model that contains a wrapped one."""
 
     def __init__(self, inner):
         super().__init__()
@@ -38,7 +38,7 @@ def _model():
 
 
 def _wrapped(kind, compiled):
-    """The model as the step calls it, and its report's owner."""
+    """Returns the model that the step calls, and the owner of its report."""
 
     def ours(value):
         return sidefx_train.compile(value, backend="eager") if compiled else value
@@ -124,7 +124,7 @@ def _rank(rank, file, kinds):
         sys.stderr.flush()
         os._exit(1)  # the other rank may be waiting in a collective
     dist.barrier()
-    os._exit(0)  # threads of gloo's that are ended with the interpreter may end the process with an error
+    os._exit(0)  # gloo's threads may crash the process during the interpreter's exit
 
 
 @pytest.mark.parametrize("kinds", [KINDS[:3], pytest.param(KINDS[3:], marks=pytest.mark.slow)], ids=["few", "others"])

@@ -1,4 +1,4 @@
-"""Models of ``transformers`` from small random configurations: whole training steps in one graph, equal to eager."""
+"""Models of ``transformers`` with small random configurations: whole training steps in one graph, equal to eager."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trained(model: torch.nn.Module, batch: Callable[[int], tuple], loss_of: Call
         optimizer.zero_grad()
         return loss.detach()
 
-    # A step leaves the model's configuration alone: what trains is compared.
+    # A step does not change the model's configuration: compare what trains.
     return Program(step, batch, ([*model.parameters()], [*model.buffers()], optimizer))
 
 
@@ -101,19 +101,19 @@ def test_model(make):
 
 @pytest.mark.parametrize("make", [bert_classifier, llama], ids=lambda make: make.__name__)
 def test_compiled_model(make, monkeypatch):
-    """Regression: BERT's masks were read before they were drawn, and gave NaN: eager's backend has no such order."""
+    """Regression: BERT's masks were read before they were drawn, and gave NaN; the eager backend does not reorder."""
     for name, size in {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}.items():
         monkeypatch.setitem(SIZES, name, size)
     parity(make, steps=3, backend="inductor", rng="eager")
 
 
 def op_by_op(module, inputs):
-    """A backend of its own is compared with a tolerance."""
+    """A user-defined backend, which is compared with a tolerance."""
     return module.forward
 
 
 def test_mask_of_ones():
-    """Eager leaves a mask of ones out and takes another kernel: equal up to rounding."""
+    """Eager skips a mask of ones and uses another kernel: equal up to rounding."""
 
     def batch(index):
         x, _ = ids(index)

@@ -1,4 +1,4 @@
-"""Steps as people write them: each against eager, bitwise, captured whole."""
+"""Typical user steps: each against eager, bitwise, captured whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def momentum_sgd(params):
 
 
 def check(body, optimizer=momentum_sgd, **options):
-    """Parity of ``body(model, optimizer) -> step`` over the harness's batches."""
+    """Checks parity of ``body(model, optimizer) -> step`` over the harness's batches."""
 
     def make() -> Program:
         model = mlp()
@@ -56,7 +56,7 @@ def test_autocast_clip_and_formatted_prints():
 
         return step
 
-    check(body, captures=2)  # gradients are absent at the first call only
+    check(body, captures=2)  # only at the first call, there are no gradients
 
 
 def test_bound_method_with_accumulation_and_running_total():
@@ -256,7 +256,7 @@ def test_python_numbers_out_of_tensors():
 
 
 def test_an_integer_out_of_a_float_tensor_is_a_break():
-    """Of NaN there is none: Python raises, when everything before has happened."""
+    """NaN has no integer value: Python raises after all earlier effects."""
 
     def body(model, optimizer):
         def step(x, y):
@@ -318,7 +318,7 @@ def test_function_made_in_the_step_escapes():
 
 
 class Point:
-    """Hash and equality read attributes: C containers run them on whatever they are given."""
+    """Hash and equality read attributes: C containers call them for their arguments."""
 
     kind = "class default"
 
@@ -384,7 +384,7 @@ def test_arguments_that_come_to_share_memory():
 
 
 def test_what_python_says_of_itself():
-    """``sys.version_info`` and its like are tuples that nobody can make."""
+    """``sys.version_info`` and similar tuples cannot be constructed."""
 
     def make() -> Program:
         seen: list[object] = []
@@ -401,7 +401,7 @@ def test_what_python_says_of_itself():
 
 
 def test_gradient_scaler_skips_a_step_with_infinities():
-    """Its decision is a break in torch's own code; the optimizer's step behind it is captured."""
+    """Its condition is a break in torch's own code; the optimizer's step after it is captured."""
 
     def make() -> Program:
         model = mlp()
@@ -431,7 +431,7 @@ def test_gradient_scaler_skips_a_step_with_infinities():
 
 
 def test_progress_bar_read_after_it_has_moved():
-    """Its call waits for the graph, and what is read of it in the step is what the call leaves."""
+    """Its call runs after the graph, and later reads in the step see the call's effects."""
     tqdm = pytest.importorskip("tqdm", reason="progress bars of tqdm")
 
     def body(model, optimizer):

@@ -1,4 +1,4 @@
-"""Programs over views in which a captured step once differed from eager: what the alias fuzzer found, shortened."""
+"""Programs over views in which a captured step once differed from eager: cases of the alias fuzzer, shortened."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.fuzz.alias_run import check
 
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 
-# name: (arguments, step, what happens afterwards)
+# name: (arguments, step, statements afterwards)
 PROGRAMS = {
-    "a view from outside that gets another size, and requires gradients then": (  # it ended the process
+    "a view from outside that gets another size, and requires gradients then": (  # it crashed the process
         f"x = {_WHOLE}.t()",
         "torch.sin(torch.tensor(1.5), out=x); v = x.expand(2, *x.shape); x.requires_grad_(); "
         "return v, torch._neg_view(x)",
         "attempt('outs[1].sum().backward()', 'eval', outs, {})",
     ),
-    "a conjugate of an argument that is turned with autograd off, and written": (  # it ended the process
+    "a conjugate of an argument that is turned with autograd off, and written": (  # it crashed the process
         f"x = {_WHOLE}.requires_grad_() * 1.5",
         "a = torch.view_as_complex(x.reshape(-1, 2)).conj(); b = x.contiguous(); v = x.transpose(0, -1); w = v[::2]; "
         "with torch.no_grad(): b.unsqueeze_(0); v.copy_(v); return w.contiguous(), a",
@@ -700,11 +700,11 @@ UNDER_INDUCTOR = (
     "lists of tensors, written",
     "lists of tensors that share memory, written",
 )
-"""Mutations of data and layout, several views of one tensor, and what is made of them later: the kinds there are."""
+"""One program of each kind: mutations of data and layout, several views of one tensor, and their later uses."""
 
 
 def source_of(program: tuple[str, str, str]) -> str:
-    """A program as the fuzzer writes it, of its arguments, its step, and what happens afterwards."""
+    """Returns the source of a program in the fuzzer's form: its arguments, its step, and the statements afterwards."""
     arguments, step, after = program
     names = ", ".join(part.split("=")[0].strip() for part in arguments.split("; "))
     lines = [
@@ -729,7 +729,7 @@ def test_program(name, backend):
 
 
 def test_an_empty_view_is_where_it_is_whatever_was_captured_before():
-    """Torch's cache of stand-ins forgets what an empty view is a view of."""
+    """Torch's cache of fake tensors loses the base of an empty view."""
 
     def step(x):
         return x.view(0), x.view(0).view_as(x), x * 2
@@ -745,14 +745,14 @@ def test_an_empty_view_is_where_it_is_whatever_was_captured_before():
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 @pytest.mark.parametrize("name", UNDER_INDUCTOR)
 def test_program_under_inductor(name):
-    """Metadata is eager's there too; values and gradients are close."""
+    """Metadata equals eager's there too; values and gradients are close."""
     assert check(source_of(PROGRAMS[name]), "inductor", close=True).replays == 3
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("read", [False, True])
 def test_a_view_that_eager_refuses_raises(backend, read):
-    """Torch's stand-ins take some views of expanded memory that eager does not; what nothing reads is in no graph."""
+    """Fake tensors accept some views of expanded memory that eager refuses; unused results are in no graph."""
 
     def step(x):
         flat = x.T.unsqueeze(0).expand(2, 1, 4).view(-1)
@@ -770,7 +770,7 @@ def test_a_view_that_eager_refuses_raises(backend, read):
 
 
 def test_a_gradient_keeps_the_strides_that_a_tangent_of_another_layout_gives_it():
-    """``empty_like`` of a stand-in chooses other strides for dimensions of size 1 than its kernel."""
+    """``empty_like`` of a fake tensor chooses other strides for dimensions of size 1 than its kernel."""
 
     def step(x):
         out = x.t()

@@ -92,7 +92,7 @@ def test_written_while_shared(step, inputs, backend):
         for a, b in pairs:
             close = torch.allclose(a, b) if a.dtype.is_floating_point or a.is_complex() else torch.equal(a, b)
             assert torch.equal(a, b) if backend != "inductor" else close, f"{a} and {b}"
-            if backend != "eager":  # kernels count writes of their own there
+            if backend != "eager":  # the kernels' own writes count there
                 assert a._version == b._version
     assert call.report().replays == 2
 

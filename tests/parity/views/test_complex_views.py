@@ -1,4 +1,4 @@
-"""Arguments that are complex views of real memory, of which torch itself makes no stand-in."""
+"""Arguments that are complex views of real memory, which torch cannot fakify itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _BOTH = f"x = {_WHOLE}; y = torch.view_as_complex(x.detach().view(-1, 2))"
 _LATER = "attempt('y.add_(1)', 'eval', outs, {'y': y})"
 
-# name: (arguments, step, what happens afterwards)
+# name: (arguments, step, statements afterwards)
 PROGRAMS = {
     "the view written": (_BOTH, "y.mul_(1j); return x * 2, y * 2, y", _LATER),
     "the memory written": (_BOTH, "x.mul_(2); return y[1:], y.real", _LATER),

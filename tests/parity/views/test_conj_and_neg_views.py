@@ -66,7 +66,7 @@ def test_as_in_eager(body, views, known):
 
 
 def test_a_conjugate_that_is_written_by_out():
-    """Regression: with bases for conjugate arguments, the argument kept the wrong half of what was written."""
+    """Regression: with bases for conjugate arguments, the argument kept the wrong half of the written values."""
 
     def run(called):
         x = torch.arange(12.0).view(3, 4).cos().requires_grad_()

@@ -1,4 +1,4 @@
-"""Views of arguments that a custom ``autograd.Function`` makes, and that leave: eager's base, gradient and errors."""
+"""Views of arguments that a custom ``autograd.Function`` creates and the step returns: base, gradient and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.parity.views.test_alias_fuzzer_cases import source_of
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _NON_LEAF = f"x = {_WHOLE}.requires_grad_() * 1.5"
 
-# name: (arguments, step, what happens afterwards)
+# name: (arguments, step, statements afterwards)
 PROGRAMS = {
     "the argument itself": (_NON_LEAF, "return Same.apply(x), x * 2", "attempt('outs[0].add_(1)', 'eval', outs, {})"),
     "a view, and what was computed from it": (

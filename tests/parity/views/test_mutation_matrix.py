@@ -1,4 +1,4 @@
-"""Every way to change an argument, of every kind of argument, and arguments in one memory: against eager."""
+"""Compares with eager every way to change an argument, for every kind of argument, and for arguments in one memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WriteLog whose operands overlap: eager's error, or what eager's kernel gives; never what a functional graph would."""
+"""Writes whose operands overlap: eager's error, or the result of eager's kernel; never that of a functional graph."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_sizes_that_change_are_guarded():
 @pytest.mark.parametrize("when", [0, 1, 2])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_parameter_comes_to_share_the_memory_of_what_is_read(backend, when):
-    """``parameter.data = tensor`` between two calls: what was read after the update must be read after it still."""
+    """``parameter.data = tensor`` between two calls: a tensor read after the update must still be read after it."""
 
     def course(compiled):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Tensors that show a part of a larger memory: written, returned as views, and moved between calls."""
+"""Tensors over a part of a larger memory: written, returned as views, and with offsets that change between calls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.parity import Program, parity
 
 
 class Plain:
-    """A user's own object."""
+    """An instance of a user class."""
 
 
 def rows(step):
-    """A factory of programs: ``step(box, x)`` on a box with a buffer and one of its rows."""
+    """Returns a factory of programs: ``step(box, x)`` on a box with a buffer and one of its rows."""
 
     def make() -> Program:
         box = Plain()
@@ -58,7 +58,7 @@ def test_views_of_a_row(backend, write):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("write", [True, False], ids=["written", "read"])
 def test_a_row_that_moves_in_its_memory(backend, write):
-    """Regression: a view of an input was made at the offset of the first call."""
+    """Regression: a view of an input was created at the offset of the first call."""
 
     def step(box, x):
         if write:
@@ -86,7 +86,7 @@ def test_a_layout_changed_in_place_stays_at_its_offset(backend):
 
 
 def test_a_step_over_module_hooks_is_freed_with_its_model():
-    """Such hooks run in an autograd function, of which the capture makes a twin: caches must not keep that class."""
+    """Such hooks run in an autograd function, which the capture copies: caches must not keep that class."""
 
     def run():
         model = torch.nn.Linear(3, 2)
@@ -147,6 +147,6 @@ assert died == [True] * 3, died
 
 
 def test_stand_ins_of_objects_with_del_end_quietly():
-    """Also when the process ends."""
+    """Also at the end of the process."""
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", _DELETERS], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")

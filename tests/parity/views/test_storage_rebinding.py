@@ -1,6 +1,6 @@
-"""Tensors that a step gives other memory (``.data =``, ``set_``, ``resize_`` past its end): captured, and as in eager.
+"""Tensors that a step gives another storage (``.data =``, ``set_``, ``resize_`` past its end): captured as in eager.
 
-Compared after every call: values, layouts, versions, who shares memory with whom, identity, gradients and errors.
+Compared after every call: values, layouts, versions, shared memory, identity, gradients and errors.
 """
 
 from __future__ import annotations
@@ -546,7 +546,7 @@ def an_error_that_is_caught():
 
 
 TAKEN_APART = {"decayed_before_a_fused_update"}
-"""A fused update of tensors in memory of the step's own is done by tensor operations where graphs are functional."""
+"""In functional graphs, a fused update of tensors in the step's own memory is done by tensor operations."""
 
 LEFT = {}
 
@@ -658,7 +658,7 @@ def tensors_in(value, found):
 
 
 def facts(value, gradients_counted):
-    """Of every tensor: values, layout, type, autograd, version, and by position which are it and which share memory."""
+    """Returns for every tensor values, layout, type, autograd, version, and positions of equal and aliased ones."""
     tensors = tensors_in(value, [])
     places = [t.untyped_storage()._cdata for t in tensors]
     gradients = {id(t.grad) for t in tensors if t.is_leaf and t.grad is not None}
@@ -731,7 +731,7 @@ def test_left_to_eager_by_name(name):
 
 
 def test_growth_has_a_symbolic_size():
-    """A buffer and a queue that grow with every call need no capture each."""
+    """A buffer and a queue that get longer with every call are not captured at each."""
     for name in ("a_growing_buffer", "a_growing_queue"):
         torch.manual_seed(0)
         state, step, args = CASES[name]()
@@ -773,7 +773,7 @@ def test_a_step_that_raises_leaves_the_memory():
 
 
 def test_swapped_tensors():
-    """Torch swaps no tensors that something refers to weakly: a capture leaves no such references."""
+    """Torch swaps no tensors that have weak references: a capture keeps none."""
 
     def run(compiled):
         a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))

@@ -1,4 +1,4 @@
-"""Views that are made again over memory in which several version counters are: each counts what eager counts in it."""
+"""Views recreated over memory with several version counters: each counter has eager's value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.parity.views.test_alias_fuzzer_cases import source_of
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _NON_LEAF = f"x = {_WHOLE}.requires_grad_() * 1.5"
 
-# name: (arguments, step, what happens afterwards)
+# name: (arguments, step, statements afterwards)
 PROGRAMS = {
     "a part written with autograd off, a view of the whole turned": (
         f"{_NON_LEAF}; y = x.unsafe_split(2)[0]",

@@ -1,4 +1,4 @@
-"""Contributions to a gradient reach it in the order of the backward, whichever nodes hand them over."""
+"""Contributions to a gradient are added in the order of the backward, whichever nodes deliver them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sidefx_train.compile.autograd.accumulation_order import Contribution, accum
 
 
 def engine(given: list[Contribution]) -> list[int]:
-    """The places of contributions in the order in which the engine adds them: what was made last runs first."""
+    """Returns the positions of contributions in the order in which the engine adds them: the newest node runs first."""
     late = accumulated_too_early(given)
     around = {which for which, _ in late}
     made: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""Memory that a step frees is there for the next one."""
+"""Memory that a step frees is reused by the next one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ BACKENDS = ("eager", "aot_eager", "inductor")
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """The same numbers in every run: some results are sums of numbers of either sign."""
+    """Seeds every run equally: some results are sums of numbers of either sign."""
     torch.manual_seed(0)
 
 
@@ -38,7 +38,7 @@ def flat(out: Any) -> list[Any]:
 def agree(
     fn: Callable[..., Any], args: list[Any], backend: Any, again: list[list[Any]] = [], exact: bool = True
 ) -> Any:
-    """Runs ``fn`` eagerly and compiled on equal arguments; compares outputs and what became of the arguments."""
+    """Runs ``fn`` eagerly and compiled on equal arguments; compares outputs and the arguments after the call."""
     executable = build(trace_fn(fn, clones(args)), CompileConfig(backend=backend))
     for values in [args, *again]:
         mine, theirs = clones(values), clones(values)
@@ -248,7 +248,7 @@ def test_random_numbers_and_a_failure(backend: str) -> None:
 
 
 def test_bad_index_in_a_parallel_kernel_raises() -> None:
-    """Generated code that raised inside a parallel region would end the process."""
+    """An exception inside a parallel region of generated code would end the process."""
 
     def fn(seen: torch.Tensor, x: torch.Tensor, i: torch.Tensor) -> Any:
         seen.add_(1)
@@ -306,7 +306,7 @@ def test_autocast_outside_does_not_touch_the_graph() -> None:
 
 
 def test_graphs_are_lowered_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor patches its settings for a whole process; parts of a step are compiled by threads of their own."""
+    """Inductor patches its settings for a whole process; parts of a step are compiled in separate threads."""
     running, most = [], 0
 
     def lowered(*given: Any) -> Any:
@@ -340,7 +340,7 @@ def test_a_forked_process_does_not_wait_for_a_graph_that_is_lowered_in_its_paren
     thread.start()
     taken.wait(60)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads: that is the test
+        warnings.simplefilter("ignore", DeprecationWarning)  # the test needs these threads
         child = os.fork()
     if child == 0:
         os._exit(0 if inductor._turn.acquire(timeout=5) else 1)
@@ -354,13 +354,13 @@ def test_a_forked_process_does_not_wait_for_a_graph_that_is_lowered_in_its_paren
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_casts_round(backend: str, narrow: torch.dtype, width: int) -> None:
-    """What a cast to a narrow type loses is lost, though the wide value is still at hand."""
+    """A cast to a narrow type rounds, even if the wide value is still available."""
 
     def quantized(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
         error = x.to(narrow).float() - x
         wider = x.double().to(narrow).double() - x
-        kept = (x * scale).to(narrow)  # a result, and read again
+        kept = (x * scale).to(narrow)  # returned, and read again
         return x + error, error, wider, kept, kept.float() - x * scale, (kept * 2).float() / 2 - x * scale
 
-    # Errors are some 1e-3 of values: assert_close's 1e-5 tells them from none at all.
+    # Rounding errors are about 1e-3 of the values: assert_close's 1e-5 distinguishes them from none.
     agree(quantized, [torch.randn(8, width), torch.rand(8, 1) + 0.5], backend)

@@ -18,7 +18,7 @@ from tests.support.graphs import Recorder, new_recorder, record
 
 
 def symbolic_tensor(rec: Recorder, real: torch.Tensor, source: str) -> torch.Tensor:
-    """A placeholder whose first size is symbolic."""
+    """Returns a placeholder whose first size is symbolic."""
     dims = [DimDynamic.DYNAMIC] + [DimDynamic.STATIC] * (real.dim() - 1)
     fake = rec.fake_mode.from_tensor(
         real, source=ConstantSource(source), symbolic_context=StatelessSymbolicContext(dims)

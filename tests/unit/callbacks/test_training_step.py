@@ -1,4 +1,4 @@
-"""Pieces of the Lightning callback that can be tested alone."""
+"""Parts of the Lightning callback that can be tested alone."""
 
 from __future__ import annotations
 

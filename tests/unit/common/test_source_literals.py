@@ -52,7 +52,7 @@ def test_names():
 def test_a_condition_on_an_exact_number(value):
     sympy = pytest.importorskip("sympy")
     symbol = sympy.Symbol("s")
-    # A condition that does not hold as written makes the number exact.
+    # A condition that is false as written makes the number exact.
     conditions, _ = number_conditions([sympy.Gt(symbol, sympy.oo, evaluate=False)], {"s": None}, {"s": value})
     (condition,) = conditions
     for other in (math.nan, math.inf, -math.inf, 0.0, -0.0, 2.5, 3.0):
@@ -61,7 +61,7 @@ def test_a_condition_on_an_exact_number(value):
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_numbers_that_are_not_finite_in_guards(backend):
-    """The bounds of an observer begin at infinity; a break hands them to the next part as numbers."""
+    """The bounds of an observer start at infinity; a break passes them to the next part as numbers."""
 
     def run(wrap):
         torch.manual_seed(0)
@@ -70,7 +70,7 @@ def test_numbers_that_are_not_finite_in_guards(backend):
 
         def step(x):
             y = x.sin()
-            if y.sum() > 1e9:  # a decision on a value divides the step
+            if y.sum() > 1e9:  # a condition on a value divides the step
                 return y
             if low.item() != low.item() or low > high:
                 seen.append((low.item(), high.item()))

@@ -1,4 +1,4 @@
-"""``fit``: the same training with and without capture, exact resume, metrics, validation, every form of data."""
+"""``fit``: the same training with and without capture, exact resume, metrics, validation, every kind of data."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_module_and_tensors():
 
 
 def test_fit_is_what_a_plain_loop_does():
-    """The loop written by hand gives the same parameters."""
+    """A loop written by hand results in the same parameters."""
     x, y = tensors()
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
     model = net()
@@ -146,7 +146,7 @@ def test_validation_puts_the_mode_back():
 
 @pytest.mark.parametrize("steps", [3, 4])
 def test_resume_is_exact(tmp_path, steps):
-    """Stopped after an epoch or in its middle, with dropout and shuffling: the same losses as uninterrupted."""
+    """Stopped after an epoch or within one, with dropout and shuffling: the same losses as without a stop."""
     options = {"progress": False, "compile": False}
     straight_model, model, resumed_model = (net(dropout=0.3) for _ in range(3))
     straight = fit(straight_model, tensors(), max_steps=8, seed=5, **options)
@@ -273,7 +273,7 @@ def test_progress_bar_shows_loss_and_speed(capsys):
 
 
 def test_the_public_name_is_a_function_and_a_package():
-    """Importing a module of the package sets ``sidefx_train.fit`` to the package, which is called like the function."""
+    """Importing one of its modules sets ``sidefx_train.fit`` to the package, which can be called as the function."""
     import sidefx_train
     import sidefx_train.fit.inputs
 

@@ -1,4 +1,4 @@
-"""What functionalization decides: numbers, tail, hazards, aliases, layouts."""
+"""Decisions of functionalization: numbers, tail, hazards, aliases, layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of inputs and outputs, one kind at a time."""
+"""Metadata of inputs and outputs, one kind at a time."""
 
 from __future__ import annotations
 

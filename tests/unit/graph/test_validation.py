@@ -1,4 +1,4 @@
-"""Graphs are checked after every pass: what a check finds, and what it says."""
+"""Graphs are checked after every pass: the faults that a check finds, and its messages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_stand_in_taken_for_a_constant():
     module.left = relu.meta["val"]
     with module.graph.inserting_before(relu):
         module.graph.get_attr("left").meta["val"] = module.left
-    with pytest.raises(BackendError, match="left is a stand-in of a tensor, taken for a constant"):
+    with pytest.raises(BackendError, match="left is a constant, but holds a fake tensor"):
         check_graph("a pass", module, mode, functional=True)
 
 
@@ -114,14 +114,14 @@ def test_placeholders():
     second.target = target
     with module.graph.inserting_after(node(module, aten.relu.default)):
         module.graph.placeholder("late")
-    with pytest.raises(BackendError, match="behind an operation"):
+    with pytest.raises(BackendError, match="after an operation"):
         check_graph("a pass", module, mode, functional=True)
 
 
 def test_order():
     module, mode = graph()
     node(module, aten.mm.default).prepend(node(module, aten.relu.default))
-    with pytest.raises(BackendError, match=r"relu reads \[mm\] before it is made"):
+    with pytest.raises(BackendError, match=r"relu reads \[mm\] before it is computed"):
         check_graph("a pass", module, mode, functional=True)
 
 
@@ -138,7 +138,7 @@ def test_numbers_of_results():
 
 
 def made(module):
-    """The first operation that makes a tensor and writes nothing."""
+    """Returns the first operation that makes a tensor and writes nothing."""
     nodes = (n for n in module.graph.nodes if n.op == "call_function" and n.target is not aten.copy_.default)
     return next(n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor))
 
@@ -160,7 +160,7 @@ def leaves_two_of_a_name(module):
 
 
 def module_of(value):
-    """The graph in what a pass takes or gives."""
+    """Returns the graph in a pass's argument or result."""
     return value if isinstance(value, torch.fx.GraphModule) else value.module
 
 
@@ -187,11 +187,11 @@ BROKEN = {
         pytest.param(stage, breaks, id=f"{stage} {breaks.__name__}")
         for stage in PASSES
         for breaks in BROKEN
-        if breaks is not leaves_a_write or stage not in ("capture", "partition")  # those may write
+        if breaks is not leaves_a_write or stage not in ("capture", "partition")  # these may write
     ],
 )
 def test_every_pass_is_checked(stage, breaks, monkeypatch, tmp_path):
-    """A pass that is broken on purpose is named, with the nodes around what it left."""
+    """A pass that is broken on purpose is named, with the nodes around the fault."""
     owner, name, graph_of = PASSES[stage]
     pass_ = getattr(owner, name)
 
@@ -201,7 +201,7 @@ def test_every_pass_is_checked(stage, breaks, monkeypatch, tmp_path):
         return out
 
     monkeypatch.setattr(owner, name, broken)
-    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a graph from the cache would not be lowered
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))  # a cached graph would not be lowered
     weight = torch.ones(4, 5, requires_grad=True)
 
     def fn(x):

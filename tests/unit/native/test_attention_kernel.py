@@ -1,4 +1,4 @@
-"""Attention by the native module computes what float64 does, and stands in for the fused kernel in a step."""
+"""Attention by the native module matches float64, and replaces the fused kernel in a step."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def threads(request):
 
 @pytest.fixture
 def chosen(monkeypatch, tmp_path):
-    new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
+    new_cache(tmp_path, monkeypatch)  # cached graphs that were lowered with other timings are not used
     monkeypatch.setattr(attention, "timings", lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, "native": 0.1}))
     with compat.inductor_options({"cpp_cache_precompile_headers": False}):
         yield
 
 
 def computed(q, k, v, grad, causal, scale, turned=7):
-    """The result, the logarithms to the base 2, and the gradients."""
+    """Returns the result, the logarithms to the base 2, and the gradients."""
     out, sums = torch.ops.sidefx.attention(q, k, v, causal, scale, turned & 1)
     return out, sums, *torch.ops.sidefx.attention_backward(grad, q, k, v, out, sums, causal, scale, turned)
 
@@ -131,7 +131,7 @@ def test_scores_of_any_size(factor, scale):
     q, k = q * factor, k * factor
     out, _, dq, dk, dv = computed(q, k, v, grad, True, scale)
     want = wanted_of(q, k, v, grad, True, scale)
-    inner = 1e-6 * factor * abs(scale) * 150  # where a weight is nearly 1, gradients of scores are differences
+    inner = 1e-6 * factor * abs(scale) * 150  # where a weight is nearly 1, gradients of scores are small differences
     for a, b, least in zip((out, dv, dq, dk), (want[0], want[4], want[2], want[3]), (0, 0, inner, inner), strict=True):
         assert (a - b).norm() <= 2e-4 * b.norm() + least
 
@@ -145,7 +145,7 @@ def test_the_largest_score_may_come_late():
 
 
 def test_where_all_scores_are_minus_infinity_there_are_zeros():
-    """As in torch's kernel."""
+    """The same as torch's kernel."""
     torch.manual_seed(0)
     q, k, v, grad = (laid_out(1, 1, 20, 8, "plain") for _ in range(4))
     k = k.abs() * 10
@@ -194,7 +194,7 @@ def test_with_the_vectors_of_other_processors(level, monkeypatch, tmp_path):
 
 
 class Mixer(nn.Module):
-    """Self-attention, or attention to another sequence; ``how`` the heads are made of what is projected."""
+    """Self-attention or cross-attention; ``how`` selects how the projections are split into heads."""
 
     def __init__(self, how, causal=True, **settings):
         super().__init__()
@@ -247,7 +247,7 @@ def both(make, **options):
 
 
 EVERY_LAYOUT = [
-    # The kernel itself is tried with every setting in every layout above: ``make slow`` has the other steps.
+    # The tests above run the kernel with every setting in every layout: ``make slow`` has the other steps.
     pytest.param(how, settings, marks=pytest.mark.slow if settings and how in ("contiguous", "turned") else ())
     for how in ("packed", "contiguous", "turned", "cross")
     for settings in ({}, {"causal": False}, {"scale": 0.7})
@@ -305,7 +305,7 @@ def test_without_gradients(chosen):
 
 
 def test_a_forward_without_its_backward_stays_fused(chosen):
-    """A model compiled alone: its backward is another graph, which gets the log-sum-exp."""
+    """A model compiled alone: its backward is a separate graph that reads the log-sum-exp."""
     torch.manual_seed(0)
     model, x = Mixer("packed"), torch.randn(2, 9, 20)
     call = sidefx_train.compile(model, fullgraph=True)
@@ -326,7 +326,7 @@ def test_where_it_is_not_chosen_torchs_stays(chosen, monkeypatch):
 
 
 def test_python_calls_it_too(chosen, monkeypatch):
-    """Where a graph is no C++ function."""
+    """The graph is not one C++ call."""
     monkeypatch.setattr(sidefx_train.compile.backend.inductor, "_one_cpp_call", lambda module: False)
     torch.manual_seed(0)
     x = torch.randn(2, 9, 60, requires_grad=True)
@@ -401,7 +401,7 @@ def test_a_caller_of_attention_needs_no_header_of_torchs():
 
 
 class Unturned(nn.Module):
-    """Heads are taken out of the places without a turn; where there are as many of both, the shapes are a turn's."""
+    """Splits heads without a transpose; with as many heads as positions, the shapes equal those with one."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification is part of the graph, however its lengths are given."""
+"""Connectionist temporal classification is part of the graph, whichever form its lengths have."""
 
 from __future__ import annotations
 

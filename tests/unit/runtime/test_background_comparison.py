@@ -1,4 +1,4 @@
-"""What is compiled beside the training is compared there as well, on a copy of the process."""
+"""Graphs compiled in the background are also compared there, in a copy of the process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compared_here(monkeypatch):
-    """Comparisons that were made in this process."""
+    """Records the comparisons made in this process."""
     found, compare = [], Proving.compare
 
     def noted(self, args):
@@ -40,7 +40,7 @@ def compared_here(monkeypatch):
 
 
 def training(drop=0.0, **options):
-    """A step of a small model, and its parameters."""
+    """Returns a step of a small model, and its parameters."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(drop), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -83,7 +83,7 @@ def test_the_worker_compares_and_training_does_not(compared_here):
     found = run(warmup="background")
     same(found, expected)
     (text,) = verification(found[2])
-    assert text.startswith("equal") and "beside the training" in text
+    assert text.startswith("equal") and "in the background" in text
     assert not compared_here
     (entry,) = found[2]._entries
     assert not isinstance(entry.replay.__globals__["run"], Proving), "replays pay for the comparison"
@@ -96,13 +96,13 @@ def test_random_numbers_are_compared_and_none_is_drawn(compared_here, tmp_path, 
         found = run(drop=0.5, warmup="background", verify=verify)
         states.append([*found[0], *found[1], torch.get_rng_state()])
     (text,) = verification(found[2])
-    assert text.startswith("equal") and "beside the training" in text and not compared_here
+    assert text.startswith("equal") and "in the background" in text and not compared_here
     for a, b in zip(*states, strict=True):
         assert torch.equal(a, b)
 
 
 def _changed_graphs(monkeypatch, change):
-    """What is in the cache computes something else: ``change(run)`` in place of ``run``."""
+    """Changes the results of cached graphs: runs ``change(run)`` in place of ``run``."""
     take = background.take
 
     def changed(*given):
@@ -201,7 +201,7 @@ def test_what_a_thread_compiled_is_compared_by_a_process(compared_here):
     step, _ = training(warmup="background", backend=lambda gm, inputs: gm.forward)
     _until_replayed(step)
     (text,) = verification(step)
-    assert text.startswith("equal") and "beside the training" in text and not compared_here
+    assert text.startswith("equal") and "in the background" in text and not compared_here
 
 
 def test_what_a_thread_compiled_wrong_is_found_by_a_process(compared_here):
@@ -221,7 +221,7 @@ def test_who_waits_for_a_thread_has_the_captured_step_at_the_next_call(compared_
 
 
 def test_cross_entropy_of_a_graph_that_takes_its_time():
-    """Training goes on while the process compares: each step has its own values."""
+    """Training continues while the process compares: each step has its own values."""
 
     def slow(gm, inputs):
         def call(*args):

@@ -28,7 +28,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 class Training:
-    """A model, its optimizer and what a step leaves in Python."""
+    """A model, its optimizer and Python state that a step changes."""
 
     def __init__(self, fused=True):
         torch.manual_seed(0)
@@ -187,7 +187,7 @@ def test_a_worker_that_fails_leaves_a_line_and_training_goes_on(where, empty_cac
 
 
 def test_a_graph_that_cannot_be_handed_over_is_compiled_by_a_thread(empty_cache, monkeypatch):
-    """A recurrent layer is an operator written in Python; where C++ cannot call it, the graph is not one library."""
+    """A recurrent layer is an operator written in Python; if C++ cannot call it, the graph is not one library."""
     for module in (compat, compat.inductor.compile):
         monkeypatch.setattr(module, "calls_dispatcher", lambda: False)
 
@@ -218,7 +218,7 @@ def test_a_graph_that_cannot_be_handed_over_is_compiled_by_a_thread(empty_cache,
 
 
 def test_a_forked_worker_has_compile_threads_of_its_own(tmp_path, monkeypatch):
-    """Inductor's threads stay behind in the process that forks: what the worker gives to them is waited for forever."""
+    """Inductor's threads do not exist in a forked process: work submitted to them would never finish."""
     import os
 
     from torch._inductor.async_compile import AsyncCompile
@@ -230,7 +230,7 @@ def test_a_forked_worker_has_compile_threads_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(background_compile, "hand_over", compile_on_a_thread)
     said = tmp_path / "said.txt"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads: that is the test
+        warnings.simplefilter("ignore", DeprecationWarning)  # the test needs these threads
         child = os.fork()
     if child == 0:
         background_compile._work([None], None, str(said))

@@ -1,4 +1,4 @@
-"""The same seed twice, on one machine: the same bits, whatever takes how long."""
+"""The same seed twice, on one machine: the same bits, whatever the timings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.parity import photograph, same
 
 
 class Words(nn.Module):
-    """Embeddings, whose gradient adds up rows by index, dropout and a norm."""
+    """Embeddings, whose gradient is an index-add of rows, dropout and a norm."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ def state_of(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("cold", [False, True], ids=["cached", "cold"])
 def test_fit_with_a_seed(tmp_path, monkeypatch, cold):
-    """The worker's time, and what the cache holds, make no difference; nothing is measured."""
+    """The worker's time and the contents of the cache make no difference; nothing is measured."""
     new_cache(tmp_path / "first", monkeypatch)
     monkeypatch.setattr(inductor, "choose_products", None)
     monkeypatch.setattr(inductor, "choose_layers", None)
@@ -57,7 +57,7 @@ def test_fit_with_a_seed(tmp_path, monkeypatch, cold):
             new_cache(tmp_path / "second", monkeypatch)
         torch.manual_seed(5)
         model = Words()
-        torch.manual_seed(run)  # the seed of fit is the one that counts
+        torch.manual_seed(run)  # fit's seed takes precedence
         result = fit(model, words(), max_steps=12, seed=3, progress=False)
         assert result.report.replays == result.report.calls == 12, str(result.report)
         states.append(state_of(model))
@@ -91,7 +91,7 @@ def test_takes_over_at_the_first_call(asked, monkeypatch):
 
 
 def test_lightning_trainer(tmp_path):
-    """``Trainer(deterministic=True)``, by the default options of the callback."""
+    """``Trainer(deterministic=True)``, with the default options of the callback."""
     states = []
     for _ in range(2):
         callback = sidefx_train.SideFXCompile(backend="aot_eager")

@@ -1,4 +1,4 @@
-"""Making, capturing and dropping models again and again leaves nothing behind but caches with a limit."""
+"""Creating, capturing and dropping models repeatedly leaves nothing behind but caches with a limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# In a process of its own: pytest keeps the log records that torch makes.
+# In a separate process, because pytest keeps torch's log records.
 PROGRAM = """
 import gc, sys
 import torch

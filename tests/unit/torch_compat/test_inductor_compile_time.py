@@ -1,4 +1,4 @@
-"""What is left out, put off or done otherwise so that a step is compiled sooner leaves the results as they were."""
+"""Changes that shorten compilation leave the results unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 
 def _trained(model: nn.Module, width: int = 8) -> torch.Tensor:
-    """Losses and parameters of a few captured steps."""
+    """Returns losses and parameters of a few captured steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     x, y = torch.randn(16, width), torch.randint(0, 4, (16,))
 
@@ -48,7 +48,7 @@ def _trained(model: nn.Module, width: int = 8) -> torch.Tensor:
         optimizer.step()
         return loss.detach()
 
-    compiled = sidefx_train.compile(step, fullgraph=True, autotune="off")  # choices by time may differ
+    compiled = sidefx_train.compile(step, fullgraph=True, autotune="off")  # choices by timing may differ
     losses = [compiled().reshape(1) for _ in range(4)]
     return torch.cat([*losses, *(p.detach().flatten() for p in model.parameters())])
 
@@ -85,7 +85,7 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
 
 @pytest.fixture
 def headers_read(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Per build, whether the caller was compiled with torch's header."""
+    """Records for each build whether the caller was compiled with torch's header."""
     read: list[bool] = []
     build = build_library._build
 
@@ -192,7 +192,7 @@ def test_steps_within_vectors_are_what_inductor_finds() -> None:
 
 
 class Turned(nn.Module):
-    """Heads of 32, turned: indices with quotients and remainders."""
+    """Heads of 32, transposed: indices with quotients and remainders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def test_known_values_of_a_graph_are_not_computed_again() -> None:
 
 
 class WrittenOut(nn.Module):
-    """Attention as its formula."""
+    """Attention written as its formula."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -411,7 +411,7 @@ def test_they_are_the_programs_while_its_own_code_runs(empty_cache: Path) -> Non
 
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        seen.append(gc.get_threshold() if float(y.sum()) > 0 else None)  # a break: it runs natively
+        seen.append(gc.get_threshold() if float(y.sum()) > 0 else None)  # a graph break: the condition runs natively
         return y
 
     compiled = sidefx_train.compile(step, backend="eager")

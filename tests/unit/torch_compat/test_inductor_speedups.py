@@ -1,4 +1,4 @@
-"""Code generation made faster generates the same code, for random chains of layers; switches are checked."""
+"""Faster code generation generates the same code, for random chains of layers; tests the switches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fuzz import layers
 
 
 def _code(numbers: range, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is generated for some chains, compiled as one step."""
+    """Returns the code generated for some chains, compiled as one step."""
     step, inputs = layers.training_step([layers.generate(number) for number in numbers])
     config = CompileConfig(autotune="off")
     captured = compile_capture.capture(step, tuple(inputs), {}, "step", Specialization())
@@ -40,7 +40,7 @@ def test_the_same_code_without_any_of_them(first, monkeypatch):
         plain = _code(numbers, monkeypatch)
     if quick == plain:
         return
-    for name in CODEGEN:  # which of them is it?
+    for name in CODEGEN:  # find the switch that differs
         with without(name):
             assert _code(numbers, monkeypatch) == quick, f"{name} changes the generated code"
     raise AssertionError("the generated code is another where all are switched off")

@@ -1,4 +1,4 @@
-"""Memory is read after it is written and before it is written over: what Inductor gets wrong, and what catches it."""
+"""Memory is read after it is written and before it is overwritten: Inductor's scheduling bugs, and the check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UPDATES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def _updated(h: torch.Tensor, i: torch.Tensor, *banks: torch.Tensor) -> None:
-    """WriteLog rows of each bank, then all of it from other rows; every second one by way of a copy."""
+    """Writes rows of each bank, then all of it from other rows; every second one by way of a copy."""
     pairs = [(rows, update) for rows in ROWS.values() for update in UPDATES.values()]
     for number, ((rows, update), bank) in enumerate(zip(pairs, banks, strict=True)):
         target = bank.clone() if number % 2 else bank
@@ -56,7 +56,7 @@ def _banks() -> list[torch.Tensor]:
 
 
 def test_rows_written_then_read_elsewhere():
-    """A write in place of what was read at another index: each pair alone was wrong in Inductor for some."""
+    """An in-place write of a buffer that was read at another index: Inductor miscompiled some single pairs."""
     wanted, found = _banks(), _banks()
     step = sidefx_train.compile(_updated, fullgraph=True)
     for call in range(2):
@@ -75,7 +75,7 @@ def _rolled(bank: torch.Tensor, h: torch.Tensor, i: torch.Tensor) -> None:
 
 
 def test_a_schedule_that_reads_what_is_written_over_is_not_used(tmp_path, monkeypatch):
-    """Without the repair the check refuses the graph, and the step runs eagerly."""
+    """Without the workaround the check refuses the graph, and the step runs eagerly."""
     new_cache(tmp_path, monkeypatch)
     h, i = torch.randn(3, 6), torch.tensor([0, 5, 2])
     bank, expected = torch.ones(8, 6), torch.ones(8, 6)
@@ -114,7 +114,7 @@ LOSSES = {
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("depth", "channels"), [(2, 2), (2, 19), (3, 2)])
 def test_gradients_behind_a_softmax_over_channels(depth, channels, loss):
-    """Sums per channel over whole vectors of places: the rest of the channels is not a whole vector."""
+    """Sums per channel over whole vectors of positions: the remaining channels do not fill a vector."""
     wanted, eager = _segmentation(depth, channels, LOSSES[loss])
     found, step = _segmentation(depth, channels, LOSSES[loss])
     step = sidefx_train.compile(step, fullgraph=True)
@@ -122,7 +122,7 @@ def test_gradients_behind_a_softmax_over_channels(depth, channels, loss):
     for call in range(2):
         x = torch.rand(size, generator=torch.Generator().manual_seed(call))
         torch.testing.assert_close(step(x), eager(x), rtol=1e-4, atol=1e-5)
-        most = max(p.grad.norm().item() for p in wanted.parameters())  # those before a norm are all rounding
+        most = max(p.grad.norm().item() for p in wanted.parameters())  # gradients before a norm are only rounding error
         for (name, a), b in zip(wanted.named_parameters(), found.parameters(), strict=True):
             off = (a.grad - b.grad).norm().item()
             assert off <= 1e-4 * most, f"{name}: {off:.2g} off, the largest norm is {most:.2g}"
@@ -130,7 +130,7 @@ def test_gradients_behind_a_softmax_over_channels(depth, channels, loss):
 
 @pytest.mark.parametrize("dims", [2, 3])
 def test_a_convolution_after_one_with_a_single_output_channel(dims):
-    """Its image is channels-last and contiguous at once: the format of what comes next is the planned one."""
+    """Its image is both channels-last and contiguous: the next layer uses the planned format."""
     conv = getattr(F, f"conv{dims}d")
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(5, 16, *(8, 5, 7)[-dims:], generator=draw).requires_grad_()

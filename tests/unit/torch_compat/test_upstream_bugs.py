@@ -1,8 +1,8 @@
-"""What this library works around in torch is still wrong there.
+"""Upstream torch bugs that this library works around are still present.
 
-Each program is the smallest known to come out wrong, and runs with its workaround switched off. Where one comes out
-right, torch has mended the bug, and the workaround can go. A kernel that reads memory at the wrong time is recognized
-by the check of schedules, not by what happened to be in the memory.
+Each program is the smallest known one that gives wrong results, and runs with its workaround disabled. If one gives
+right results, torch has fixed the bug, and the workaround can be removed. The check of schedules, not the contents of
+memory, detects a kernel that reads memory at the wrong time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 @dataclass(frozen=True)
 class Bug:
-    """A program that upstream gets wrong.
+    """A program with wrong results in upstream torch.
 
     Attributes:
-        switch: of its workaround.
+        switch: name of its workaround.
         program: a function of the inputs; its results are compared.
-        sizes: of the inputs drawn for it.
+        sizes: shapes of the inputs drawn for it.
         others: further inputs.
-        since: the oldest torch that is known to have it.
+        since: the oldest torch version known to have the bug.
         trains: gradients of the first input are compared as well.
     """
 
@@ -135,7 +135,7 @@ BUGS = (
 
 
 def results(function: Callable[..., Any], bug: Bug) -> list[torch.Tensor]:
-    """What a call gives: results, the gradient of the first input, the next random number."""
+    """Returns the results of a call, the gradient of the first input, and the next random number."""
     torch.manual_seed(0)
     inputs = [*map(torch.randn, bug.sizes), *bug.others]
     if bug.trains:
@@ -149,7 +149,7 @@ def results(function: Callable[..., Any], bug: Bug) -> list[torch.Tensor]:
 
 
 def is_wrong(bug: Bug) -> bool:
-    """True if Inductor's results differ from eager's, or its schedule was refused."""
+    """Returns whether Inductor's results differ from eager's, or its schedule was refused."""
     step = sidefx_train.compile(bug.program, verify=0, autotune="off", rng="eager")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -163,7 +163,7 @@ def is_wrong(bug: Bug) -> bool:
 
 
 def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The norm of the difference, relative to what is wanted."""
+    """Returns the norm of the difference, relative to the expected tensor."""
     return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
 
 
@@ -194,7 +194,7 @@ def test_the_tag_of_inductors_cache_names_the_switches():
 
 @pytest.mark.slow  # the tag, with the compiler
 def test_a_graph_of_other_switches_is_not_found_in_inductors_cache(tmp_path, monkeypatch):
-    """Regression: graphs with a constant are kept by Inductor's cache alone, which took no account of switches."""
+    """Regression: graphs with a constant are kept only in Inductor's cache, whose key did not include the switches."""
     new_cache(tmp_path, monkeypatch)
     bug = next(bug for bug in BUGS if bug.program is operand_of_a_concatenation_is_written)
     with without(bug.switch):
@@ -203,7 +203,7 @@ def test_a_graph_of_other_switches_is_not_found_in_inductors_cache(tmp_path, mon
 
 
 def test_inductor_still_raises_the_recursion_limit(monkeypatch):
-    monkeypatch.setattr(inductor, "find", lambda *_: None)  # a graph of the cache is not lowered
+    monkeypatch.setattr(inductor, "find", lambda *_: None)  # a cached graph would not be lowered
     monkeypatch.setattr(compat.inductor.compile, "recursion_limit_kept", nullcontext)
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1500)

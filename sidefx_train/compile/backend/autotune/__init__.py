@@ -1,1 +1,1 @@
-"""Which kernel computes a node: candidates are timed once, and the choice is kept on disk."""
+"""Autotuning: candidates for a node's kernel are timed once, and the times are cached on disk."""

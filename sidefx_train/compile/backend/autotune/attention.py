@@ -1,11 +1,11 @@
-"""Attention by the native module, or as matrix products and a softmax, where that is faster than torch's fused kernel.
+"""Autotunes attention: torch's fused kernel, the native module, or matrix products and a softmax.
 
-The fused kernel of the CPU works through a head in blocks, which saves memory for long sequences. For short ones its
-many small products cost more than batched ones do, and its softmax cannot be fused with what surrounds it. In bfloat16
-each of its small products goes through a library's preparations: there it may be faster on float32 numbers, fused or
-taken apart. The native module (``native/attention.py``) works in blocks too, on tiles that stay in registers, and
-leaves out what a causal mask hides. All forms are timed once per shape and number of threads; results are kept on disk
-with those of products.
+The fused CPU kernel processes a head in blocks, which saves memory for long sequences. For short ones its many small
+products cost more than batched ones, and its softmax cannot be fused with neighboring operations. In bfloat16 each of
+its small products has a library's setup cost: there float32 may be faster, fused or decomposed. The native module
+(``native/attention_kernel.py``) also works in blocks, on tiles that stay in registers, and skips what a causal mask
+hides. All candidates are timed once per shape and number of threads; times are cached on disk with those of matrix
+products.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 _LARGEST = 4_000_000
-"""Elements of all heads' attention weights above which the fused kernel stays: it never holds them."""
+"""Elements of all heads' attention weights above which the fused kernel is kept: it never stores them."""
 
 _SMALL = 500_000
-"""Likewise, where the weights are more than what attention holds in any case (its three arguments and its result)."""
+"""The same limit if the weights are larger than attention's arguments and result, which are stored in any case."""
 
 
 _WEIGHTS = (aten.bmm.default, aten.baddbmm.default)
@@ -42,23 +42,23 @@ _SOFTMAX = (aten.exp.default, aten._softmax.default, aten._safe_softmax.default)
 
 
 def has_attention(graph: fx.Graph) -> bool:
-    """True if there may be attention in a captured graph for :func:`expand_attention`."""
+    """Returns True if a captured graph may contain attention for :func:`expand_attention`."""
     return any(node.target is _FORWARD for node in graph.nodes)
 
 
 def is_written_out(module: fx.GraphModule) -> bool:
-    """True if there may be attention as products and a softmax, which Inductor has patterns for."""
+    """Returns True if attention may occur as products and a softmax, for which Inductor has patterns."""
     targets = Counter(node.target for node in module.graph.nodes if node.op == "call_function")
     return sum(targets[op] for op in _WEIGHTS) > 1 and any(op in targets for op in _SOFTMAX)
 
 
 def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple[str, list[ChoiceRecord]]:
-    """Rewrites attention that is faster in another form; returns a note for the report and what was measured.
+    """Rewrites attention for which another candidate is faster; returns a note for the report and the measurements.
 
     Args:
         module: a functional graph.
-        fake_mode: of the values in its nodes.
-        threads: how many will run it.
+        fake_mode: fake mode of the values in its nodes.
+        threads: number of threads that will run it.
     """
     found = [node for node in module.graph.nodes if node.op == "call_function" and node.target is _FORWARD]
     producers = _producers(module.graph)
@@ -106,7 +106,7 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
 
 
 def _producers(graph: fx.Graph) -> dict[fx.Node, Any]:
-    """The attention whose derivative each backward computes."""
+    """Returns the forward attention of each backward."""
     found = [node for node in graph.nodes if node.op == "call_function" and node.target is _BACKWARD]
     outputs = {node: node.args[5] for node in found}
     return {node: out.args[0] for node, out in outputs.items() if isinstance(out, fx.Node) and out.args}
@@ -119,7 +119,7 @@ def _task(node: fx.Node, threads: int) -> Task:
 
 
 def _fits(node: fx.Node) -> bool:
-    """True for attention of static shape, without dropout and mask tensor, with plain layouts."""
+    """Returns True for attention of static shape, without dropout and mask tensor, with plain layouts."""
     q, k, v = (a.meta["val"] for a in node.args[:3])  # type: ignore[union-attr]
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
     if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
@@ -139,12 +139,12 @@ def _fits(node: fx.Node) -> bool:
             return False
         if value.dim() == 4 and not (value.is_contiguous() or value.transpose(1, 2).is_contiguous()):
             return False
-    # The log-sum-exp goes nowhere but to the backward, which is in the same graph.
+    # Only the backward, in the same graph, uses the log-sum-exp.
     return all(user.target is _BACKWARD for get in node.users if get.args[1] == 1 for user in get.users)
 
 
 def _most(shape: Any) -> int:
-    """Elements of the weights up to which attention of this shape may be taken apart."""
+    """Returns the number of weights up to which attention of this shape may be decomposed."""
     return _LARGEST if shape[2] < 4 * shape[3] else min(_LARGEST, _SMALL)
 
 
@@ -162,9 +162,9 @@ def _causal(node: fx.Node, position: int) -> Any:
 def _measure(
     shape: list[int], causal: bool, threads: int, dtype: str = "float32", keys: int | None = None
 ) -> dict[str, float]:
-    """Seconds of forward and backward of each form, run by torch's operators and the native modules' kernels.
+    """Times forward and backward of each candidate in seconds, with torch's operators and the native kernels.
 
-    Of many heads, some are measured, and of long sequences a part.
+    Only some of many heads, and a part of long sequences, are timed.
     """
     rows, heads, length, width = shape
     may_be_padded = keys is None and rows * heads * length * length <= _most(shape)
@@ -216,7 +216,7 @@ def _measure(
 
 
 def _part(shape: Any, threads: int, keys: int | None = None) -> tuple[list[int], int | None]:
-    """As much of an attention as is worth measuring: heads enough for the threads to share, and long sequences."""
+    """Returns the part of an attention to time: enough heads for all threads, and a part of long sequences."""
     rows, heads, length, width = shape
     while _operations([rows, heads, length, width], keys) > LARGEST:
         if rows * heads >= 2 * threads:
@@ -231,11 +231,11 @@ def _part(shape: Any, threads: int, keys: int | None = None) -> tuple[list[int],
 
 
 _LONG = 1024
-"""Sequences up to here are measured as they are."""
+"""Sequences up to this length are timed completely."""
 
 
 def _operations(shape: Any, keys: int | None = None) -> float:
-    """Floating-point operations of forward and backward."""
+    """Returns the floating-point operations of forward and backward."""
     rows, heads, length, width = shape
     return 12.0 * rows * heads * length * (keys or length) * width
 
@@ -244,7 +244,7 @@ MEASURES["attention"] = _measure
 
 
 class _Expansion:
-    """Writes the nodes of one attention in front of the fused one."""
+    """Writes the nodes of one attention before the fused one."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
         self.graph = graph
@@ -261,13 +261,13 @@ class _Expansion:
         return emit(self.graph, self.fake_mode, op, *args, **kwargs)
 
     def flat(self, x: Any) -> fx.Node:
-        """[rows, heads, length, width] as a batch of matrices."""
+        """Reshapes [rows, heads, length, width] to a batch of matrices."""
         if not x.meta["val"].is_contiguous():
             x = self.emit(aten.clone.default, x, memory_format=torch.contiguous_format)
         return self.cast(self.emit(aten.view.default, x, [self.rows * self.heads, self.length, self.width]))
 
     def cast(self, x: Any, dtype: torch.dtype = torch.float32) -> fx.Node:
-        """``x`` in another type, itself if it has that."""
+        """Returns ``x`` in another dtype, or ``x`` itself if it has that."""
         if x.meta["val"].dtype == dtype:
             return x  # type: ignore[no-any-return]
         return self.emit(torch.ops.prims.convert_element_type.default, x, dtype)
@@ -276,7 +276,8 @@ class _Expansion:
         return self.emit(aten.permute.default, x, [0, 2, 1])
 
     def laid_out(self, x: fx.Node, like: torch.Tensor) -> fx.Node:
-        """A batch of matrices as [rows, heads, length, width], with the strides that users of the result expect."""
+        """Reshapes a batch of matrices to [rows, heads, length, width], with the strides that users of the result
+        expect."""
         x = self.cast(x, like.dtype)
         whole = self.emit(aten.view.default, x, [self.rows, self.heads, self.length, self.width])
         if like.is_contiguous():
@@ -296,9 +297,9 @@ class _Expansion:
         return self.node.meta["val"][index]  # type: ignore[no-any-return]
 
     def widen(self) -> None:
-        """The same kernel on float32 numbers."""
+        """Rewrites to the same kernel in float32."""
         with self.graph.inserting_before(self.node):
-            tensors = 6 if self.node.target is _BACKWARD else 3  # what follows are float32 sums, and numbers
+            tensors = 6 if self.node.target is _BACKWARD else 3  # the other arguments are float32 sums, and numbers
             args = [self.cast(arg) for arg in self.node.args[:tensors]]
             made = self.emit(self.node.target, *args, *self.node.args[tensors:], **self.node.kwargs)
             taken = {get.args[1]: get.meta["val"].dtype for get in self.node.users}

@@ -1,9 +1,9 @@
-"""Which layout the convolutions of a graph have, chosen by measuring them on this machine.
+"""Autotunes the memory format of a graph's convolutions.
 
-Most of oneDNN's convolutions run fastest on channels-last images, those of many channels on contiguous ones. Layouts
-go through a graph (``functionalize/layouts.py``), so one is chosen for all of it: each convolution, and each gradient
-of one, is timed in both once per number of threads, and their sum decides. Results are kept on disk with those of
-products.
+Most of oneDNN's convolutions run fastest on channels-last images, those with many channels on contiguous ones. Formats
+propagate through a graph (``functionalization/memory_format.py``), so one is chosen for the whole graph: each
+convolution, and each gradient of one, is timed in both once per number of threads, and the sum decides. Times are
+cached on disk with those of matrix products.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ aten = torch.ops.aten
 LAST, AS_CAPTURED = "channels-last", "contiguous"
 
 _LARGEST = 1e8
-"""Floating-point operations above which a part of the images is measured: a graph has many convolutions."""
+"""Floating-point operations above which only a part of the images is timed: a graph has many convolutions."""
 
 _FEWEST = 512
-"""Places in a part of the images: of fewer, what is done to the weights alone would be much of the time."""
+"""Minimal positions in a part of the images: with fewer, work on the weights alone would dominate."""
 
 _SHARE = 0.5
-"""Of the time for measuring: the rest is for products and attention."""
+"""Fraction of the autotuning time; products and attention get the rest."""
 
 _ROUNDS = 3
-"""Of each layout: the sum of many convolutions is surer than each."""
+"""Rounds per format: the sum of many convolutions varies less than each."""
 
 
 def choose_layout(graph: fx.Graph, threads: int) -> tuple[bool, list[ChoiceRecord]]:
-    """Whether the convolutions of a captured graph are to be channels-last, and what was measured."""
+    """Returns True if a captured graph's convolutions should be channels-last, and the measurements."""
     counts: Counter[str] = Counter()
     tasks: dict[str, Task] = {}
     for node in graph.nodes:
@@ -63,14 +63,14 @@ def choose_layout(graph: fx.Graph, threads: int) -> tuple[bool, list[ChoiceRecor
 
 
 def supports_channels_last(graph: fx.Graph) -> bool:
-    """False where Inductor would turn images that the graph has as captured: results came out wrong."""
+    """Returns False if Inductor would convert images that the graph has as captured: results were wrong."""
     place = {aten.convolution.default: 0, aten.convolution_backward.default: 1}
     images = [node.args[place[node.target]] for node in graph.nodes if node.target in place]
     return all(memory_format.is_convertible(image.meta["val"]) for image in images)  # type: ignore[union-attr]
 
 
 def _task(node: fx.Node, threads: int) -> Task | None:
-    """What to measure of a convolution of static shape that is not channels-last as it is."""
+    """Returns the measurement of a convolution of static shape that is not channels-last in the captured graph."""
     if node.target is aten.convolution.default:
         (image, weight), rest, wanted = node.args[:2], node.args[3:], []
     elif node.target is aten.convolution_backward.default:
@@ -91,7 +91,7 @@ def _are_numbers(*given: Any) -> bool:
 
 
 def _is_channels_last(value: torch.Tensor) -> bool:
-    """True if the captured graph has it channels-last."""
+    """Returns True if the value is channels-last in the captured graph."""
     flat = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
     return value.shape[1] > 1 and value.stride(1) == min(flat) and not value.is_contiguous()
 
@@ -113,7 +113,7 @@ def _what(
 
 
 def _operations(image: list[int], weight: list[int], settings: list[Any], wanted: list[bool]) -> float:
-    """Floating-point operations of a convolution, or of its gradients."""
+    """Returns the floating-point operations of a convolution, or of its gradients."""
     stride, padding, dilation, transposed, *_ = settings
     places = image[2:]
     if not transposed:
@@ -123,7 +123,7 @@ def _operations(image: list[int], weight: list[int], settings: list[Any], wanted
 
 
 def _part(image: list[int], weight: list[int], settings: list[Any], wanted: list[bool], threads: int) -> list[int]:
-    """As many images as are worth the time, enough for the threads to share, and of large ones a part."""
+    """Returns the image size to time: enough images for all threads, and a part of large ones."""
     part = list(image)
     while _operations(part, weight, settings, wanted) > _LARGEST:
         longest = 2 + part[2:].index(max(part[2:]))
@@ -137,7 +137,7 @@ def _part(image: list[int], weight: list[int], settings: list[Any], wanted: list
 def _measure(
     image: list[int], weight: list[int], settings: list[Any], wanted: list[bool], threads: int, dtype: str
 ) -> dict[str, float]:
-    """Seconds of a convolution, or of its ``wanted`` gradients, in both layouts; of many images some are measured."""
+    """Times a convolution, or its ``wanted`` gradients, in both formats, in seconds; uses some of many images."""
     part = _part(image, weight, settings, wanted, threads)
 
     def candidates() -> dict[str, Callable[[], Any]]:

@@ -1,9 +1,8 @@
-"""Layers of an LSTM by oneDNN or by the native module, whichever is faster here.
+"""Autotunes LSTM layers: oneDNN or the native module.
 
-oneDNN goes through the time steps with all threads, which wait for each other at each of them, and computes all
-gradients. In the native module (``native/lstm.py``) a thread has rows of the batch to itself, and only gradients that
-are used are computed. Both are timed once per size and number of threads; results are kept on disk with those of
-products.
+oneDNN runs the time steps with all threads, which synchronize at each of them, and computes all gradients. In the
+native module (``native/lstm_kernel.py``) a thread has its own rows of the batch, and only gradients that are used are
+computed. Both are timed once per size and number of threads; times are cached on disk with those of matrix products.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from sidefx_train.report import ChoiceRecord
 aten = torch.ops.aten
 
 _LSTM = 2
-"""How torch tells oneDNN that a layer is one of an LSTM."""
+"""torch's code for an LSTM layer in oneDNN calls."""
 
 _WIDEST = 16
-"""Numbers of the largest vector: what the native module keeps is laid out in whole ones."""
+"""Numbers per largest vector register: the native module pads what it stores to whole ones."""
 
 _LARGEST = 2e8
-"""Floating-point operations above which fewer time steps are measured."""
+"""Floating-point operations above which fewer time steps are timed."""
 
 _FEWEST = 8
-"""Time steps that are measured, at least."""
+"""Minimum of timed time steps."""
 
 INPUT, WEIGHTS, STATES = 1, 2, 4
-"""Which gradients are wanted, added up: of the input, of weights and bias, of the initial states."""
+"""Bits of the requested gradients: of the input, of weights and bias, of the initial states."""
 
 _FORWARD = (
     "lstm(Tensor x, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? hx, Tensor? cx, bool reverse,"
@@ -92,7 +91,7 @@ def _call(which: int, x: Any, reverse: bool, units: int, sequences: list[int], o
 
 
 def _strided(tensor: torch.Tensor | None, dims: int) -> list[int]:
-    """Where a sequence or one step of it is, and its three strides."""
+    """Returns the address of a sequence or one step of it, and its three strides."""
     return [0] * 4 if tensor is None else [tensor.data_ptr(), *([0] * (3 - dims)), *tensor.stride()]
 
 
@@ -100,23 +99,23 @@ define_operator(_FORWARD, _forward, _forward_fake)
 define_operator(_BACKWARD, _backward, _backward_fake)
 
 
-# --- measuring ---------------------------------------------------------------------------------------------------
+# --- timing ------------------------------------------------------------------------------------------------------
 
 
 def _operations(length: int, rows: int, inputs: int, units: int) -> float:
-    """Floating-point operations of forward and backward."""
+    """Returns the floating-point operations of forward and backward."""
     return 24.0 * length * rows * units * (inputs + units)
 
 
 def _part(length: int, rows: int, inputs: int, units: int) -> int:
-    """As many time steps as are worth measuring: each takes as long as any other."""
+    """Returns the number of time steps to time: all take equally long."""
     while length > _FEWEST and _operations(length, rows, inputs, units) > _LARGEST:
         length = max(_FEWEST, length // 2)
     return length
 
 
 def _measure(length: int, rows: int, inputs: int, units: int, wanted: int, threads: int) -> dict[str, float]:
-    """Seconds of each way, of a long sequence a part; of the forward alone where no gradient is wanted."""
+    """Times each candidate in seconds, on a part of a long sequence; forward only if no gradient is requested."""
     length = _part(length, rows, inputs, units)
 
     def candidates() -> dict[str, Callable[[], Any]]:
@@ -151,13 +150,13 @@ MEASURES["lstm"] = _measure
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of an LSTM in one direction.
+    """An LSTM layer in one direction.
 
     Attributes:
         forward: oneDNN's call.
-        backward: that of its derivative; ``None`` where that is not wanted.
+        backward: oneDNN's call of its derivative; ``None`` if it is not needed.
         sizes: time steps, rows, inputs, units.
-        wanted: which gradients are.
+        wanted: the requested gradients.
     """
 
     forward: fx.Node
@@ -167,7 +166,7 @@ class _Layer:
 
 
 def has_layers(graph: fx.Graph) -> bool:
-    """True if there may be layers in a captured graph for :func:`choose_layers`."""
+    """Returns True if a captured graph may contain layers for :func:`choose_layers`."""
     return any(node.target is aten.mkldnn_rnn_layer.default for node in graph.nodes)
 
 
@@ -175,7 +174,7 @@ def choose_layers(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple
     """Rewrites layers that the native module computes faster with ``threads`` threads.
 
     Returns:
-        A note for the report, and what was measured of each distinct layer.
+        A note for the report, and the measurements of each distinct layer.
     """
     found = [node for node in module.graph.nodes if node.target is torch.ops.sidefx.rnn_layer.default]
     layers = {layer: _task(layer, threads) for node in found if (layer := _layer(node)) is not None}
@@ -203,7 +202,7 @@ def _task(layer: _Layer, threads: int) -> tuple[str, Task]:
 
 
 def _layer(node: fx.Node) -> _Layer | None:
-    """What the native module can compute: float32 of known sizes, and what is kept for a backward in this graph."""
+    """Returns a layer that the native module supports: float32, static sizes, its saved values used only here."""
     x, *others = node.args[:7]
     shape, kept = _shape(x), _result(node, 3)
     if node.args[8] != _LSTM or shape is None or len(shape) != 3 or 0 in shape:
@@ -231,11 +230,11 @@ def _layer(node: fx.Node) -> _Layer | None:
 
 
 def _is_taken(position: int, has_biases: Any) -> bool:
-    return has_biases or position not in (2, 3)  # without biases, something else is in their places
+    return has_biases or position not in (2, 3)  # without biases, other arguments take their positions
 
 
 def _shape(given: Any) -> list[int] | None:
-    """The known sizes of a float32 tensor on the CPU."""
+    """Returns the static sizes of a float32 CPU tensor."""
     value = given.meta.get("val") if isinstance(given, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.dtype != torch.float32:
         return None
@@ -269,7 +268,7 @@ def _rewrite(graph: fx.Graph, layer: _Layer, fake_mode: Any) -> None:
 
 
 def _replace(node: fx.Node, results: dict[int, fx.Node]) -> None:
-    """Uses others in place of the results of a node, and erases it and what is not used of them."""
+    """Replaces the results of a node, and erases it with its unused results."""
     for get in list(node.users):
         get.replace_all_uses_with(results[get.args[1]])  # type: ignore[index]
         node.graph.erase_node(get)
@@ -280,12 +279,12 @@ def _replace(node: fx.Node, results: dict[int, fx.Node]) -> None:
 
 
 def _as_it_was(x: Any) -> Any:
-    """What was copied to be without gaps, which the native module does not ask for."""
+    """Returns the input of a contiguous copy, which the native module does not need."""
     return x.args[0] if x.target is aten.clone.default and _shape(x.args[0]) is not None else x
 
 
 def _state(given: Any) -> Any:
-    """An initial state, ``None`` for zeros."""
+    """Returns an initial state, ``None`` for zeros."""
     node = given
     while node.target in (aten.select.int, aten.slice.Tensor, aten.view.default, aten.expand.default):
         node = node.args[0]
@@ -293,7 +292,7 @@ def _state(given: Any) -> Any:
 
 
 def _forget(graph: fx.Graph, node: Any) -> None:
-    """Erases a node that nothing uses, and what only it used."""
+    """Erases an unused node, and the inputs that only it used."""
     if node.op == "call_function" and not node.users:
         used = node.all_input_nodes
         graph.erase_node(node)

@@ -1,9 +1,9 @@
-"""What computes each matrix product, chosen by measuring it on this machine.
+"""Autotunes matrix products.
 
-``torch.mm`` goes to MKL, which on some CPUs leaves half the machine unused; oneDNN computes the same product from the
-same plain operands, and the native module has a kernel without their preparations (``native/products.py``), also for
-bfloat16. Each type, shape and layout of operands is timed once per number of threads, which share a product out
-differently; results are kept on disk.
+``torch.mm`` calls MKL, which on some CPUs leaves half the machine unused. oneDNN computes the same product from the
+same plain operands, and the native module has a kernel with less setup (``native/matmul_kernel.py``), also for
+bfloat16. Each dtype, shape and layout of operands is timed once per number of threads, since they divide a product
+differently; times are cached on disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ define_operator("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _line
 
 
 def _define_product(name: str, relu: int) -> None:
-    """The native module's product; with ``relu``, 0 in place of what is negative."""
+    """Defines the native module's product; with ``relu``, negative results become 0."""
 
     def out_of(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: Any) -> torch.Tensor:
         native = products_module()
@@ -57,14 +57,14 @@ def _define_product(name: str, relu: int) -> None:
 
 
 def _numbers(a: torch.Tensor, b: torch.Tensor, bias: int, out: torch.Tensor, relu: int) -> list[int]:
-    """What the native module's product takes, for matrices or batches of them."""
+    """Returns the arguments of the native module's product, for matrices or batches of them."""
     batch = [a.shape[0], a.stride(0), b.stride(0)] if a.dim() == 3 else [1, 0, 0]
     sizes, how = [*out.shape[-2:], a.shape[-1]], relu | NARROW * (a.dtype == torch.bfloat16)
     return [a.data_ptr(), *a.stride()[-2:], b.data_ptr(), *b.stride()[-2:], bias, out.data_ptr(), *sizes, how, *batch]
 
 
 def products_out_of(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """The products of two batches of matrices, by the native module."""
+    """Computes the products of two batches of matrices with the native module."""
     native = products_module()
     assert native is not None, "graphs with this product are made where the native module is"
     native.product(*_numbers(a, b, 0, out, 0))
@@ -86,7 +86,7 @@ define_operator("products.out(Tensor a, Tensor b, *, Tensor(a!) out) -> Tensor(a
 
 
 def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dict[str, float]:
-    """Seconds of one product by each library, of a large one a part; operands are given as (size, stride)."""
+    """Times one product by each library in seconds, a part of a large one; operands are (size, stride)."""
     sizes = [*left[0], right[0][-1]]
     *batch, height, depth, width = part = _part(sizes)
     if part != sizes:
@@ -109,7 +109,7 @@ def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dic
 
 
 def _part(sizes: list[int]) -> list[int]:
-    """Of how many products, height, depth and width, as much as is worth the time: what is longest is halved."""
+    """Returns the part of a product to time: number of products, height, depth and width; halves the longest."""
     while 2.0 * math.prod(sizes) > LARGEST and max(sizes) > _SHORTEST:
         longest = sizes.index(max(sizes))
         sizes = [size // 2 if i == longest else size for i, size in enumerate(sizes)]
@@ -117,20 +117,20 @@ def _part(sizes: list[int]) -> list[int]:
 
 
 _SHORTEST = 64
-"""Sides of matrices up to here are measured as they are."""
+"""Sides of matrices up to this length are timed completely."""
 
 
 def _laid_out(size: list[int], like: list[int]) -> list[list[int]]:
-    """Size and stride, in the order of the strides ``like``, without gaps."""
+    """Returns size and stride, contiguous in the order of the strides ``like``."""
     stride, behind = list(like), 1
     for dim in sorted(range(len(size)), key=lambda dim: like[dim]):
-        if like[dim]:  # else all of them have the same elements
+        if like[dim]:  # else all indices refer to the same elements
             stride[dim], behind = behind, behind * size[dim]
     return [size, stride]
 
 
 def _stored(size: list[int], stride: list[int], *, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers in a layout, which may have elements in common."""
+    """Returns random numbers in a layout, whose elements may overlap."""
     extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     return torch.empty(extent, dtype=dtype).uniform_(-1, 1).as_strided(size, stride)
 
@@ -139,7 +139,7 @@ MEASURES["product"] = _measure
 
 
 def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
-    """(left, right, bias) of a CPU product of static shape, all in float32 or all in bfloat16."""
+    """Returns (left, right, bias) of a CPU product of static shape, all in float32 or all in bfloat16."""
     if node.target in (aten.mm.default, aten.bmm.default):
         bias, (a, b) = None, node.args
     elif node.target is aten.addmm.default and not node.kwargs and len(node.args) == 3:
@@ -155,15 +155,15 @@ def _candidate(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     if bias is not None:
         start, value = bias.meta["val"], b.meta["val"]  # type: ignore[union-attr]
         if start.shape != (value.shape[1],) or start.dtype != value.dtype or not start.is_contiguous():
-            return None  # the kernels read one number after the other
+            return None  # the kernels require contiguous numbers
     return a, b, bias  # type: ignore[return-value]
 
 
 def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, list[ChoiceRecord]]:
-    """Rewrites products that something else than MKL computes faster with ``threads`` threads.
+    """Rewrites products that another library than MKL computes faster with ``threads`` threads.
 
     Returns:
-        A note for the report, and what was measured of each distinct product.
+        A note for the report, and the measurements of each distinct product.
     """
     found = [(n, c) for n in module.graph.nodes if n.op == "call_function" and (c := _candidate(n)) is not None]
     asked: dict[fx.Node, str] = {}
@@ -191,12 +191,12 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, list[Cho
     ways: dict[str, str] = {}
     for key in tasks:
         usual, others = _USUAL[kinds[key][1]], won[kinds[key]].most_common(1)
-        # Where the time was up: as most of the work of this kind.
+        # At the time limit: like most of the work of this kind.
         ways[key] = fastest(known.get(key, {}), usual) if key in known or not others else others[0][0]
     chosen: Counter[str] = Counter()
     for node, (a, _, _) in found:
         usual, way = _USUAL[a.meta["val"].dtype], ways[asked[node]]
-        operands = _candidate(node)  # as they are now: one may be a product that has been replaced
+        operands = _candidate(node)  # current operands: one may be a product that was replaced
         if way == usual or operands is None:
             continue
         chosen[way] += 1
@@ -213,7 +213,7 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, list[Cho
 
 
 def _in_words(value: torch.Tensor) -> str:
-    """Shape, and where it is not contiguous how it lies in memory."""
+    """Returns shape and, if not contiguous, strides as text."""
     shape = tuple(value.shape)
     if value.is_contiguous():
         return str(shape)
@@ -223,7 +223,7 @@ def _in_words(value: torch.Tensor) -> str:
 
 
 _USUAL = {torch.float32: "mkl", torch.bfloat16: "torch"}
-"""What computes a product of such numbers where nothing is chosen; in bfloat16 torch asks oneDNN."""
+"""Default kernel of a product by dtype; for bfloat16 torch calls oneDNN."""
 
 _NAMES = {"onednn": "oneDNN", "tiles": "tiles in registers"}
 

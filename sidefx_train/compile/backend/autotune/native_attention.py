@@ -1,7 +1,7 @@
-"""Attention by the native module: its operators, and how they take the place of torch's fused ones in a graph.
+"""Operators of the native module's attention, and their substitution for torch's fused ones in a graph.
 
-Sequences of queries, keys and values are taken as they lie in memory. What is made lies as the fused kernel's would,
-or, where the three gradients were put side by side, as one tensor that the kernel writes in place.
+Queries, keys and values keep their memory layout. Results have the fused kernel's layout or, if the three gradients
+were concatenated, are one tensor that the kernel writes in place.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sidefx_train.compile.ops.registration import define_operator
 aten = torch.ops.aten
 
 NARROW = 2
-"""Added to what the kernel is told of how: the numbers are bfloat16."""
+"""Flag of the kernel's arguments: the numbers are bfloat16."""
 
 _INPUTS = "Tensor q, Tensor k, Tensor v"
 _BACKWARD_INPUTS = f"Tensor grad, {_INPUTS}, Tensor out, Tensor sums, bool causal, float scale"
 
 
 def _empty(like: torch.Tensor, heads_last: bool) -> torch.Tensor:
-    """[rows, heads, length, width], where ``turned`` [rows, length, heads, width] in memory."""
+    """Returns an empty [rows, heads, length, width], stored as [rows, length, heads, width] if ``turned``."""
     rows, heads, length, width = like.shape
     if heads_last:
         return like.new_empty(rows, length, heads, width).transpose(1, 2)
@@ -96,13 +96,13 @@ define_operator(f"attention_backward_joined({_BACKWARD_INPUTS}) -> Tensor", _bac
 
 
 def attend(q: Any, k: Any, v: Any, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with the usual scale, and the logarithms of sums that its derivative takes."""
+    """Attention with the default scale; also returns the log-sum-exp for its derivative."""
     made, sums = _forward(q, k, v, causal, 1.0 / math.sqrt(q.shape[3]), 1)
     return made, sums
 
 
 def attend_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, causal: bool) -> list[torch.Tensor]:
-    """The gradients of :func:`attend`'s arguments."""
+    """Returns the gradients of :func:`attend`'s arguments."""
     return list(_backward(grad, q, k, v, out, sums, causal, 1.0 / math.sqrt(q.shape[3]), 7))
 
 
@@ -110,7 +110,7 @@ def attend_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, caus
 
 
 def write_into(node: fx.Node, fake_mode: Any, backward: bool, causal: bool) -> None:
-    """Rewrites one fused attention, or its derivative, whose logarithms of sums go nowhere else."""
+    """Rewrites one fused attention, or its derivative, whose log-sum-exp has no other use."""
     graph = node.graph
     call = partial(emit, graph, fake_mode)
     taken = node.args[: 6 if backward else 3]
@@ -140,7 +140,8 @@ def _is_heads_last(like: torch.Tensor) -> bool:
 
 
 def _joined(node: fx.Node) -> fx.Node | None:
-    """What puts the three gradients, each [rows, length, heads * width], side by side and is all that reads them."""
+    """Returns the node that concatenates the three gradients, each [rows, length, heads * width], if nothing else uses
+    them."""
     rows, heads, length, width = node.meta["val"][0].shape
     if any(like.shape != (rows, heads, length, width) for like in node.meta["val"]) or len(node.users) != 3:
         return None
@@ -151,7 +152,7 @@ def _joined(node: fx.Node) -> fx.Node | None:
             if not _moves(after, [rows, length, heads, width], [rows, length, heads * width]):
                 return None
             last, rounds = after, rounds + (after.target in _TURNS)
-        if rounds != 1:  # where there are as many heads as places, shapes do not tell
+        if rounds != 1:  # with as many heads as positions, shapes are ambiguous
             return None
         if len(last.users) != 1 or list(last.meta["val"].shape) != [rows, length, heads * width]:
             return None
@@ -168,7 +169,7 @@ _TURNS = (aten.permute.default, aten.transpose.int)
 
 
 def _moves(node: fx.Node, heads_last: list[int], flat: list[int]) -> bool:
-    """True for the turn of heads and places, for a copy without gaps, and for heads becoming one."""
+    """Returns True for a transpose of heads and positions, a contiguous copy, and a merge of heads."""
     value = node.meta["val"]
     if node.target in _TURNS:
         before = node.args[0].meta["val"]  # type: ignore[union-attr]
@@ -182,7 +183,7 @@ def _moves(node: fx.Node, heads_last: list[int], flat: list[int]) -> bool:
 
 
 def _forget(graph: fx.Graph, node: fx.Node) -> None:
-    """Erases a node that nothing uses, and what only it used."""
+    """Erases an unused node, and the inputs that only it used."""
     used = node.all_input_nodes
     graph.erase_node(node)
     for each in used:

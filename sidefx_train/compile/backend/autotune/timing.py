@@ -1,7 +1,7 @@
-"""Which of several ways to compute the same is faster here: measured once, kept on disk.
+"""Times candidates for the same computation once; caches the times on disk.
 
-A task is a kind of measurement with plain arguments. In a forked worker tasks are measured on a thread of their own:
-OpenMP's threads did not survive the fork, and the worker's first thread, to which they belonged, would wait for them.
+A task is a kind of measurement with plain arguments. In a forked worker tasks run on a thread of their own: OpenMP's
+threads did not survive the fork, and the worker's main thread, to which they belonged, would wait for them.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ MEASURES: dict[str, Callable[..., Times]] = {}
 """Functions that return seconds by candidate."""
 
 LARGEST = 2e9
-"""Floating-point operations of one call, above which a part of the same work is measured in its place."""
+"""Floating-point operations of one call above which only a part of the work is timed."""
 
-_VERSION = 5  # of the candidates
-_ROUNDS = 6  # of each candidate that may be the fastest
+_VERSION = 5  # version of the candidates
+_ROUNDS = 6  # rounds per candidate that may be the fastest
 _LARGE, _FEW_ROUNDS = 1e8, 3  # floating-point operations of calls whose times vary little
-_CLEARLY = 1.5  # times slower than the fastest: no further turns after two
+_CLEARLY = 1.5  # times slower than the fastest: no more rounds after two
 _WORTH = (
     0.03  # seconds, and those of all runs at some floating-point operations a second: longer only if others are busy
 )
 _SLOWEST = 5e7
-_MOST_RUNS = 75  # of one candidate in one part of a turn: a call costs some time, however small the product
-_PARTS = 4  # of a turn, each of which is timed
-_ROUND_SECONDS = 0.002  # seconds of one candidate in one turn, after which no further part is begun
-_PATIENCE = 10.0  # times as many seconds, where nobody waits
+_MOST_RUNS = 75  # per candidate and part of a round: a call has overhead, however small the product
+_PARTS = 4  # timed parts of a round
+_ROUND_SECONDS = 0.002  # seconds per candidate and round after which no more parts begin
+_PATIENCE = 10.0  # factor of the time limit if nobody waits
 
-_LATE = 0.001  # seconds of one call, and those of its operations at this rate: longer only if threads wait
+_LATE = 0.001  # seconds of one call beyond its operations at this rate: longer only if threads wait
 _LEAST_RATE = 4e9
 
 _in_process = False
 _waited = False
-"""In this compilation, threads of a measurement waited for each other: other processes have the processors."""
+"""In this compilation, threads of a measurement waited for each other: other processes use the processors."""
 
 _budget, _spent = 2.0, 0.0
-"""Seconds of measuring in this compilation, at most and so far."""
+"""Limit of autotuning seconds in this compilation, and seconds spent."""
 
 
 def begin(seconds: float = 2.0) -> None:
-    """A compilation begins, whose measurements share so many seconds."""
+    """Begins a compilation, whose measurements share this time limit."""
     global _waited, _budget, _spent
     _waited, _budget, _spent = False, seconds, 0.0
 
 
 def measure_in_process() -> None:
-    """From now on tasks are measured on a thread of their own; for a forked process, for which nobody waits."""
+    """Runs tasks on a thread of their own from now on; for a forked process, where nobody waits."""
     global _in_process
     _in_process = True
 
 
 def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
-    """Seconds of each candidate by key; a key is missing where the time for measuring was up.
+    """Returns the seconds of each candidate by key; keys beyond the time limit are missing.
 
     Args:
-        tasks: what to measure where it is not known yet, by key.
-        share: of the time for measuring in one compilation, how much may be up then.
+        tasks: measurements to make if they are not cached, by key.
+        share: fraction of the compilation's time limit after which no more tasks run.
     """
     path = cache_dir() / f"kernels_{cpu_description()}_{torch.__version__}_{_VERSION}.json"
     known = {**_memory.get(path, {}), **_stored(path)}
@@ -87,7 +87,7 @@ _memory: dict[Any, dict[str, Times]] = {}
 
 
 def fastest(times: Times, usual: str) -> str:
-    """The fastest way; another than the usual one only where it is clearly faster."""
+    """Returns the fastest candidate; the default one unless another is clearly faster."""
     best = min(times, key=lambda way: times[way], default=usual)
     return best if usual not in times or times[best] < 0.95 * times[usual] else usual
 
@@ -95,7 +95,7 @@ def fastest(times: Times, usual: str) -> str:
 def _stored(path: Any) -> dict[str, Times]:
     try:
         return json.loads(path.read_text())  # type: ignore[no-any-return]
-    except (OSError, ValueError):  # none yet, or damaged: what is missing is measured
+    except (OSError, ValueError):  # none yet, or damaged: missing times are measured
         return {}
 
 
@@ -105,11 +105,11 @@ def _write(path: Any, known: dict[str, Times]) -> None:
         temporary.write_text(json.dumps(known, indent=1))
         temporary.replace(path)
     except OSError:
-        return  # a read-only cache folder costs a measurement per process, nothing else
+        return  # a read-only cache folder only costs a measurement per process
 
 
 def _now(tasks: Mapping[str, Task], budget: float) -> tuple[dict[str, Times], dict[str, Times]]:
-    """What was measured, and what was measured while others had the processors, which is not kept on disk."""
+    """Returns measured times, and those disturbed by other processes, which are not cached."""
     global _spent
     began = time.perf_counter() - _spent
     sure: dict[str, Times] = {}
@@ -124,7 +124,7 @@ def _now(tasks: Mapping[str, Task], budget: float) -> tuple[dict[str, Times], di
 
 
 def _on_a_thread(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str, Times]]:
-    """As :func:`_now`, with threads of OpenMP that belong to a thread of this process, and more time."""
+    """Like :func:`_now`, with OpenMP threads that belong to a new thread of this process, and more time."""
     found: list[tuple[dict[str, Times], dict[str, Times]]] = []
     failed: list[BaseException] = []
 
@@ -137,7 +137,7 @@ def _on_a_thread(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str,
     thread = threading.Thread(target=run, name="sidefx-measuring")
     thread.start()
     thread.join()
-    torch.set_num_threads(1)  # MKL keeps one number for all threads of a process
+    torch.set_num_threads(1)  # MKL has one number for all threads of a process
     if failed:
         raise failed[0]
     return found[0]
@@ -146,30 +146,30 @@ def _on_a_thread(tasks: Mapping[str, Task]) -> tuple[dict[str, Times], dict[str,
 def measured(
     make: Callable[[], dict[str, Callable[[], Any]]], flops: float, threads: int, rounds: int = _ROUNDS
 ) -> dict[str, float]:
-    """Seconds of each of several functions that compute the same, run on real tensors with ``threads`` threads.
+    """Times functions that compute the same, in seconds, on real tensors with ``threads`` threads.
 
-    The shortest of a few runs of each, in turns, so that a busy moment of the machine meets all of them and is not
-    waited for. What is far from the fastest after two turns is not measured further. Where threads wait for each other
-    because other processes have the processors, a call takes as long as their turns: there, and for the rest of the
-    compilation, the time of one thread is taken instead.
+    Each time is the shortest of several runs, in interleaved rounds, so that a busy moment of the machine affects all
+    candidates and is not waited for. Candidates far from the fastest after two rounds are dropped. If other processes
+    use the processors, threads wait for each other and a call takes as long as their time slices: then, and for the
+    rest of the compilation, one thread is timed instead.
 
     Args:
-        make: gives the functions, by name.
+        make: returns the functions, by name.
         flops: floating-point operations of one call: small ones are repeated.
-        threads: how many the step will have.
-        turns: of each function that may be the fastest.
+        threads: number of threads of the step.
+        turns: rounds per function that may be the fastest.
     """
     global _waited
     if _waited:
         threads = 1
-    # One thread's own time is not stretched by other processes; with several, waiting for each other is part of it.
+    # One thread's own time is not affected by other processes; with several, waiting for each other is part of it.
     clock = time.thread_time if threads == 1 else time.perf_counter
     if flops > _LARGE:
         rounds = min(rounds, _FEW_ROUNDS)
     runs = min(_MOST_RUNS, max(1, int(3e7 / flops / _PARTS)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:  # the numbers drawn for it are none of the program's
+    try:  # the random numbers are not the program's
         with compat.outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=()):
             functions = make()
             best = dict.fromkeys(functions, float("inf"))

@@ -1,1 +1,1 @@
-"""Builds the C++ that Inductor generates: sooner, and with less of it to compile."""
+"""Builds the C++ that Inductor generates: earlier, and with less source to compile."""

@@ -1,11 +1,11 @@
-"""Builds the C++ that Inductor generates for a graph.
+"""Builds a library from the C++ that Inductor generates for a graph.
 
-The function that calls the kernels is long and not worth optimising, the kernels are short and are: built as one unit
-at the highest level, as Inductor does it, the caller takes most of the time. Here they are units of their own, compiled
-side by side, both without torch's headers where they can do without (``caller.py``, ``vectors.py``), the kernels in
-parts that are begun while the graph is still being lowered (``kernels.py``). For kernels that need torch's header it is
-precompiled once per machine, behind the first such graph, since that takes three times as long as to read the plain
-one. A library is kept under a hash of what it was built from, so equal graphs are built once.
+The wrapper that calls the kernels is long and not worth optimizing; the kernels are short and are. Built as one unit at
+the highest level, as Inductor does it, the wrapper takes most of the time. Here they are separate units, compiled in
+parallel, both without torch's headers where possible (``wrapper_prelude.py``, ``simd_source.py``), the kernels in parts
+that start while the graph is still being lowered (``kernel_units.py``). For kernels that need torch's header it is
+precompiled once per machine, after the first such graph, since that takes three times as long as reading the plain one.
+A library is cached under a hash of its sources, so equal graphs are built once.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from sidefx_train.switches import enabled
 
 
 class Building:
-    """A library that is being built while its sources are written.
+    """A library whose sources are still being written.
 
-    What Python calls is compiled from the start, kernels as they come. Used as a context: what is not finished ends.
+    The Python entry point is compiled from the start, kernels as they arrive. Used as a context: unfinished compilers
+    are stopped at its end.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Building:
         return self
 
     def begin(self) -> None:
-        """Starts with what is the same for all graphs."""
+        """Starts compiling what is the same for all graphs."""
         self.queue.compile(self.entry)
         if self.gnu:
             self.queue.run(*_substitute(self.quick[0], self.queue.folder))
@@ -59,7 +60,7 @@ class Building:
         self.queue.close()
 
     def add(self, kernel: str) -> None:
-        """Takes in a kernel, with the include of its header, that will be among the library's."""
+        """Adds a kernel, with the include of its header, that will be among the library's."""
         self.kernels.add(kernel)
 
 
@@ -71,7 +72,7 @@ def build_library(
     meanwhile: Callable[[], None] = lambda: None,
     building: Building | None = None,
 ) -> str:
-    """Builds and keeps a library; equal sources are built once.
+    """Builds and caches a library; equal sources are built once.
 
     Args:
         caller: source of ``inductor_entry_impl``.
@@ -79,13 +80,13 @@ def build_library(
         outputs: how many tensors it returns.
         libraries: further files to link.
         meanwhile: called while the compiler runs.
-        building: where kernels have been given to the compiler already; it ends here.
+        building: has started compiling kernels; it ends here.
 
     Returns:
         The library's name in the cache.
 
     Raises:
-        BuildFailed: it does not compile, or cannot be kept.
+        BuildFailed: it does not compile, or cannot be cached.
     """
     with building or Building() as at:
         include = f"#include <{compat.WRAPPER_HEADER}>"
@@ -101,7 +102,7 @@ def build_library(
             units = [Unit(lean, at.header_free_quick, header_free=at.gnu), at.entry, *at.kernels.units(kernels)]
             try:
                 return _build(units, kernels, at.queue, libraries, meanwhile)
-            except BuildFailed:  # it uses more than the lean ones have: compiled with torch's headers, or refused
+            except BuildFailed:  # it uses more than the header-free prelude has: torch's headers, or refused
                 at.queue.close()
         units = [whole, at.entry, *Kernels(at.queue, at.thorough, header_free=False).units(kernels)]
         return _build(units, kernels, at.queue, libraries, meanwhile)
@@ -110,9 +111,9 @@ def build_library(
 def _build(
     units: list[Unit], kernels: str, queue: CompileQueue, libraries: Sequence[str], meanwhile: Callable[[], None]
 ) -> str:
-    """Compiles and links; the first unit is the caller, the second what Python calls.
+    """Compiles and links; the first unit is the wrapper, the second the Python entry point.
 
-    How kernels are divided among units depends on how long others took, so the library is known by their source.
+    How kernels are grouped in units depends on compile times, so the library's cache key is the kernels' source.
     """
     linked = compat.cpp_link_flags()
     compiler = units[0].command[0]
@@ -144,17 +145,17 @@ def _build(
 
 
 def _substitute(compiler: str, folder: Path) -> tuple[list[str], Path]:
-    """Makes an empty library with the name of torch's, which is loaded anyway: to read all its symbols takes longer
-    than to link."""
+    """Creates an empty library with the name of torch's, which is loaded at run time anyway: reading all its symbols
+    takes longer than linking."""
     name = f"lib{compat.C_INTERFACE_LIBRARY}.so"
     made = folder / name
     return [compiler, "-shared", f"-Wl,-soname,{name}", "-x", "c", os.devnull, "-o", str(made)], made
 
 
 def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
-    """The function in a library: from capsules of inputs to those of outputs.
+    """Returns the function in a library: from capsules of inputs to those of outputs.
 
-    ``None`` if the library is gone, or the native module that it calls.
+    Returns ``None`` if the library, or a native module that it calls, is gone.
     """
     path = disk_cache.library(name)
     module = disk_cache.load_module("sidefx_graph", path) if path is not None else None
@@ -176,10 +177,10 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
 
 
 def prepare_header(header: str) -> None:
-    """Precompiles a header of kernels for later graphs, if that has not been done on this machine.
+    """Precompiles a header of kernels for later graphs, unless this machine has it already.
 
-    A process of its own does it, at low priority; it is not waited for and outlives this one.
-    Inductor's setting for its own headers (``TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS``) turns it off.
+    A separate process does it, at low priority; it is not waited for and outlives this one. Inductor's setting for its
+    own headers (``TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS``) disables it.
     """
     command = compat.cpp_command(quick=False)
     if not compat.precompiles_headers() or not _is_gnu(command[0]) or _precompiled(command, header) is not None:
@@ -191,7 +192,7 @@ def prepare_header(header: str) -> None:
 
 
 def accepts_flags(flags: Sequence[str]) -> bool:
-    """True if the compiler knows these flags."""
+    """Returns True if the compiler accepts these flags."""
     return _accepts(compat.cpp_compiler(), tuple(flags))
 
 
@@ -203,12 +204,13 @@ def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=4)
 def compiler_version(compiler: str) -> str:
-    """What a compiler says of itself."""
+    """Returns the version text of a compiler."""
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _is_gnu(compiler: str) -> bool:
-    """Only GCC has the built-in functions of ``vectors.py``, and takes precompiled headers as they are given here."""
+    """Returns True for GCC: only it has the built-in functions of ``simd_source.py`` and accepts precompiled
+    headers."""
     return "Free Software Foundation" in compiler_version(compiler)
 
 
@@ -221,7 +223,7 @@ def _header_folder(command: Sequence[str], header: str) -> Path:
 
 
 def _precompiled(command: Sequence[str], header: str) -> Path | None:
-    """A header beside its precompiled form, if that exists."""
+    """Returns a header with a precompiled form next to it, if that exists."""
     path = _header_folder(command, header) / "header.h"
     if not path.with_suffix(".h.gch").exists():
         return None
@@ -230,7 +232,7 @@ def _precompiled(command: Sequence[str], header: str) -> Path | None:
 
 
 def _precompiling(command: Sequence[str], header: str) -> str:
-    """A shell script that precompiles a header; nothing where the cache cannot be written."""
+    """Returns a shell script that precompiles a header; empty if the cache cannot be written."""
     final = _header_folder(command, header)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Compilers that run while a graph is still being lowered.
+"""Compile queue: runs compilers while a graph is still being lowered.
 
-A kernel can be compiled as soon as it is written, and the unit that Python calls before that. Here they are taken in,
-put together to units of some size, and compiled one after the other by the processors that the lowering leaves; what is
-not done when all is known is compiled beside the rest.
+A kernel can be compiled as soon as it is written, and the Python entry point before that. They are queued, grouped to
+units of some size, and compiled one after the other on the processors that lowering leaves free; the remaining ones are
+compiled in parallel when all are known.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 
 
 class BuildFailed(Exception):
-    """The compiler refused generated code; the text is its first error."""
+    """The compiler rejected generated code; the text is its first error."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A source and the compiler's words for it, without files.
+    """A source and its compile command, without files.
 
     Attributes:
         text: the source.
-        command: the compiler's words.
-        header: one that may be precompiled.
-        lean: nothing of torch's but its C interface is in it.
+        command: the compiler and its flags.
+        header: header that may be precompiled.
+        lean: it contains nothing of torch except its C interface.
     """
 
     text: str
@@ -38,10 +38,10 @@ class Unit:
 
 
 class CompileQueue:
-    """Compiles units side by side into one folder.
+    """Compiles units in parallel into one folder.
 
     Args:
-        most: compilers at a time, until all are waited for.
+        most: limit of running compilers, until all are waited for.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -55,23 +55,23 @@ class CompileQueue:
 
     @property
     def folder(self) -> Path:
-        """Where sources and objects are."""
+        """Folder of sources and objects."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="sidefx_"))
         return self._folder
 
     @property
     def idle(self) -> bool:
-        """True if something new would be compiled at once."""
+        """True if a new unit would be compiled at once."""
         self._go_on()
         return not self._waiting and self._busy() < self._most
 
     def compile(self, unit: Unit, included: Path | None = None) -> Path:
-        """Compiles a unit, which is waited for in :meth:`finish`; equal ones once.
+        """Queues a unit, for which :meth:`finish` waits; equal ones once.
 
         Args:
             unit: what to compile.
-            included: a header to read before it.
+            included: a header to include before it.
 
         Returns:
             The object file.
@@ -87,20 +87,20 @@ class CompileQueue:
         return self._known[unit]
 
     def run(self, command: Sequence[str], made: Path) -> None:
-        """Runs a command that makes a file, which is waited for in :meth:`finish`; for each file once."""
+        """Queues a command that creates a file, for which :meth:`finish` waits; once per file."""
         if made not in self._made:
             self._made.add(made)
             self._waiting.append((list(command), made))
         self._go_on()
 
     def finish(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Waits for all; the first error ends all.
+        """Waits for all; the first error stops all.
 
         Args:
             meanwhile: called while the compilers run.
 
         Raises:
-            BuildFailed: one of them refuses what it is given.
+            BuildFailed: a compiler failed.
         """
         self._most = max(self._most, self._busy() + len(self._waiting))
         self._go_on()
@@ -114,7 +114,7 @@ class CompileQueue:
                 raise BuildFailed(errors[0][:300])
 
     def close(self) -> None:
-        """Ends what still runs and removes the files."""
+        """Stops running compilers and removes the files."""
         self._waiting.clear()
         for process in self._running.values():
             if process.poll() is None:

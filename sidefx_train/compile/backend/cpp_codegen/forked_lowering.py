@@ -1,8 +1,8 @@
-"""Work that a fork of this process shares with it.
+"""Shares work with a fork of this process.
 
-Lowering is Python, which one processor runs. Where there is another one, a forked process, which has all that this one
-has, takes pieces of the work from the same list, and leaves what it made of them in files. A fork that fails or hangs
-costs time and nothing else: what it has not left is made here.
+Lowering is Python, which uses one processor. If there is another one, a forked process, which has all of this one's
+state, takes pieces of the work from the same list and writes its results to files. A fork that fails or hangs only
+costs time: missing results are computed here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import torch
 from sidefx_train import torch_compat as compat
 
 _PATIENCE = 5.0
-"""Seconds, and by how much longer than this process took, that a fork is waited for."""
+"""Seconds, beyond the time this process took, that a fork is waited for."""
 
 _forked = False
 
 
 def may_fork() -> bool:
-    """True if a fork would work beside this process, and could: it has this thread alone, and no kernels run in it."""
+    """Returns True if a fork would help and is safe: only this thread runs, and no kernels."""
     return (
         sys.platform == "linux"
         and not _forked
@@ -42,10 +42,10 @@ def may_fork() -> bool:
 
 
 def begin_fork() -> None:
-    """In a forked process: no parallel kernel runs in it, since its OpenMP threads did not survive the fork.
+    """Prepares a forked process: no parallel kernel runs in it, since its OpenMP threads did not survive the fork.
 
-    Code that is generated for the other process goes on seeing its number of threads. It says nothing, leaves Ctrl-C to
-    the training, and forks no further.
+    Code generated for the parent still sees the parent's number of threads. The fork prints nothing, ignores Ctrl-C,
+    and does not fork again.
     """
     global _forked
     _forked = True
@@ -62,20 +62,20 @@ def begin_fork() -> None:
 
 
 def start_fork() -> int:
-    """Forks; 0 in the forked process, whose threads are those it starts."""
+    """Forks; returns 0 in the forked process, which has no threads except those it starts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads exist; the child uses nothing of theirs
         return os.fork()
 
 
 class Shared:
-    """Pieces of work that this process and a fork of it do, each taking the next that nobody has taken.
+    """Pieces of work that this process and a fork of it share; each takes the next free one.
 
     Args:
-        count: pieces; they are numbers from 0 on, and taken in this order.
-        here: does a piece; called in this process.
-        there: likewise, in the fork; what it returns is pickled.
-        came: told of what the fork returns, in this process, while :meth:`look` is called.
+        count: number of pieces; they are taken in order from 0.
+        here: runs a piece in this process.
+        there: runs a piece in the fork; its result is pickled.
+        came: called in this process with a result of the fork, during :meth:`look`.
 
     Attributes:
         received: pieces that the fork has done.
@@ -98,7 +98,7 @@ class Shared:
         self.received = 0
 
     def run(self) -> list[Any]:
-        """What was made of each piece."""
+        """Returns the result of each piece."""
         with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
             self._folder = Path(folder)
             child = start_fork()
@@ -112,7 +112,7 @@ class Shared:
         return [self._made[i] for i in range(self._count)]
 
     def look(self) -> None:
-        """Takes in what the fork has made since."""
+        """Reads the results of the fork so far."""
         if self._folder is None:
             return
         for i in sorted(self._awaited):
@@ -136,7 +136,7 @@ class Shared:
             time.sleep(0.001)
             self.look()
         self.look()
-        for i in sorted(self._awaited):  # the fork failed: if by what the piece is, here it is told
+        for i in sorted(self._awaited):  # the fork failed: if the piece is the cause, it raises here
             self._made[i] = self._in_process(i)
 
     def _take(self, i: int) -> bool:
@@ -164,15 +164,15 @@ class Shared:
 def _has_ended(child: int) -> bool:
     try:
         return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody else has waited for it
+    except ChildProcessError:  # something else has waited for it
         return True
 
 
 def _end(child: int) -> None:
-    """Ends a fork, if it still runs."""
+    """Stops a fork, if it still runs."""
     try:
         if not _has_ended(child):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    except (ChildProcessError, ProcessLookupError):  # somebody else has waited for it
+    except (ChildProcessError, ProcessLookupError):  # something else has waited for it
         pass

@@ -1,10 +1,10 @@
-"""What kernels that Inductor writes in C++ need, without torch's headers.
+"""Kernel prelude: what Inductor's C++ kernels need, without torch's headers.
 
-Inductor's header for kernels takes more than a second to read, ten times as long as most kernels take to compile. Here
-is what kernels on vectors of float32, integers and booleans, on bfloat16 and int8 that are kept and not computed with,
-and on single numbers of float64, use of it, on the compiler's own vector types: the same names, the same order of
-operations, the same functions of libm and SLEEF, so that results are equal bit by bit. A source with a name that is not
-known here is compiled with torch's header.
+Reading Inductor's header for kernels takes more than a second, ten times as long as compiling most kernels. This
+prelude contains what kernels use of it for vectors of float32, integers and booleans, for bfloat16 and int8 that are
+stored and not computed with, and for scalars of float64, on the compiler's own vector types: the same names, the same
+order of operations, the same functions of libm and SLEEF, so that results are bitwise equal. A source with an unknown
+name is compiled with torch's header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STEPS = """
     inductor_cpu_integer_div_error_flag = nullptr;
     inductor_cpu_throw_if_integer_div_error(inductor_cpu_integer_div_error);
 """
-"""Lines of each kernel around its loops. They tell of divisions of integers by zero, which no function here does."""
+"""Lines around the loops of each kernel. They report integer divisions by zero, which no function here performs."""
 
 _PLAIN = re.compile("|".join(rf"^[ \t]*{re.escape(line.strip())}\n" for line in _STEPS.split("\n") if line), re.M)
 _QUALIFIED = re.compile(r"\b(\w+(?:::\w+)+)")
@@ -64,7 +64,7 @@ _NARROW = re.compile(
     r"|\b(?:c10::convert|static_cast)<(?:at::BFloat16|int8_t)>\(|at::vec::Vectorized<(?:at::BFloat16|int8_t)>::loadu\("
     r"|std::array<(?:at::BFloat16|int8_t), \d+>|\b(?:at::BFloat16|int8_t)\*"
 )
-"""All that the header has of bfloat16 and int8: numbers are moved, and computed with in other types."""
+"""What the prelude supports of bfloat16 and int8: numbers are copied, and computed with in other types."""
 _REFUSED = re.compile(r"\b(?:BFloat16|Half|half|Welford|IndexValue|uint8_t|int8_t|int16_t|assert|goto|asm)\b")
 
 HEADER = simd_helpers_source.BEFORE + simd_source.SOURCE + simd_helpers_source.AFTER
@@ -73,20 +73,20 @@ _SIZES = {"CPU_CAPABILITY_AVX512": 64, "CPU_CAPABILITY_AVX2": 32}
 
 
 def header_free_header(capability: str) -> str | None:
-    """What stands in front of kernels of :func:`header_free_kernels`; ``None`` if there is nothing for this CPU.
+    """Returns the prelude for :func:`header_free_kernels`; ``None`` if there is none for this CPU.
 
     Args:
-        capability: the macro that tells Inductor's header which vectors there are.
+        capability: the macro that tells Inductor's header the available vectors.
     """
     size = _SIZES.get(capability)
     return None if size is None else HEADER.replace("@BYTES@", str(size))
 
 
 def header_free_kernels(kernels: str) -> str | None:
-    """Kernels that need no more than the header of this module; ``None`` if only torch's header will do.
+    """Returns kernels that need only this prelude; ``None`` if they need torch's header.
 
     Args:
-        kernels: as Inductor writes them, each behind an include of its header.
+        kernels: Inductor's kernels, each after an include of its header.
     """
     text = re.sub(rf"(?m)^[ \t]*#include <{re.escape(compat.KERNEL_HEADER)}>\n", "", kernels)
     if "#include" in text or not _is_known(text := _PLAIN.sub("", text)):

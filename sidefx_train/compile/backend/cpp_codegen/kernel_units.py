@@ -1,4 +1,4 @@
-"""Kernels that Inductor writes, as units for the compiler: as they come, and all that there are."""
+"""Groups Inductor's kernels to compilation units: as they are written, and all in the end."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sidefx_train.compile.backend.cpp_codegen.compile_queue import CompileQueue,
 from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import header_free_header, header_free_kernels
 
 LARGEST_PART = 12_000
-"""Characters of kernels below which splitting costs more than it saves: each part reads the headers again."""
+"""Characters of kernels below which splitting costs more than it saves: each unit reads the headers again."""
 
 _PIECE = re.compile(rf"(?m)^(?=[ \t]*#include <{re.escape(compat.KERNEL_HEADER)}>)")
 
 
 class Kernels:
-    """Gives kernels to the compiler while further ones are being written.
+    """Compiles kernels while others are still being written.
 
-    Only those that do without torch's header are compiled before all are known: it takes longer to read than they take
-    to compile, and each unit reads it again.
+    Only header-free ones are compiled before all are known: torch's header takes longer to read than kernels to
+    compile, and each unit reads it again.
 
     Args:
-        workshop: what compiles them.
-        command: the compiler's words.
-        lean: whether any may do without torch's header.
+        workshop: the compile queue.
+        command: the compiler and its flags.
+        lean: whether kernels may be header-free.
     """
 
     def __init__(self, queue: CompileQueue, command: Sequence[str], header_free: bool) -> None:
@@ -38,7 +38,7 @@ class Kernels:
         self._units: dict[Unit, list[str]] = {}
 
     def add(self, kernel: str) -> None:
-        """Takes in a kernel with the include of its header; one that comes again is known."""
+        """Adds a kernel with the include of its header; repeated ones once."""
         piece = kernel.strip()
         if not _PIECE.match(piece) or piece in self._texts or self._header_free(piece) is None:
             return
@@ -49,17 +49,17 @@ class Kernels:
             self._queue.compile(unit)
 
     def units(self, kernels: str) -> list[Unit]:
-        """Units of all kernels, among them those that are being compiled.
+        """Returns units of all kernels, including those being compiled.
 
         Args:
-            kernels: the source of all, each behind the include of its header.
+            kernels: source of all kernels, each after the include of its header.
         """
         shared, *pieces = _PIECE.split(kernels)
-        if shared.strip() or not pieces:  # something that all of them may need
+        if shared.strip() or not pieces:  # code that all of them may need
             return [self._plain(kernels)] if kernels.strip() else []
         left = dict.fromkeys(piece.strip() for piece in pieces)
         begun = [piece for unit in self._units.values() for piece in unit]
-        if not left.keys() >= set(begun):  # one has been changed since
+        if not left.keys() >= set(begun):  # one was changed since
             self._queue.close()
             self._units.clear()
         for piece in begun if self._units else ():
@@ -84,7 +84,7 @@ class Kernels:
 
 
 def _parts(pieces: Sequence[str]) -> list[list[str]]:
-    """Kernels in parts of about equal size, one per processor: together they take longer than the caller."""
+    """Splits kernels to parts of equal size, one per processor: together they take longer than the wrapper."""
     if not pieces:
         return []
     count = max(1, min(os.cpu_count() or 1, len(pieces), sum(map(len, pieces)) // LARGEST_PART))

@@ -1,9 +1,9 @@
-"""Loops that differ in nothing but the names of their buffers are generated once.
+"""Loop deduplication: loops that differ only in the names of their buffers are generated once.
 
-The layers of a network repeat each other, and so do the loops that Inductor makes of them: the same operations on the
-same indices. What Inductor decides anew for every loop (where it writes in place, which buffers nobody else sees, the
-names of its arguments) is decided anew here as well, by going over its reads and writes; where that comes out as it did
-before, the text that was generated then is the text of this loop, too.
+The layers of a network repeat each other, and so do Inductor's loops: the same operations on the same indices. Inductor
+decides some things for every loop (in-place writes, local buffers, names of arguments); this module repeats these
+decisions from the loop's reads and writes. If the result is the same as for an earlier loop, that loop's code is reused
+with other names.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _ELSEWHERE = frozenset(
         "partial_accumulate",
     )
 )
-"""Operations that take more than their operands."""
+"""Operations that read more than their operands."""
 
 _ACCESSES = ("load", "store", "store_reduction")
 
 _SMALL = (torch.bfloat16, torch.float16)
-"""Types for which Inductor changes the operations before it generates code."""
+"""dtypes for which Inductor changes the operations before it generates code."""
 
 _OUTSIDE = ("args", "kernel_group")
-"""What the generator of a loop refers to and is not its own."""
+"""Attributes of the loop generator that it shares with others."""
 
 
 @dataclass(frozen=True)
 class _Generated:
-    """What was generated for a loop.
+    """Code generated for a loop.
 
     Attributes:
-        state: of the generator.
-        names: its buffers, in the order in which the loop uses them.
+        state: state of the generator.
+        names: its buffers, in order of use in the loop.
     """
 
     state: dict[str, Any]
@@ -56,7 +56,7 @@ class _Generated:
 
 
 class LoopDedup:
-    """Stands in for Inductor's generator of C++ loops during one lowering."""
+    """Deduplicates loops of Inductor's C++ generator during one lowering."""
 
     def __init__(self) -> None:
         self._parts = compat.codegen_parts()
@@ -64,7 +64,7 @@ class LoopDedup:
         self.reused = 0
 
     def generating(self, before: Callable[..., None]) -> Callable[..., None]:
-        """The method that generates the loop of some nodes, around Inductor's own."""
+        """Wraps Inductor's method that generates the loop of some nodes."""
 
         def codegen_nodes(proxy: Any, nodes: Sequence[Any]) -> None:
             graph = self._parts.V.graph
@@ -77,7 +77,7 @@ class LoopDedup:
                 vars(proxy).update(self._copied(known.state, known.names, tuple(use.names), proxy))
                 self.reused += 1
                 return
-            with self._parts.patch(inplace_buffers=False):  # decided already, as for each of Inductor's further passes
+            with self._parts.patch(inplace_buffers=False):  # already decided, as in each of Inductor's later passes
                 before(proxy, nodes)
             state = {name: value for name, value in vars(proxy).items() if name not in _OUTSIDE}
             names = tuple(use.names)
@@ -87,7 +87,7 @@ class LoopDedup:
         return codegen_nodes
 
     def _may_be_reused(self, state: dict[str, Any], names: Sequence[str]) -> bool:
-        """True if buffers are named nowhere but in conditions of lines."""
+        """Returns True if code names buffers only in conditions of lines."""
         named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
         deferred, lines = self._parts.DeferredLine, self._lines(state)
         return all(
@@ -101,7 +101,7 @@ class LoopDedup:
                 yield from value._lines
 
     def _copied(self, state: dict[str, Any], old: Sequence[str], new: Sequence[str], proxy: Any) -> dict[str, Any]:
-        """The state of a generator of its own, for other buffers."""
+        """Copies the state of a generator, for other buffers."""
         names = dict(zip(old, new, strict=True))
         made: dict[str, Any] = {name: self._renamed(value, names) for name, value in state.items()}
         kernels: dict[int, Any] = {}
@@ -133,7 +133,7 @@ def _is_text(line: Any, named: re.Pattern[str]) -> bool:
 
 
 def _is_plain(node: Any, graph: Any) -> bool:
-    """True if what is generated for a node follows from its operations, their indices, and what it reads and writes."""
+    """Returns True if a node's code depends only on its operations, their indices, and its reads and writes."""
     body = getattr(node, "_body", None)
     if body is None or getattr(body, "has_partial_accumulate", False):
         return False
@@ -159,11 +159,11 @@ def _is_plain(node: Any, graph: Any) -> bool:
 
 
 class _Use:
-    """Goes over the reads and writes of nodes as a kernel does, with the same effects on what is around it.
+    """Traverses the reads and writes of nodes like a kernel, with the same effects on the surrounding state.
 
     Attributes:
         names: buffers in order of use.
-        key: what is generated for the nodes depends on nothing but this.
+        key: determines the code generated for the nodes.
     """
 
     def __init__(self, parts: Any, proxy: Any, nodes: Sequence[Any]) -> None:
@@ -188,7 +188,7 @@ class _Use:
         self._left = self._arguments()
 
     def still_holds(self) -> bool:
-        """True if the generator itself has asked for no other arguments."""
+        """Returns True if the generator has requested no other arguments."""
         return self._left == self._arguments()
 
     def _arguments(self) -> Any:
@@ -262,7 +262,7 @@ class _Use:
 
 
 def _as_key(value: Any, order: dict[Any, int] | None = None) -> Any:
-    """A value as a key that tells apart what Python's equality does not."""
+    """Converts a value to a key that distinguishes what Python's equality does not."""
     if isinstance(value, torch.fx.Node):
         return "%", (order or {})[value]
     if isinstance(value, (list, tuple)):

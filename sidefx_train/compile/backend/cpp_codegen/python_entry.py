@@ -1,6 +1,6 @@
-"""What stands between Python and the function that calls a graph's kernels: the same source for every graph.
+"""Python entry point: source between Python and the wrapper, the same for every graph.
 
-It is a unit of its own, so that the caller does without Python's headers, and is compiled before the caller is known.
+It is a separate unit, so that the wrapper needs no Python headers, and is compiled before the wrapper is known.
 """
 
 from sidefx_train import torch_compat as compat
@@ -20,14 +20,14 @@ ENTRY = r"""
 struct AtenTensorOpaque;
 typedef AtenTensorOpaque* AtenTensorHandle;
 @TYPES@
-struct SidefxFailure {  // as caller.py has it
+struct SidefxFailure {  // as in wrapper_prelude.py
     char text[256];
 };
 
 void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*);
 extern "C" {
 extern const int64_t sidefx_outputs;
-extern SidefxProduct sidefx_product __attribute__((weak));  // in callers that use it
+extern SidefxProduct sidefx_product __attribute__((weak));  // in wrappers that use it
 extern SidefxSumRows sidefx_sum_rows __attribute__((weak));
 extern SidefxLstm sidefx_lstm __attribute__((weak));
 extern SidefxAttention sidefx_attention __attribute__((weak));
@@ -108,11 +108,11 @@ extern "C" {
 extern const int64_t sidefx_outputs = @OUTPUTS@;
 }
 """
-"""Behind a caller: how many tensors it returns."""
+"""Follows a wrapper: its number of outputs."""
 
 _PRODUCT = """
 extern "C" {
-SidefxProduct sidefx_product = nullptr;  // of the native module
+SidefxProduct sidefx_product = nullptr;  // function of the native module
 }
 
 static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b,
@@ -127,7 +127,7 @@ static AOTITorchError sidefx_call_product(AtenTensorHandle out, AtenTensorHandle
     aoti_torch_get_strides(a, &left_stride);
     aoti_torch_get_sizes(b, &right_size);
     aoti_torch_get_strides(b, &right_stride);
-    const int64_t count = at ? left_size[0] : 1;  // the matrices of a batch come first
+    const int64_t count = at ? left_size[0] : 1;  // the batch dimension comes first
     sidefx_product(left, left_stride[at], left_stride[at + 1], right, right_stride[at], right_stride[at + 1], added, to,
                    left_size[at], right_size[at + 1], left_size[at + 1], how, count, at ? left_stride[0] : 0,
                    at ? right_stride[0] : 0);
@@ -152,7 +152,7 @@ SIDEFX_PRODUCTS(@KERNEL@products_narrow, 2)
 
 _SUM_ROWS = """
 extern "C" {
-SidefxSumRows sidefx_sum_rows = nullptr;  // likewise
+SidefxSumRows sidefx_sum_rows = nullptr;  // function of the native module
 }
 
 static AOTITorchError @KERNEL@sum_rows(AtenTensorHandle out, AtenTensorHandle index, AtenTensorHandle values) {
@@ -168,7 +168,7 @@ static AOTITorchError @KERNEL@sum_rows(AtenTensorHandle out, AtenTensorHandle in
 """
 
 _WORDS = """
-struct SidefxWords {  // what a module takes
+struct SidefxWords {  // arguments of a module's function
     int64_t at[49];
     int count = 0;
     void put(int64_t word) { at[count++] = word; }
@@ -177,13 +177,13 @@ struct SidefxWords {  // what a module takes
         if (tensor) aoti_torch_get_data_ptr(tensor, &found);
         put(reinterpret_cast<int64_t>(found));
     }
-    void put_strided(AtenTensorHandle tensor, int64_t dims) {  // of a matrix the second dimension and the third
+    void put_strided(AtenTensorHandle tensor, int64_t dims) {  // for a matrix: the second and third dimension
         int64_t* strides = nullptr;
         if (tensor) aoti_torch_get_strides(tensor, &strides);
         put(tensor);
         for (int64_t i = 0; i < 3; ++i) put(tensor && i >= 3 - dims ? strides[i - 3 + dims] : int64_t(0));
     }
-    AtenTensorHandle make(int64_t dims, const int64_t* sizes, bool wanted = true) {  // without gaps
+    AtenTensorHandle make(int64_t dims, const int64_t* sizes, bool wanted = true) {  // contiguous
         const int64_t none[] = {0, 0, 0}, strides[] = {dims > 1 ? sizes[1] * (dims > 2 ? sizes[2] : 1) : 1,
                                                        dims > 2 ? sizes[2] : 1, 1};
         AtenTensorHandle made = nullptr;
@@ -201,11 +201,11 @@ static int64_t* sidefx_sizes(AtenTensorHandle tensor) {
     return sizes;
 }
 """
-"""Of modules that take one array of numbers."""
+"""Arguments of the native modules that take one array of numbers."""
 
 _LSTM = """
 extern "C" {
-SidefxLstm sidefx_lstm = nullptr;  // likewise
+SidefxLstm sidefx_lstm = nullptr;  // function of the native module
 }
 
 static void @KERNEL@lstm(AtenTensorHandle* made, AtenTensorHandle x, AtenTensorHandle w_ih, AtenTensorHandle w_hh,
@@ -254,10 +254,10 @@ static void @KERNEL@lstm_backward(AtenTensorHandle* made, AtenTensorHandle x, At
 
 _ATTENTION = """
 extern "C" {
-SidefxAttention sidefx_attention = nullptr;  // likewise
+SidefxAttention sidefx_attention = nullptr;  // function of the native module
 }
 
-struct SidefxAttentionWords : SidefxWords {  // of tensors [rows, heads, length, width]
+struct SidefxAttentionWords : SidefxWords {  // for tensors [rows, heads, length, width]
     const int64_t* size;
     int32_t dtype;
 
@@ -285,7 +285,7 @@ struct SidefxAttentionWords : SidefxWords {  // of tensors [rows, heads, length,
                                                              aoti_torch_device_type_cpu(), 0, &made));
         return made;
     }
-    AtenTensorHandle make_heads(AtenTensorHandle like, int64_t turned) {  // turned: heads behind places in memory
+    AtenTensorHandle make_heads(AtenTensorHandle like, int64_t turned) {  // turned: stored [rows, length, heads, ...]
         const int64_t* of = sidefx_sizes(like);
         const int64_t head = turned ? of[3] : of[2] * of[3], place = turned ? of[1] * of[3] : of[3];
         const int64_t strides[] = {of[1] * of[2] * of[3], head, place, 1};
@@ -341,7 +341,7 @@ static void @KERNEL@attention_backward_joined(AtenTensorHandle* made, AtenTensor
 
 
 def kernels_called(caller: str) -> str:
-    """What stands in front of a caller of the native modules' kernels."""
+    """Returns the declarations, before a wrapper, of the native modules' kernels that it calls."""
     parts = (("product", _PRODUCT), ("sum_rows", _SUM_ROWS), ("lstm", _LSTM), ("attention", _ATTENTION))
     used = [text for name, text in parts if compat.KERNEL_FUNCTION + name in caller]
     if any(text in (_LSTM, _ATTENTION) for text in used):
@@ -351,12 +351,12 @@ def kernels_called(caller: str) -> str:
 
 DISPATCH = """
 #include <@LISTS@>
-static uint64_t sidefx_tensor(AtenTensorHandle tensor) {  // the dispatcher takes the handle
+static uint64_t sidefx_tensor(AtenTensorHandle tensor) {  // the dispatcher owns the handle
     AtenTensorHandle given = nullptr;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &given));
     return reinterpret_cast<uint64_t>(given);
 }
-static uint64_t sidefx_optional(uint64_t given) {  // what is optional in memory of its own
+static uint64_t sidefx_optional(uint64_t given) {  // optional values have memory of their own
     return reinterpret_cast<uint64_t>(new uint64_t(given));
 }
 template <class... Items> static uint64_t sidefx_list(Items... items) {
@@ -372,4 +372,4 @@ static void @DISPATCH@(const char* name, const char* overload, uint64_t* stack) 
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher(name, overload, stack));
 }
 """
-"""In front of a caller that calls operators through torch's dispatcher."""
+"""Precedes a wrapper that calls operators through torch's dispatcher."""

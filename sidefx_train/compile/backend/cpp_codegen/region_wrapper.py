@@ -1,8 +1,8 @@
-"""A graph that was cut into parts: a graph for each kind of part, and the C++ that calls them one after the other.
+"""A graph split into regions: one subgraph per region class, and the C++ that calls them in order.
 
-Every kind of part becomes a function like that of a whole graph, in a namespace of its own. What calls them holds the
-values in between: each is handed over for good to the part that uses it last, which frees it where it is not needed any
-more.
+Every region class becomes a function like that of a whole graph, in a namespace of its own. The outer wrapper holds the
+values in between: each is passed with ownership to the region that uses it last, which frees it when it is no longer
+needed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ static AtenTensorHandle sidefx_again(const RAIIAtenTensorHandle& held) {
     return made;
 }
 
-// Calls a part. What it takes: numbers of values, ~number of those that are not needed after it.
-// What it gives: numbers of values, -1 for those that nobody needs.
+// Calls a region. Its inputs: indices of values, ~index of those that are not used after it.
+// Its outputs: indices of values, -1 for unused ones.
 __attribute__((noinline)) static void sidefx_part(void (*part)(AtenTensorHandle*, AtenTensorHandle*),
                                                   RAIIAtenTensorHandle* values, const int* takes, int taken,
                                                   const int* gives, int given, AtenTensorHandle* room) {
@@ -52,7 +52,7 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
 
 
 def part_module(part: Part) -> fx.GraphModule:
-    """The graph of a part: from what it takes to a tuple of what it gives."""
+    """Returns the graph of a region: from its inputs to a tuple of its outputs."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for i, node in enumerate(part.takes):
@@ -65,12 +65,12 @@ def part_module(part: Part) -> fx.GraphModule:
 
 
 def join_wrappers(division: Division, graph: fx.Graph, wrappers: dict[int, str]) -> str:
-    """The source of ``inductor_entry_impl`` for the whole graph.
+    """Returns the source of ``inductor_entry_impl`` for the whole graph.
 
     Args:
-        division: of the graph.
-        graph: the whole.
-        callers: for each kind of part the source of its ``inductor_entry_impl``.
+        division: the regions of the graph.
+        graph: the whole graph.
+        callers: source of ``inductor_entry_impl`` of each region class.
     """
     include = re.compile(r"(?m)^[ \t]*#include <[^>\n]*>\n")
     included = dict.fromkeys(line.strip() for text in wrappers.values() for line in include.findall(text))
@@ -121,13 +121,13 @@ def _calls(division: Division, graph: fx.Graph) -> str:
 
 
 def regions_note(division: Division, graph: fx.Graph) -> str:
-    """For the report."""
+    """Returns the note for the report."""
     kinds = set(division.kinds)
     lowered = sum(len(division.parts[kind].items) for kind in kinds)
     total = sum(node.op == "call_function" for node in graph.nodes)
-    return f"{len(division.parts)} parts of {len(kinds)} kinds: {lowered} operations lowered in place of {total}"
+    return f"{len(division.parts)} regions of {len(kinds)} classes: {lowered} operations lowered in place of {total}"
 
 
 def example_values(part: Part) -> list[compat.FakeTensor]:
-    """What a part is lowered for."""
+    """Returns the fake inputs for which a region is lowered."""
     return [node.meta["val"] for node in part.takes]

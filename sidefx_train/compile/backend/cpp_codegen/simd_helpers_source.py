@@ -1,4 +1,4 @@
-"""C++ around the vectors of kernels: the few functions of ``std`` and ``c10`` that they call, sums, transposes."""
+"""SIMD helpers in C++: functions of ``std`` and ``c10`` that kernels call, reductions, transposes."""
 
 BEFORE = r"""
 #include <stdint.h>
@@ -29,7 +29,7 @@ SidefxFloats SIDEFX_SLEEF(cos, u35)(SidefxFloats);
 SidefxFloats SIDEFX_SLEEF(pow, u10)(SidefxFloats, SidefxFloats);
 }
 
-// Kept and moved; what is computed is float32. Kernels take pointers to it, so that it is of no unnamed namespace.
+// Stored and copied; computations use float32. Kernels take pointers to it, so it is in no unnamed namespace.
 struct SidefxBFloat16 {
     uint16_t x;
     SidefxBFloat16() = default;
@@ -46,11 +46,11 @@ struct SidefxBFloat16 {
     }
 };
 
-namespace {  // nothing here is torch's of the same name
+namespace {  // nothing here has the linkage of torch's names
 
 namespace at { using BFloat16 = SidefxBFloat16; }
 
-namespace lean {  // in place of std
+namespace lean {  // replacements of std
 
 using size_t = decltype(sizeof(0));
 template <class T> constexpr T max(const T& a, const T& b) { return a < b ? b : a; }
@@ -134,7 +134,7 @@ template <class T> inline T div_floor_integer(T a, T b) {
 """
 
 AFTER = r"""
-// Sums of many numbers: chunks are added up first, then sums of chunks in pairs, then sums of these.
+// Sums of many numbers: chunks are summed first, then sums of chunks in pairs, then those sums.
 template <class T, uint64_t chunk> struct CascadeSumHelper {
     T sums[64];
     uint64_t depth = 0, chunks = 0, index = 0;
@@ -214,7 +214,7 @@ template <class T, int NI, int NV> inline void atomic_add_vec(
     for (int64_t i = 0; i < count; ++i) atomic_add(to + place[i], value[i]);
 }
 
-// to[j * to_row + i] = from[i * from_row + j] for i < rows and j < columns, which fit in a square of lanes.
+// to[j * to_row + i] = from[i * from_row + j] for i < rows and j < columns, which fit in a block of lanes.
 template <class T, int64_t rows, int64_t columns, bool atomic> inline void transpose_mxn(
     const T* from, int64_t from_row, T* to, int64_t to_row) {
     using namespace at::vec;

@@ -1,13 +1,13 @@
-"""C++ of vectors and masks for kernels: what Inductor writes of ``at::vec``, on the compiler's own vector types.
+"""SIMD source in C++: vectors and masks as Inductor uses ``at::vec``, on the compiler's own vector types.
 
-A mask is a bit per lane where the CPU has registers for that (AVX-512), and a vector of ones and zeros elsewhere; the
-functions on ``Chosen`` lanes are all that differs.
+A mask has one bit per lane if the CPU has mask registers (AVX-512), and is a vector of ones and zeros otherwise; only
+the functions on ``Chosen`` lanes differ.
 """
 
 SOURCE = r"""
 namespace at::vec {
 
-template <class T> struct Kind;  // its vector, one anywhere in memory, and the integers of its size
+template <class T> struct Kind;  // its vector type, the unaligned one, and integers of the same size
 #if SIDEFX_BYTES == 64
 #define SIDEFX_EIGHT 0, 1, 2, 3, 4, 5, 6, 7
 #define SIDEFX_NEXT 8, 9, 10, 11, 12, 13, 14, 15
@@ -42,7 +42,7 @@ template <> struct Kind<BFloat16> {
 };
 template <class T> constexpr bool is_bfloat16 = false;
 template <> constexpr bool is_bfloat16<BFloat16> = true;
-template <class T> constexpr bool is_only_kept = sizeof(T) < sizeof(int32_t);  // not computed with
+template <class T> constexpr bool is_only_kept = sizeof(T) < sizeof(int32_t);  // storage only, no arithmetic
 
 template <class T> constexpr int lanes_of(int64_t count) {
     return count < 0 ? 0 : count < Kind<T>::size ? int(count) : Kind<T>::size;
@@ -51,7 +51,7 @@ template <class T> constexpr int lanes_of(int64_t count) {
 template <class T> using Register = typename Kind<T>::Register;
 template <class T> using Bits = typename Kind<T>::Bits;
 
-// Lanes of one register that are chosen; what is not is not read, or not written, and zero.
+// Selected lanes of one register; the others are not read (zero), or not written.
 #if SIDEFX_BYTES == 64
 typedef long long Wide __attribute__((vector_size(64)));
 template <class T> struct Choice { typedef uint16_t Lanes; };
@@ -167,7 +167,7 @@ SIDEFX_WHERE(not_above, <=, 18, 2)
 SIDEFX_WHERE(above, >, 30, 6)
 SIDEFX_WHERE(not_below, >=, 29, 5)
 
-// Half of a register, and two halves as one; compilers before GCC 12 go through memory.
+// Half of a register, and two halves as one; compilers before GCC 12 use memory.
 template <class T> struct Halves {
     typedef T Half __attribute__((vector_size(SIDEFX_BYTES / 2)));
 #if __has_builtin(__builtin_shufflevector)
@@ -196,7 +196,7 @@ template <class T> struct Halves {
 #endif
 };
 
-// The lanes of one register of float32 as half a register of bfloat16, and back; what is not a number is all ones.
+// The lanes of one float32 register as half a bfloat16 register, and back; NaN becomes all ones.
 typedef uint16_t Narrow __attribute__((vector_size(SIDEFX_BYTES / 2)));
 typedef uint32_t Words __attribute__((vector_size(SIDEFX_BYTES)));
 SIDEFX_INLINE Narrow narrowed(Register<float> x) {
@@ -214,7 +214,7 @@ SIDEFX_INLINE Register<float> widened(Narrow x) {
     return (Register<float>)(wide << 16);
 }
 
-// Half or double the number of lanes in each register: ``to`` has as many lanes in all as ``from``, or the first ones.
+// Halves or doubles the number of lanes per register: ``to`` has as many lanes in total as ``from``, or the first ones.
 template <class To, int N, class From, int M> SIDEFX_INLINE void spread(
     Register<To> (&to)[N], const Register<From> (&from)[M]) {
     constexpr int wide = Kind<To>::size, other = Kind<From>::size;
@@ -509,7 +509,7 @@ template <class T, int N> SIDEFX_INLINE VecMask<T, N> operator~(const VecMask<T,
     return made;
 }
 
-// All ones, which is not a number, where either is not one.
+// All ones, which is NaN, if either is NaN.
 template <class T> SIDEFX_INLINE Register<T> without_order(Register<T> found, Register<T>, Register<T>) {
     return found;
 }
@@ -563,7 +563,7 @@ template <class To, class From> SIDEFX_INLINE Vectorized<To> convert(const Vecto
     return convert<To, 1, From, 1>(x);
 }
 
-// Halves are combined until one lane is left.
+// Combines halves until one lane is left.
 template <class T, int N, class Op> SIDEFX_INLINE T vec_reduce_all(const Op& combine, VectorizedN<T, N> x) {
     Vectorized<T> all;
     all.v[0] = x.v[0];

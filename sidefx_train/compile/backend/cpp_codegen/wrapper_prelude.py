@@ -1,9 +1,9 @@
-"""What the function that calls the kernels needs of torch, Python and C++, without their headers.
+"""Wrapper prelude: what the function that calls the kernels needs of torch, Python and C++, without their headers.
 
-Inductor's own header for it takes a second to read and the compiler uses a hundredth of it; those of Python and of the
-standard library take longer than all else. The functions of torch's C interface that a caller names are declared as
-torch's headers declare them; the few C++ helpers around them are here. Where a caller needs more than that, it is
-compiled with torch's header.
+Reading Inductor's own header for it takes a second, and the compiler uses a hundredth of it; those of Python and of the
+standard library take longer than everything else. The functions of torch's C interface that a wrapper uses are declared
+as in torch's headers; the few C++ helpers around them are defined here. A wrapper that needs more is compiled with
+torch's header.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEYOND = re.compile(
     r"\b(py|pybind11|at|c10|torch|std)::(\w+)|\b(PyObject|RAIIPyObject|ConstantHandle|ArrayRefTensor)\b"
 )
 _NARROW = re.compile(r"\bat::(?:BFloat16|Half)\*")
-"""Pointers that kernels take: the caller hands them on, whatever they are to."""
+"""Pointers that kernels take: the wrapper passes them on, whatever they point to."""
 _KNOWN = {"py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"}
 _DECLARATIONS = re.compile(r"(?m)^[ \t]*#include <torch/csrc/(?:inductor/aoti_torch|stable/c)/[^>\n]*>\n")
 
@@ -42,7 +42,7 @@ void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);
 }
 
-namespace lean {  // in place of std
+namespace lean {  // replacements of std
 
 template <class T> struct Bare { typedef T type; };
 template <class T> struct Bare<T&> { typedef T type; };
@@ -72,7 +72,7 @@ template <> struct numeric_limits<float> {
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 
-struct SidefxFailure {  // as entry.py has it
+struct SidefxFailure {  // as in python_entry.py
     char text[256];
 };
 
@@ -88,7 +88,7 @@ struct SidefxFailure {  // as entry.py has it
 #define CACHE_TORCH_DEVICE(name) static const auto cached_torch_device_type_##name = aoti_torch_device_type_##name()
 #define CACHE_TORCH_LAYOUT(name) static const auto cached_torch_layout_##name = aoti_torch_layout_##name()
 
-// Owns one tensor. What is not inlined is used hundreds of times in one function, which else takes seconds to compile.
+// Owns one tensor. Functions used hundreds of times in one wrapper are not inlined: it would take seconds to compile.
 class RAIIAtenTensorHandle {
     AtenTensorHandle held = nullptr;
 
@@ -131,7 +131,7 @@ public:
     }
 };
 
-// The inputs, owned from now on.
+// Takes ownership of the inputs.
 class SidefxInputs {
     RAIIAtenTensorHandle* items;
 
@@ -175,10 +175,10 @@ struct gil_scoped_release_simple {
 
 
 def header_free_wrapper(caller: str) -> str | None:
-    """A caller that needs no header but that of torch's C types; ``None`` if only torch's own header will do.
+    """Returns a wrapper that needs only the header of torch's C types; ``None`` if it needs torch's own header.
 
     Args:
-        caller: what Inductor writes, without the include of its header.
+        caller: Inductor's wrapper, without the include of its header.
     """
     text = _NARROW.sub("void*", _DECLARATIONS.sub("", caller))
     if "#include" in text or any(found.group(0) not in _KNOWN for found in _BEYOND.finditer(text)):
@@ -201,7 +201,7 @@ def header_free_wrapper(caller: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def _prototypes() -> dict[str, str]:
-    """Declarations of torch's C interface by name."""
+    """Returns the declarations of torch's C interface, by name."""
     found: dict[str, str] = {}
     for header in compat.c_interface():
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", header, flags=re.DOTALL)

@@ -1,7 +1,7 @@
-"""Sums over all rows of a matrix, block by block.
+"""Blocked row sums: sums over all rows of a matrix are computed block by block.
 
-The loop that Inductor writes for one goes down sixteen columns at a time, and reads a line of cache of each row: of a
-large matrix that is a page of memory per line. Of a few rows all columns are read before the next rows are.
+Inductor's loop for such a sum processes sixteen columns at a time, one cache line of each row: in a large matrix that
+is a page of memory per line. With a few rows per block, all their columns are read before the next rows.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sidefx_train.compile.graph.fx_utils import emit
 aten = torch.ops.aten
 
 _FEWEST = 1 << 20
-"""Elements of a matrix from which on its rows are divided: smaller ones are in a cache that is near enough."""
+"""Elements of a matrix from which its rows are divided: smaller ones fit in a nearby cache."""
 
 _FEWEST_AGAIN = 1 << 18
-"""Likewise of a matrix of such sums."""
+"""The same limit for a matrix of such sums."""
 
 _NARROWEST = 16
-"""Columns, likewise: as many as a vector has."""
+"""Minimum of columns: the width of a vector register."""
 
 _BLOCKS = (8, 16, 12, 10, 20, 24, 32)
-"""Rows of a block, the best first; one that divides the rows is taken."""
+"""Rows of a block, best first; the first that divides the rows is used."""
 
 
 def sum_by_blocks(module: fx.GraphModule, fake_mode: Any) -> str:
@@ -42,7 +42,7 @@ def sum_by_blocks(module: fx.GraphModule, fake_mode: Any) -> str:
 
 
 def _block(node: fx.Node) -> int | None:
-    """Rows of a block, if a node is such a sum."""
+    """Returns the rows of a block if a node is such a sum."""
     if node.target is not aten.sum.dim_IntList or node.kwargs or len(node.args) > 3:
         return None
     given = node.args[0]
@@ -69,7 +69,7 @@ def _divide(graph: fx.Graph, node: fx.Node, block: int, fake_mode: Any) -> None:
     narrow = result.dtype in (torch.bfloat16, torch.float16)
     with graph.inserting_before(node):
         sums: fx.Node = given  # type: ignore[assignment]
-        # What is added up between is not rounded to fewer digits.
+        # Intermediate sums are not rounded to a narrow dtype.
         wide = {"dtype": torch.float32} if narrow else {}
         while True:
             blocks = call(aten.view.default, sums, [rows // block, block, columns])
@@ -78,7 +78,7 @@ def _divide(graph: fx.Graph, node: fx.Node, block: int, fake_mode: Any) -> None:
             if rows % block or rows <= block or rows * columns < _FEWEST_AGAIN:
                 break
         made = call(aten.sum.dim_IntList, sums, [0], **wide)
-        if made.meta["val"].shape != result.shape:  # dimensions are kept
+        if made.meta["val"].shape != result.shape:  # keepdim
             made = call(aten.view.default, made, list(result.shape))
         if narrow:
             made = call(torch.ops.prims.convert_element_type.default, made, result.dtype)

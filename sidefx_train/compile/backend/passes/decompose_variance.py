@@ -1,8 +1,8 @@
-"""Mean and variance written as two sums.
+"""Decomposes mean and variance into two sums.
 
-Inductor stores a mean on its own between the two. That small loop goes along other sizes than the sums and what reads
-them, and keeps these from becoming one loop over the rows: a matrix is then read from memory for each. As sums and
-arithmetic all of them are one loop, whose rows stay in the nearest cache; sums over rows can be divided, too.
+Inductor stores a mean separately between the two. That small loop runs over other sizes than the sums and their users,
+which prevents one fused loop over the rows: a matrix is then read from memory for each. As sums and arithmetic they are
+one loop, whose rows stay in the nearest cache; sums over rows can also be blocked.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sidefx_train.compile.graph.fx_utils import emit
 aten = torch.ops.aten
 _VARIANCES = (aten.var.correction, aten.var_mean.correction)
 _TYPES = (torch.float32, torch.float64)
-"""Of narrower ones Inductor adds up in float32."""
+"""dtypes that are decomposed; for narrower ones Inductor accumulates in float32."""
 
 
 def decompose_variances(module: fx.GraphModule, fake_mode: Any) -> None:
-    """Rewrites variances of known sizes as the mean square of the differences from the mean."""
+    """Rewrites variances of static size as the mean square of the differences from the mean."""
     found = [(n, dims) for n in module.graph.nodes if n.target in _VARIANCES and (dims := _dims(n)) is not None]
     for node, dims in found:
         _write_out(module.graph, node, dims, fake_mode)
@@ -34,7 +34,7 @@ def decompose_variances(module: fx.GraphModule, fake_mode: Any) -> None:
 
 
 def _dims(node: fx.Node) -> list[int] | None:
-    """The dimensions that a variance goes over; ``None`` if it is left as it is."""
+    """Returns the reduced dimensions of a variance; ``None`` if it is not decomposed."""
     given = node.args[0]
     value = given.meta.get("val") if isinstance(given, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.dtype not in _TYPES:
@@ -69,7 +69,7 @@ def _write_out(graph: fx.Graph, node: fx.Node, dims: list[int], fake_mode: Any) 
         variance = call(aten.div.Tensor, squares, count - _correction(node))
         if node.target is aten.var.correction:
             replace(node, variance)
-        for get in list(node.users):  # of a pair
+        for get in list(node.users):  # of the pair of results
             replace(get, (variance, mean)[get.args[1]])  # type: ignore[index]
             graph.erase_node(get)
     graph.erase_node(node)

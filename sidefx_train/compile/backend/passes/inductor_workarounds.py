@@ -1,14 +1,14 @@
-"""Workarounds for arguments that Inductor ignores or gets wrong: they are written as further operators.
+"""Workarounds for arguments that Inductor ignores or gets wrong: they are replaced by explicit operators.
 
 Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
 ``tests/unit/torch_compat/test_upstream_bugs.py`` that fails once upstream is right):
 
 - Patterns ignore keyword arguments that they do not mention: ``add(x, mm(a, b), alpha=2)`` becomes ``addmm(x, a, b)``,
   and a cumulative sum of ones has the dtype of the ones, not the requested ``dtype``.
-- C functions that its C++ calls take every number as a double: ``2 ** integers`` is computed in floating point, and the
+- C functions called by its C++ take every number as a double: ``2 ** integers`` is computed in floating point, and the
   result is read as integers of half the size.
-- The gradient of average pooling divides by the size of the window also where ``ceil_mode`` makes a window reach past
-  the padding. Eager divides by the part that lies inside.
+- The gradient of average pooling divides by the size of the window even if ``ceil_mode`` makes a window reach past the
+  padding. Eager divides by the part that lies inside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 
 
 def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
-    """Rewrites sums with an ``alpha``, running sums with a ``dtype``, integer powers of a number, and gradients of
+    """Rewrites sums with an ``alpha``, cumulative sums with a ``dtype``, integer powers of a number, and gradients of
     average pooling with ``ceil_mode``."""
     graph, found = module.graph, False
     for node in list(graph.nodes):
@@ -48,7 +48,7 @@ def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
 
 
 def _is_of_the_sums_type(node: fx.Node) -> bool:
-    """True where the multiple is what the sum is computed in; no pattern takes the others, which are promoted first."""
+    """Returns True if the multiple has the sum's dtype; no pattern matches the others, which are promoted first."""
     added, alpha = (n.meta["val"] if isinstance(n, fx.Node) else n for n in (node.args[1], node.kwargs["alpha"]))
     if not isinstance(added, torch.Tensor):
         return True
@@ -67,7 +67,7 @@ def _is_full(given: Any) -> bool:
 
 
 def _hide_from_pattern(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
-    """The pattern wants ``pin_memory=False`` to be said of the tensor that is added up."""
+    """Drops ``pin_memory=False`` from the summed tensor, which the pattern requires."""
     given = node.args[0]
     options = {name: value for name, value in given.kwargs.items() if name != "pin_memory"}  # type: ignore[union-attr]
     with graph.inserting_before(node):
@@ -84,13 +84,13 @@ def _write_out_base(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
 
 
 def _cuts_windows(node: fx.Node) -> bool:
-    """True for the gradient of an average over windows of which some may reach past what there is, padding included."""
+    """Returns True for the gradient of average pooling if windows may reach past the padded input."""
     _, _, _, _, _, ceil_mode, counts_padding, divisor = node.args
     return bool(ceil_mode and counts_padding and divisor is None)
 
 
 def _write_out_divisor(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
-    """The gradient of each window is divided by what of the window there is, and that of a sum is asked for."""
+    """Divides the gradient of each window by the window's part inside, and uses the gradient of the sum."""
     grad, x, kernel, stride, padding, *flags, _ = node.args
     value, dims = x.meta["val"], len(kernel)  # type: ignore[union-attr,arg-type]
     kernel, stride, padding = (_each(given, dims) for given in (kernel, stride or kernel, padding))
@@ -100,7 +100,7 @@ def _write_out_divisor(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
             count, size = _number(graph, fake_mode, grad, i - dims, windows), value.shape[i - dims]
             first = emit(graph, fake_mode, aten.arange.default, count, dtype=torch.int64, device=value.device)
             first = emit(graph, fake_mode, aten.mul.Tensor, first, stride[i])
-            end = _number(graph, fake_mode, x, i - dims, size, 2 * padding[i])  # from where the padding begins
+            end = _number(graph, fake_mode, x, i - dims, size, 2 * padding[i])  # relative to the padding's begin
             last = emit(graph, fake_mode, aten.clamp_max.default, _plus(graph, fake_mode, first, kernel[i]), end)
             width = emit(graph, fake_mode, aten.sub.Tensor, last, first)
             width = emit(graph, fake_mode, aten.view.default, width, [-1, *[1] * (dims - 1 - i)])
@@ -117,7 +117,7 @@ def _plus(graph: fx.Graph, fake_mode: Any, value: fx.Node, number: int) -> fx.No
 
 
 def _number(graph: fx.Graph, fake_mode: Any, tensor: Any, dim: int, size: Any, more: int = 0) -> Any:
-    """A size, as a node where it is symbolic, plus a number."""
+    """Returns a size plus a number, as a node if it is symbolic."""
     if isinstance(size, int):
         return size + more
     node = emit(graph, fake_mode, torch.ops.aten.sym_size.int, tensor, dim)

@@ -1,14 +1,14 @@
-"""Operators kept whole where torch's kernels are faster than the loops that become of them taken apart.
+"""Keeps composite operators whole if torch's kernels are faster than the loops of their decomposition.
 
-Windows of an image or a sequence, and what is reversed, are index arithmetic for every number in generated loops.
+Windows of an image or a sequence, and reversed dimensions, cost index arithmetic for every number in generated loops.
 
 Complex numbers have no loops: each part of an operator on them would be a call.
 
-Layer norms of large matrices stay whole where nothing around them would be fused with their loops. Taken apart, one
-is a loop over the rows, and another over blocks of rows for the gradients of weight and bias. What is done elementwise
-to its arguments and results (a residual that is added, an activation) costs these loops nothing, and of a matrix that
-is in the cache they are faster than torch's kernels. Those read the matrix once less: of one larger than the cache,
-with nothing but matrix products around it, they are faster.
+Layer norms of large matrices are kept if no neighbor would be fused with their loops. Decomposed, one is a loop over
+the rows, and another over blocks of rows for the gradients of weight and bias. Elementwise operations on its arguments
+and results (a residual sum, an activation) cost these loops nothing, and for a matrix in the cache they are faster than
+torch's kernels. The kernels read the matrix once less: for one larger than the cache, between matrix products, they are
+faster.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sidefx_train.compile.ops.registration import define_operator
 aten = torch.ops.aten
 
 _FEWEST = 3 << 19
-"""Numbers of a matrix that is larger than the cache."""
+"""Elements of a matrix that is larger than the cache."""
 
 _FEWEST_WINDOWS = 1 << 12
-"""Numbers from which on it is worth a call through torch's dispatcher."""
+"""Elements from which a call through torch's dispatcher is worth it."""
 
 
 def _zeros_around(x: torch.Tensor, widths: list[int]) -> torch.Tensor:
@@ -49,17 +49,17 @@ _VIEWS = frozenset((aten.view, aten._unsafe_view, aten.t, aten.transpose, aten.p
 
 _WINDOWS = frozenset(op.default for op in (aten.im2col, aten.col2im, aten.unfold_backward, aten.grid_sampler_2d))
 _REVERSING = {aten.flip.default: 1, aten.roll.default: 2}
-"""Which of their arguments are the dimensions."""
+"""Position of the dimensions among their arguments."""
 
 _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default)
 
 
 def kept_composite_ops(graph: fx.Graph, decompositions: dict[Any, Any]) -> dict[fx.Node, Callable[..., Any]]:
-    """Nodes of a captured graph that stay whole, and what stands for the operation of each.
+    """Returns nodes of a captured graph that are kept whole, with the replacement of each operation.
 
     Args:
         graph: a captured graph.
-        decompositions: what takes operators apart while the graph is made functional.
+        decompositions: decompositions applied while the graph is made functional.
     """
     if not compat.calls_dispatcher():
         return {}
@@ -76,17 +76,17 @@ def _is_kept(node: fx.Node) -> bool:
 
 
 def _is_moved_by_number(node: fx.Node) -> bool:
-    """True for windows of a large tensor, and for one that is turned along what is contiguous in it."""
+    """Returns True for windows of a large tensor, and for one reversed or rolled along a contiguous dimension."""
     if node.target in _REVERSING and _is_large(node, _FEWEST_WINDOWS):
         value, dims = node.args[0].meta["val"], node.args[_REVERSING[node.target] :]  # type: ignore[union-attr]
-        if not dims or not dims[0]:  # a roll of the tensor as one row
+        if not dims or not dims[0]:  # a roll of the flattened tensor
             return node.target is aten.roll.default
         return any(value.stride(dim) == 1 and value.shape[dim] > 1 for dim in dims[0])  # type: ignore[union-attr]
     return node.target in _WINDOWS and _is_large(node, _FEWEST_WINDOWS)
 
 
 def _is_complex_sign(node: fx.Node) -> bool:
-    """True for what the derivative of an absolute value multiplies by."""
+    """Returns True for the factor in the derivative of an absolute value."""
     return node.target is aten.sgn.default and node.meta["val"].is_complex() and node.meta["val"].device.type == "cpu"
 
 
@@ -107,7 +107,7 @@ def _is_large(node: fx.Node, fewest: int) -> bool:
 
 
 def _is_alone(node: fx.Node) -> bool:
-    """True if what it takes comes from matrix products or from outside, and what it gives goes there."""
+    """Returns True if its inputs come from matrix products or from outside, and its results go there."""
     if not _is_far(_producer(node.args[0])):
         return False
     results = [user for user in node.users if user.target is getitem and user.args[1] == 0]
@@ -137,7 +137,7 @@ def _packet(node: fx.Node) -> Any:
 
 
 def join_complex(module: fx.GraphModule, fake_mode: Any) -> None:
-    """Complex numbers that are put in the place of a part of others: fewer calls, of which each makes a tensor."""
+    """Simplifies writes of complex numbers into a part of others: fewer calls, each of which allocates a tensor."""
     changed = False
     for node in list(module.graph.nodes):
         if node.target is aten.copy.default and _is_put_in_place(node):
@@ -173,7 +173,7 @@ def _is_put_in_place(node: fx.Node) -> bool:
 
 
 def _padding(whole: Any, part: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    """Widths of the zeros around a part; ``None`` if something else is around it."""
+    """Returns the widths of the zeros around a part; ``None`` if something else is around it."""
     size, dims = whole.meta["val"].shape, whole.meta["val"].dim()
     if whole.target is not aten.full.default or whole.args[1] != 0 or step != 1:
         return None

@@ -1,9 +1,9 @@
-"""Makes cheap values of a whole-step graph again where its backward reads them, when that lowers the peak of memory.
+"""Rematerialization: recomputes cheap values before their use in the backward, if that lowers the memory peak.
 
-At the end of the forward everything that the backward reads is held. What follows by a few pointwise operations from
-values that are held in any case (an activation from its argument, a normalized tensor from its statistics) need not be:
-the operations are put in front of the backward's first use once more. The graph is only looked at where such values are
-a fair part of the peak; small steps are left alone.
+At the end of the forward everything that the backward reads is alive. Values that a few pointwise operations compute
+from values that stay alive in any case (an activation from its argument, a normalized tensor from its statistics) need
+not be: the operations are repeated before the backward's first use. Only graphs in which such values are a substantial
+part of the peak are changed; small steps are left alone.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.fx_utils import written_args
 
 _LEAST = 16 * 2**20
-"""Bytes that must be saved at the peak."""
+"""Minimum of bytes to save at the peak."""
 
 _SHARE = 0.05
-"""Part of the peak that must be saved."""
+"""Minimal fraction of the peak to save."""
 
 _DISTANCE = 72
-"""Values made between two uses: with fewer, Inductor fuses both makings into one kernel, and both are held."""
+"""Minimum of values computed between two uses: with fewer, Inductor fuses both computations, and both stay alive."""
 
 _LONGEST = 12
-"""Operations that make one value again."""
+"""Limit of operations to recompute one value."""
 
 
 def recompute(module: fx.GraphModule) -> str:
-    """Rewrites a functional graph; returns a note for the report, empty if it was left as it is."""
+    """Rewrites a functional graph; returns a note for the report, empty if it is unchanged."""
     plan = _Plan(module.graph)
     found = [value for value in plan.values if plan.can_be_made_again(value)]
     saved = sum(plan.size[value] for value in found)
@@ -40,19 +40,17 @@ def recompute(module: fx.GraphModule) -> str:
     module.graph.lint()
     module.recompile()
     megabytes = saved / 2**20
-    return (
-        f"{len(found)} values are made again in the backward: {megabytes:.0f} of {plan.peak / 2**20:.0f} MiB less held"
-    )
+    return f"{len(found)} values are recomputed in the backward: {megabytes:.0f} of {plan.peak / 2**20:.0f} MiB saved"
 
 
 class _Plan:
-    """Where values are held.
+    """Lifetimes of values.
 
     Attributes:
-        values: pointwise results that are held, in order.
-        size: bytes of what is held.
-        peak: estimate of the most bytes held at once.
-        summit: the position where that is.
+        values: pointwise results that are stored, in order.
+        size: bytes of stored values.
+        peak: estimate of the most bytes alive at once.
+        summit: the position of the peak.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -70,7 +68,7 @@ class _Plan:
         self.again: dict[fx.Node, tuple[list[fx.Node], list[fx.Node]]] = {}
 
     def _is_held(self, node: fx.Node) -> bool:
-        """True for memory of its own: not an input, not a view, not what is computed within its only reader."""
+        """Returns True for a stored value: not an input, not a view, not computed within its only reader."""
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
             return False
         if node not in self.aliases.roots[node] or written_args(node):
@@ -78,7 +76,7 @@ class _Plan:
         return not is_pointwise(node) or any(not is_pointwise(user) for user, _ in self.uses(node))
 
     def uses(self, node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-        """(reader, what it reads) for a value and its views, in order; views are no readers."""
+        """Returns (reader, what it reads) for a value and its views, in order; views are not readers."""
         found = [
             (user, member)
             for member in self.members.get(node, [node])
@@ -104,7 +102,7 @@ class _Plan:
         return best
 
     def can_be_made_again(self, value: fx.Node) -> bool:
-        """True if the readers behind the summit can be given another copy of the value."""
+        """Returns True if the readers after the peak can use a copy of the value."""
         uses = self.uses(value)
         early = [self.position[user] for user, _ in uses if self.position[user] <= self.summit]
         late = [user for user, _ in uses if self.position[user] > self.summit]
@@ -120,7 +118,8 @@ class _Plan:
         return True
 
     def _chain(self, value: fx.Node, at: float) -> list[fx.Node] | None:
-        """Operations that make a value from what is held at a position, in order; ``None`` if there are none."""
+        """Returns operations that compute a value from values alive at a position, in order; ``None`` if there are
+        none."""
         found: dict[fx.Node, None] = {value: None}
         todo = [value]
         while todo:
@@ -135,7 +134,7 @@ class _Plan:
         return sorted(found, key=self.position.__getitem__)
 
     def _is_held_at(self, node: fx.Node, at: float) -> bool:
-        """True if something reads a node's memory behind a position in any case."""
+        """Returns True if a node's memory is read after a position in any case."""
         given = node.op in ("placeholder", "get_attr")
         return given or (self.end(node) > at and not any(root in self.again for root in self.aliases.roots[node]))
 
@@ -143,7 +142,7 @@ class _Plan:
         return isinstance(node.target, compat.OpOverload) and node not in self.aliases.roots[node]
 
     def make_again(self, value: fx.Node) -> None:
-        """Puts the chain in front of the first late reader and lets all late ones read its result."""
+        """Inserts the operations before the first late reader and makes all late ones read their result."""
         chain, late = self.again[value]
         copies: dict[fx.Node, fx.Node] = {}
 
@@ -162,7 +161,7 @@ class _Plan:
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """True for operations that Inductor computes within the kernels that read them."""
+    """Returns True for operations that Inductor computes within the kernels that read them."""
     if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
         return False
     if compat.is_random(node.target):

@@ -1,10 +1,10 @@
-"""Parts of a graph that repeat each other, as equal layers do, are found here, and the graph is cut between them.
+"""Finds repeated regions of a graph, such as equal layers, and splits the graph between them.
 
-The operations of a graph are a sequence; where it goes through the same operations on the same shapes several times
-in a row, forward and backward of equal layers are. Cuts are made in front of matrix products where possible: what they
-take and give is in memory anyway, so that nothing is torn apart that would be computed in one loop. What costs nothing
-to make again (views, constants, pointwise operations on values that a part takes in any case) is made in every part
-that uses it. Parts whose operations, constants and shapes are the same one by one are lowered once (``parts.py``).
+A graph is a sequence of operations; a subsequence with the same operations on the same shapes, several times in a row,
+is the forward or backward of equal layers. Splits are made before matrix products where possible: their inputs and
+outputs are in memory anyway, so no fused loop is split. What is cheap to recompute (views, constants, pointwise
+operations on inputs of a region) is computed in every region that uses it. Regions whose operations, constants and
+shapes are equal one by one are lowered once (``region_wrapper.py``).
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import node_args, written_args
 
 _SHORTEST = 12
-"""Operations that a repeated part has at least."""
+"""Minimum of operations of a repeated region."""
 
 _LEAST_SAVED = 100
-"""Operations that need not be lowered, at least: every part costs as much as lowering a dozen."""
+"""Minimum of operations that need not be lowered: every region costs as much as lowering a dozen."""
 
 _SHARE = 0.25
-"""Part of the graph's operations that need not be lowered, at least."""
+"""Minimal fraction of the graph's operations that need not be lowered."""
 
 _LONGEST = 6
-"""Pointwise operations by which one value is made again."""
+"""Limit of pointwise operations to recompute one value."""
 
 _MOST_FORCED = 3
-"""Values that a part may hand out for the sake of the parts that are like it."""
+"""Limit of values that a region returns only because regions of its class do."""
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear"))
 
 
 class CannotDivide(Exception):
-    """The graph has to be lowered as a whole; the text says why."""
+    """The graph must be lowered as a whole; the text says why."""
 
 
 @dataclass
 class Part:
-    """A stretch of a graph.
+    """A region of a graph.
 
     Attributes:
         nodes: its operations.
-        items: these and what it makes again, in order.
-        takes: values from outside, in the order of their first use.
-        gives: positions in ``items`` of what others use.
+        items: these and what it recomputes, in order.
+        takes: inputs from other regions, in the order of their first use.
+        gives: positions in ``items`` of its outputs.
     """
 
     nodes: list[fx.Node]
@@ -63,11 +63,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Division:
-    """A graph as parts.
+    """A graph as regions.
 
     Attributes:
-        parts: in the order in which they run.
-        kinds: for each part the number of the first one that it is like.
+        parts: regions, in execution order.
+        kinds: region class: for each region the index of the first equal one.
     """
 
     parts: list[Part]
@@ -75,7 +75,7 @@ class Division:
 
 
 def divide(graph: fx.Graph) -> Division | None:
-    """Cuts a functional graph where its parts repeat each other; ``None`` where too little would be saved."""
+    """Splits a functional graph into repeated regions; returns ``None`` if too little would be saved."""
     try:
         known = _Nodes(graph)
         cuts = _cuts(known)
@@ -90,12 +90,12 @@ def divide(graph: fx.Graph) -> Division | None:
 
 
 class _Nodes:
-    """What is to know of the nodes of a graph.
+    """Properties of the nodes of a graph.
 
     Attributes:
         sequence: operations that compute something, in order.
-        free: views and constants, which are made where they are used.
-        results: what the graph returns.
+        free: views and constants, which are recomputed where they are used.
+        results: results of the graph.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -134,7 +134,7 @@ class _Nodes:
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """True if each element of the result is computed from those at its place."""
+    """Returns True if each element of the result depends only on the elements at its position."""
     target = node.target
     if not isinstance(target, compat.OpOverload) or compat.is_random(target):
         return False
@@ -156,11 +156,11 @@ def _is_plain(value: Any) -> bool:
     return all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
-# --- where to cut ------------------------------------------------------------------------------------------------
+# --- where to split ----------------------------------------------------------------------------------------------
 
 
 def _cuts(known: _Nodes) -> set[int]:
-    """Positions in the sequence in front of which it is cut."""
+    """Returns positions in the sequence before which it is split."""
     numbers: dict[Any, int] = {}
     tokens = [numbers.setdefault(_token(node), len(numbers)) for node in known.sequence]
     cuts: set[int] = set()
@@ -200,7 +200,7 @@ def _layout(value: Any) -> Any:
 
 
 def _longest_run(tokens: Sequence[int], low: int, high: int) -> tuple[int, int, int] | None:
-    """Start, end and period of the stretch whose repetition saves most."""
+    """Returns start, end and period of the repetition that saves most."""
     last: dict[int, int] = {}
     distances: Counter[int] = Counter()
     for i in range(low, high):
@@ -215,7 +215,7 @@ def _longest_run(tokens: Sequence[int], low: int, high: int) -> tuple[int, int, 
         for i in range(low, high - period + 1):
             if i < high - period and tokens[i] == tokens[i + period]:
                 continue
-            end = i + period  # of a stretch that repeats from `start` on
+            end = i + period  # of a repetition from `start` on
             saved = ((end - start) // period - 1) * period
             if saved > most:
                 best, most = (start, end, period), saved
@@ -224,7 +224,7 @@ def _longest_run(tokens: Sequence[int], low: int, high: int) -> tuple[int, int, 
 
 
 def _torn(sequence: Sequence[fx.Node], at: int, period: int) -> tuple[int, int]:
-    """How bad it is to cut there: results of several parts torn apart, then values that loops share."""
+    """Returns the cost of a split there: results of several parts separated, then values that loops share."""
     cut = at + period if at + period < len(sequence) else at
     node = sequence[cut]
     if node.target is operator.getitem:
@@ -235,7 +235,7 @@ def _torn(sequence: Sequence[fx.Node], at: int, period: int) -> tuple[int, int]:
     return 1, len({each for user in near for each in user.all_input_nodes if each in before})
 
 
-# --- what each part takes and gives ------------------------------------------------------------------------------
+# --- inputs and outputs of regions -------------------------------------------------------------------------------
 
 
 def _divided(known: _Nodes, cuts: set[int]) -> Division:
@@ -254,7 +254,7 @@ def _divided(known: _Nodes, cuts: set[int]) -> Division:
 
 
 def _place_results(known: _Nodes, parts: Sequence[Part]) -> None:
-    """Views and constants that the graph returns are made where what they are views of is made."""
+    """Assigns views and constants that the graph returns to the region of their base."""
     home = {node: part for part in parts for node in part.nodes}
     for node in known.results:
         if node in known.free:
@@ -271,7 +271,7 @@ def _below(known: _Nodes, node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _fill(known: _Nodes, part: Part) -> None:
-    """Finds out what a part takes from outside, and what it makes again."""
+    """Determines the inputs of a region, and what it recomputes."""
     inside = set(part.nodes)
     again: set[fx.Node] = set()
     part.items, part.takes = _items(part.nodes, known.free)
@@ -308,7 +308,7 @@ def _items(nodes: Sequence[fx.Node], made: set[fx.Node]) -> tuple[list[fx.Node],
 
 
 def _can_be_made(known: _Nodes, node: fx.Node, fixed: set[fx.Node], chain: set[fx.Node]) -> bool:
-    """True if a value follows by a few pointwise operations from values that are there; adds them to ``chain``."""
+    """Returns True if a few pointwise operations compute a value from available ones; adds them to ``chain``."""
     chain.add(node)
     for each in node.all_input_nodes:
         bases = _below(known, each) if each in known.free else (each,)
@@ -321,7 +321,7 @@ def _can_be_made(known: _Nodes, node: fx.Node, fixed: set[fx.Node], chain: set[f
 
 
 def _kinds(known: _Nodes, parts: Sequence[Part]) -> list[int]:
-    """Finds out what parts give, and which are alike; those that are alike give the same."""
+    """Determines the outputs of regions, and the region classes; equal regions have equal outputs."""
     used = {node for part in parts for node in part.takes} | set(known.results)
     groups: dict[Any, list[int]] = {}
     wanted: list[set[int]] = []
@@ -347,7 +347,7 @@ def _kinds(known: _Nodes, parts: Sequence[Part]) -> list[int]:
 
 
 def _structure(part: Part) -> Any:
-    """What is the same for two parts that are lowered alike."""
+    """Returns a key that is equal for regions that are lowered to the same code."""
     places: dict[fx.Node, tuple[str, int]] = {node: ("from outside", i) for i, node in enumerate(part.takes)}
     places |= {node: ("made", i) for i, node in enumerate(part.items)}
 

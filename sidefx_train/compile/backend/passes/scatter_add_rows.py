@@ -1,9 +1,8 @@
-"""Rows added up by index, by the native module.
+"""Scatter-add of rows by the native module.
 
 The derivative of an embedding, ``index_add`` and the derivative of ``index_select`` are one operation: rows of a matrix
-are added to those rows of zeros that an index names. Inductor's loops run through the rows with several threads, and
-add each number atomically, which takes several times as long as eager's kernels and gives sums in another order each
-time.
+are added to indexed rows of zeros. Inductor's loops process the rows with several threads, and add each number
+atomically, which takes several times as long as eager's kernels and has a different summation order each time.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from sidefx_train.compile.ops.registration import define_operator
 aten = torch.ops.aten
 
 _FEWEST = 16384
-"""Numbers that are added, from which on it is worth a kernel of its own."""
+"""Numbers to add from which a separate kernel is worth it."""
 
 _NARROWEST = 16
-"""Columns, likewise: as many as a vector has."""
+"""Minimum of columns: the width of a vector register."""
 
 _LEFT_OUT = -(2**63)
-"""Index of a row that is not added."""
+"""Index of a row that is skipped."""
 
 _Parts = tuple[fx.Node, fx.Node | None, fx.Node, fx.Node]
-"""What is added to, which rows are added (``None``: all), where, and the rows."""
+"""What is added to, which rows are added (``None``: all), the indices, and the rows."""
 
 
 def _sum_rows_out(index: torch.Tensor, values: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -57,11 +56,11 @@ define_operator("sum_rows.out(Tensor index, Tensor values, *, Tensor(a!) out) ->
 
 
 _ADDED = {"embedding_dense_backward": 0, "index_put": 2, "index_put_": 2, "index_add": 3, "index_add_": 3}
-"""Which argument of these operators are the rows that are added."""
+"""Position of the added rows among the operators' arguments."""
 
 
 def may_add_rows(graph: fx.Graph) -> bool:
-    """True if :func:`sum_rows_natively` may find something in what becomes of a captured graph."""
+    """Returns True if :func:`sum_rows_natively` may apply to a captured graph."""
     for node in graph.nodes:
         name = node.target._schema.name.split("::")[1] if isinstance(node.target, compat.OpOverload) else ""
         if name in _ADDED and len(node.args) > _ADDED[name]:
@@ -74,7 +73,7 @@ def may_add_rows(graph: fx.Graph) -> bool:
 def sum_rows_natively(module: fx.GraphModule, fake_mode: Any, every: bool = False) -> str:
     """Rewrites additions of many rows by index, or ``every`` one; returns a note for the report.
 
-    The native module adds in a fixed order, generated loops as their threads come.
+    The native module adds in a fixed order, generated loops in the order of their threads.
     """
     found = [(n, parts) for n in module.graph.nodes if (parts := _parts(n, every)) is not None]
     if not found or rows_module() is None:
@@ -87,7 +86,7 @@ def sum_rows_natively(module: fx.GraphModule, fake_mode: Any, every: bool = Fals
 
 
 def _parts(node: fx.Node, every: bool) -> _Parts | None:
-    """What such an addition consists of."""
+    """Returns the operands of such an addition."""
     mask: Any = None
     if node.target is aten.index_put.default and len(node.args) > 3 and node.args[3] is True:
         start, indices, values, _ = node.args
@@ -114,7 +113,7 @@ def _parts(node: fx.Node, every: bool) -> _Parts | None:
 
 
 def _shape(given: Any) -> list[int] | None:
-    """The known sizes of a tensor on the CPU."""
+    """Returns the static sizes of a CPU tensor."""
     value = given.meta.get("val") if isinstance(given, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.dim() == 0:
         return None

@@ -1,4 +1,4 @@
-"""How much work a step is, as far as that decides how to run it."""
+"""Estimates the amount of work of a step, which determines how to run it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _HEAVY = ("convolution", "attention", "bmm", "rnn", "mkldnn", "trilinear", "grid
 
 
 def product_flops(node: fx.Node) -> int | None:
-    """Floating-point operations of a matrix product, ``None`` if sizes are symbolic."""
+    """Returns the floating-point operations of a matrix product, ``None`` if sizes are symbolic."""
     left, right = (a.meta["val"].shape for a in node.args[-2:])  # type: ignore[union-attr]
     sizes = (left[-2], left[-1], right[-1])
     return 2 * sizes[0] * sizes[1] * sizes[2] if all(isinstance(s, int) for s in sizes) else None
 
 
 def is_tiny(module: fx.GraphModule) -> bool:
-    """True if a second thread could only get in the way: every operation takes a few microseconds."""
+    """Returns True if a second thread would not help: every operation takes a few microseconds."""
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue

@@ -1,1 +1,1 @@
-"""Graphs run op by op, and the generated function around a compiled graph."""
+"""Runs graphs op by op, and generates the function around a compiled graph."""

@@ -1,4 +1,4 @@
-"""The functionalized graph run op by op, or handed to a compiler of the user's."""
+"""Runs the functionalized graph op by op, or passes it to a compiler of the user's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
 
 
 def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = None) -> Executable:
-    """Functionalizes and runs the graph as it is, or through ``compiler(gm, example_inputs)``."""
+    """Functionalizes the graph and runs it op by op, or through ``compiler(gm, example_inputs)``."""
     start = time.perf_counter()
     graph = functionalize(traced, tensor_scalars=compiler is not None)
     functional = time.perf_counter()
@@ -38,11 +38,11 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
         if not own and not unproven:
             return results
         results = list(results)
-        for position, strides in unproven:  # kernels choose others than stand-ins
+        for position, strides in unproven:  # kernels choose others than fake tensors
             made = results[position]
             if made.stride() != strides and _only_of_single(made, strides):
                 results[position] = compat.without_view_relation(made.as_strided(made.shape, strides))
-        for position in own:  # in-place operations, which have been taken out, make no views
+        for position in own:  # removed in-place operations make no views
             results[position] = compat.without_view_relation(results[position])
         return results
 
@@ -59,7 +59,7 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
 
 
 def _unproven_strides(traced: TracedGraph, graph: FunctionalGraph) -> list[tuple[int, tuple[int, ...]]]:
-    """Positions of results with dimensions of size 1 that were written in place, and the strides they have kept."""
+    """Returns positions of written results with dimensions of size 1, with the strides they have kept."""
     aliases, found = Aliases(traced.module.graph), []
     written = {root for node in traced.module.graph.nodes for root in aliases.writes(node)}
     (returned,) = next(iter(reversed(traced.module.graph.nodes))).args
@@ -74,10 +74,10 @@ def _unproven_strides(traced: TracedGraph, graph: FunctionalGraph) -> list[tuple
 
 
 def _only_of_single(made: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """True if other strides would be those of dimensions of size 1 alone."""
+    """Returns True if the strides differ only in dimensions of size 1."""
     return all(size == 1 or a == b for size, a, b in zip(made.shape, made.stride(), strides, strict=True))
 
 
 def example_inputs(graph: FunctionalGraph) -> list[Any]:
-    """What each placeholder of a functional graph stands for."""
+    """Returns the example value of each placeholder of a functional graph."""
     return [node.meta["val"] for node in graph.module.graph.nodes if node.op == "placeholder"]

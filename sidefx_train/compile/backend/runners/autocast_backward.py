@@ -1,7 +1,7 @@
-"""A captured backward under the autocast of who calls it: operation by operation, as eager's own is cast.
+"""Runs a captured backward under the caller's autocast: operation by operation, with eager's casts.
 
-A backward is captured with autocast off, as most are called. Where it is called under autocast, eager casts the
-operands of its operations, and the engine casts what each node hands on back to the type it had.
+A backward is captured with autocast off, as most are called. Called under autocast, eager casts the operands of its
+operations, and the engine casts the results of each node back to their dtype.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sidefx_train.compile.graph.fx_utils import for_any_layout
 
 
 class _Typed(fx.Interpreter):
-    """Gives every result the type that it had in the capture."""
+    """Casts every result to its dtype in the capture."""
 
     def run_node(self, n: fx.Node) -> Any:
         made = super().run_node(n)
@@ -33,7 +33,7 @@ def _typed(made: Any, captured: Any) -> Any:
 
 
 def build_casting(traced: TracedGraph) -> Callable[[list[Any]], Any]:
-    """Runs the graph under whatever autocast is on when it is called."""
+    """Returns a function that runs the graph under the current autocast."""
     module = for_any_layout(traced.module)
     returned = next(iter(reversed(traced.module.graph.nodes))).args[0]
     versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def build_casting(traced: TracedGraph) -> Callable[[list[Any]], Any]:
     def run(args: list[Any]) -> Any:
         with compat.training_kernels(), compat.no_autocast_cache():  # casts made here have no history
             results = list(_Typed(module).run(*args))
-        for i, version in versions.items():  # kernels have written to what they made
+        for i, version in versions.items():  # kernels have written to their results
             results[i] = compat.without_view_relation(results[i])
             compat.set_version(results[i], version)
         return results

@@ -1,4 +1,4 @@
-"""The captured graph run op by op, in place as it was captured: what every other backend is compared with."""
+"""Runs the captured graph op by op, in place as captured: the reference for every other backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
 
 
 def build_eager(traced: TracedGraph) -> Executable:
-    """Runs ``traced.module`` itself; a failed run puts every written input back."""
+    """Runs ``traced.module`` itself; a failed run restores every written input."""
     start = time.perf_counter()
     graph = traced.module.graph
     aliases = Aliases(graph)
@@ -40,13 +40,13 @@ def build_eager(traced: TracedGraph) -> Executable:
             counted_writes = [(args[i], args[i]._version + writes) for i, writes in counted]
             try:
                 results = list(module(*args))
-                for i, version in versions.items():  # kernels have written to what they made
+                for i, version in versions.items():  # kernels have written to their results
                     results[i] = compat.without_view_relation(results[i])
                     compat.set_version(results[i], version)
                 for (
                     real,
                     version,
-                ) in counted_writes:  # kernels count writes through Tensor.data, which autograd does not see
+                ) in counted_writes:  # kernels count writes through Tensor.data, which autograd does not
                     compat.set_version(real, version)
                 return results
             except BaseException:
@@ -69,6 +69,6 @@ def build_eager(traced: TracedGraph) -> Executable:
 
 
 def _snapshot(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int, torch.Tensor | None]:
-    """Layout and values of a tensor; ``None`` where its storage is freed, which the graph allocates before writing."""
+    """Returns layout and values of a tensor; ``None`` if its storage is freed, since the graph allocates it first."""
     values = tensor.detach().clone() if compat.has_memory(tensor) else None
     return tensor.shape, tensor.stride(), tensor.storage_offset(), values

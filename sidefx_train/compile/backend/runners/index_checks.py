@@ -1,4 +1,4 @@
-"""Checks of index inputs before a step runs, so that a bad label stops it before it has changed anything."""
+"""Checks index inputs before a step runs, so that a bad label stops it before anything is changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidefx_train.compile.native import native_module
 
 
 def index_checker(check: IndexCheck, given: GraphInput) -> Callable[[torch.Tensor], None]:
-    """A function that raises ``IndexError`` where eager could raise for the values of an index input."""
+    """Returns a function that raises ``IndexError`` if eager could raise for the values of an index input."""
     low, high, ignore = check.low, check.high, check.ignore
     example, source = given.example, given.source
 

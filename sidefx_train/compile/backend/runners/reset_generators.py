@@ -1,4 +1,4 @@
-"""Random generators that a step makes: one object draws for all runs, and begins each as the step made it."""
+"""Random generators that a step creates: one object draws for all runs, reset at each to its initial state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 
 
 def with_generator_reset(executable: Executable, traced: TracedGraph) -> Executable:
-    """The executable with the generators of its graph set to the states that they are made in, before each run."""
+    """Wraps an executable so that each run first resets the generators of its graph to their initial states."""
     if not traced.created_generators:
         return executable
 

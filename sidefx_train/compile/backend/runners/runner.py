@@ -1,6 +1,6 @@
-"""Generates the Python function around a compiled graph: checks, host numbers, call, tail, results.
+"""Generates the runner, the Python function around a compiled graph: checks, host numbers, call, tail, results.
 
-The function is plain, readable source (``Executable.sources["runner"]``); a traceback through it shows its lines.
+The function is plain, readable source (``Executable.sources["runner"]``); tracebacks show its lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _serial = itertools.count()
 
 
 class Source:
-    """Lines of one generated function and the objects they name."""
+    """Lines of one generated function and the objects they refer to."""
 
     def __init__(self, header: str) -> None:
         self.header = header
@@ -48,7 +48,7 @@ class Source:
         }
 
     def bind(self, name: str, value: Any) -> str:
-        """Makes ``value`` visible to the code as ``name``."""
+        """Binds ``value`` to ``name`` for the code."""
         self.globals[name] = value
         return name
 
@@ -56,7 +56,7 @@ class Source:
         self.lines.append(line)
 
     serial = False
-    """Runs on one thread; the setting is the caller's again afterwards."""
+    """Runs on one thread; the caller's setting is restored afterwards."""
 
     def text(self) -> str:
         serial = "    threads = get_num_threads()\n    set_num_threads(1)\n" if self.serial else ""
@@ -78,7 +78,7 @@ class Source:
 
 
 class NumberBlock:
-    """A float64 tensor whose slots Python can fill in well under a microsecond."""
+    """A float64 scalar buffer whose slots Python can fill in well under a microsecond."""
 
     def __init__(self, size: int) -> None:
         self.tensor = torch.zeros(size, dtype=torch.float64)
@@ -90,7 +90,7 @@ def tuple_text(items: list[str]) -> str:
 
 
 def argument_text(value: Any, source: Source) -> str:
-    """Source of a nested argument; objects without a literal form are bound by name."""
+    """Returns source of a nested argument; objects without a literal are bound by name."""
     if isinstance(value, Name):
         return value.text
     if isinstance(value, (list, tuple)):
@@ -108,14 +108,14 @@ def generate(
     counts: bool = False,
     drawn_from: Sequence[torch.Generator] = (),
 ) -> tuple[Callable[[list[Any]], Any], str]:
-    """Builds ``run(args)`` around ``call``, the compiled graph (called with one list).
+    """Generates ``run(args)`` around ``call``, the compiled graph (called with one list).
 
     Args:
         tail: writes the tail's lines; by default one call per tail operation.
-        uses_rng: give the random state back if the graph fails.
-        drawn_from: likewise those of these generators.
+        uses_rng: restore the random state if the graph fails.
+        drawn_from: generators whose state is restored too.
         serial: run on one thread.
-        counts: ``call`` and the tail's operations move version counters themselves, each by one.
+        counts: ``call`` and the tail's operations increment version counters themselves, each by one.
 
     Returns:
         The function and its source.
@@ -173,7 +173,7 @@ _FORGET = "# forget"
 
 
 def _forget(graph: RunnerPlan, source: Source) -> None:
-    """Leaves what nothing reads behind the graph to it alone, which frees it as soon as it can."""
+    """Drops references after the graph that nothing reads, so that memory is freed as soon as possible."""
     place = source.lines.index(_FORGET)
     later = set(re.findall(r"\ba\d+\b", "\n".join(source.lines[place:])))
     free = [f"a{i}" for i, each in enumerate(graph.inputs) if each.kind == "tensor" and f"a{i}" not in later]
@@ -195,7 +195,7 @@ def _stop_on_report(graph: RunnerPlan, source: Source, indent: str) -> None:
 
 
 def _late_numbers(graph: RunnerPlan, source: Source) -> None:
-    """Numbers of what the graph has computed. Tensors have been written: the step cannot be run again eagerly."""
+    """Computes numbers from graph results. Tensors have been written: the step cannot run again eagerly."""
     if not graph.late:
         return
     source.bind("Unfinished", UnfinishedError)
@@ -214,7 +214,7 @@ def _write_back(graph: RunnerPlan, source: Source) -> None:
 
 
 def default_tail(graph: RunnerPlan, source: Source) -> None:
-    """One call per tail operation, as the captured graph had them."""
+    """Writes one call per tail operation, as in the captured graph."""
     for i, call in enumerate(graph.tail):
         name = source.bind(f"tail{i}", call.op)
         args = [argument_text(a, source) for a in call.args]
@@ -223,11 +223,11 @@ def default_tail(graph: RunnerPlan, source: Source) -> None:
 
 
 def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
-    """Tells autograd of the writes it did not see, so that a graph kept from before raises instead of being wrong."""
+    """Increments versions for writes unknown to autograd, so that an older graph raises instead of being wrong."""
     written: dict[str, int] = {}
 
     def wrote(position: int, counts: int) -> None:
-        """A write to an input's memory, of which its counter knows already if ``counts`` is 1."""
+        """Records a write to an input's storage; ``counts`` is 1 if its counter includes it already."""
         counter = graph.inputs[position].counter
         first = position if counter is None else counter
         moved = graph.inputs[first].writes
@@ -235,7 +235,7 @@ def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
         written[f"a{first}"] -= counts
 
     def wrote_base(number: int) -> None:
-        """The base has a version counter of its own."""
+        """Records a write to a base, which has its own version counter."""
         for member in graph.bases[number].members:
             wrote(member, 0)
 
@@ -258,19 +258,19 @@ def _bump_versions(graph: RunnerPlan, source: Source, counted: int) -> None:
     if names:
         source(f"increment_version({tuple_text(names)})")
     for name, count in written.items():
-        if count < 0:  # eager wrote past the counter, through Tensor.data
+        if count < 0:  # eager wrote through Tensor.data, which does not count
             source(f"set_version({name}, {name}._version - {-count})")
 
 
 def _names(value: Any) -> list[Name]:
-    """Names in nested arguments."""
+    """Returns the names in nested arguments."""
     if isinstance(value, Name):
         return [value]
     return [name for item in value for name in _names(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _set_versions(graph: RunnerPlan, source: Source) -> None:
-    """Gives results the versions that eager's in-place operations leave; kernels count writes of their own."""
+    """Sets the versions of results to eager's after in-place operations; kernels count their own writes."""
     versions = {str(out.value): out.version for out in graph.outputs if out.version is not None}
     for name, version in versions.items():
         source(f"if {name}._version != {version}: set_version({name}, {version})")
@@ -285,7 +285,7 @@ def _seen_as(
     negative: bool,
     tensor: torch.Tensor,
 ) -> torch.Tensor:
-    """A view of a tensor's memory in another type, conjugate or negative; it shares the version counter."""
+    """Returns a view of a tensor's storage with another dtype, conjugate or negative; it shares the version counter."""
     memory = tensor.detach()
     memory = memory.conj() if memory.is_conj() else memory
     memory = compat.neg_view(memory) if memory.is_neg() else memory

@@ -1,4 +1,4 @@
-"""Code of the update behind the graph: one native call where the tensors allow it, torch's own operators otherwise."""
+"""Generates the update after the graph: one native call if the tensors allow it, torch's own operators otherwise."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _increments_steps_of(call: TailCall, following: TailCall) -> bool:
 
 
 class _Tensors:
-    """Metadata of the tensors that a tail call names."""
+    """Metadata of the tensors in a tail call."""
 
     def __init__(self, graph: RunnerPlan) -> None:
         self.graph = graph
@@ -64,7 +64,7 @@ class _Tensors:
         return value if isinstance(value, torch.Tensor) else None
 
     def same_layout(self, groups: list[list[Name]]) -> list[int] | None:
-        """Element counts if the i-th tensors of all groups are dense float32 CPU tensors of one layout."""
+        """Returns element counts if the i-th tensors of all groups are dense float32 CPU tensors of one layout."""
         sizes = []
         for row in zip(*groups, strict=True):
             tensors = [self.of(n) for n in row]
@@ -93,7 +93,7 @@ def _dense(t: torch.Tensor) -> bool:
 
 
 def _native_update(graph: RunnerPlan, call: TailCall, source: Source, increment: float) -> str | None:
-    """Source of one native call, or ``None`` if it does not cover this update."""
+    """Returns source of one native call, or ``None`` if it does not support this update."""
     name = call.op._schema.name
     given = _arguments(call)
     if given.get("grad_scale") is not None or given.get("found_inf") is not None or call.op._overloadname != "default":

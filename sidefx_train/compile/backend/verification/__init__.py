@@ -1,1 +1,1 @@
-"""A compiled graph is compared with the captured graph before it is trusted."""
+"""Compares a compiled graph with the captured graph before it is used."""

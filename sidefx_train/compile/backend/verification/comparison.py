@@ -1,9 +1,9 @@
-"""Two runs of one graph: which of their values differ by more than rounding can explain.
+"""Compares two runs of one graph: finds values that differ by more than rounding.
 
-First the plain distance. Where that is not small, the captured graph is run again with noise of the size of a rounding
-error on each operation (``rounding_noise.py``), until a run explains the difference; where none does, in float64
-(``exact.py``): a value that is as near to that as eager's own is right. Elements that are finite in one run only are
-judged one by one, by the same runs: a kernel may overflow on the way where another does not.
+First the plain distance is computed. If it is not small, the captured graph is run again with noise of the size of a
+rounding error on each operation (``rounding_noise.py``), until a run explains the difference. If none does, it is run
+in float64 (``exact.py``): a value that is as close to that as eager's own is correct. Elements that are finite in only
+one run are judged one by one, by the same runs: a kernel may overflow in an intermediate where another does not.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any
 import torch
 
 RELATIVE = 1e-3
-"""Largest difference, in norm, that counts as equal at once: relative to the value, or to the change of what is
-written."""
+"""Largest difference, in norm, that counts as equal at once: relative to the value, or to the change of a written
+value."""
 
 NOISY_RUNS = 3
 FACTOR = 8.0
-"""How many times as far off as the farthest of the noisy runs the compiled graph may be."""
+"""Limit of the compiled graph's distance, relative to the largest of the noisy runs."""
 
 EXACT_FACTOR = 2.0
-"""How many times as far from the result in float64 as eager's own."""
+"""Limit of the distance from the float64 result, relative to eager's own."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run returned, and its inputs afterwards."""
+    """Results of a run, and its inputs afterwards."""
 
     outputs: list[Any]
     inputs: list[Any]
 
     def value(self, what: str, index: int) -> Any:
-        """An output, or an input as the run left it."""
+        """Returns an output, or an input after the run."""
         return (self.outputs if what == "output" else self.inputs)[index]
 
 
@@ -45,14 +45,14 @@ class Pair:
 
     Attributes:
         what: ``"output"`` or ``"input"``.
-        index: which.
-        kind_differs: type and shape, where those are others.
-        distance: between the two where both are finite, in norm.
+        index: index of the output or input.
+        kind_differs: dtype and shape, if they differ.
+        distance: norm of the difference, where both are finite.
         unlike: elements that are finite, infinite or not a number in one run and something else in the other.
-        scale: norm of the value, or of its change where an input was written.
-        floor: rounding of the value itself, in norm.
-        measure: what the scale is, in words.
-        shows: false for tensors of zeros, in which a mistake may not show.
+        scale: norm of the value, or of the change of a written input.
+        floor: norm of the value's own rounding.
+        measure: description of the scale.
+        shows: False for tensors of zeros, which may hide an error.
     """
 
     what: str
@@ -67,22 +67,22 @@ class Pair:
 
     @property
     def allowed(self) -> float:
-        """The distance that counts as equal at once."""
+        """Distance that counts as equal at once."""
         return RELATIVE * self.scale + self.floor
 
     @property
     def inconclusive(self) -> bool:
-        """True if it takes more to know that they are equal."""
+        """True if more runs are needed to decide about equality."""
         return self.unlike > 0 or not self.distance <= self.allowed
 
 
 class Disagreement:
-    """A pair that is not equal at once, and what further runs say of it.
+    """A pair that is not equal at once, and the evidence of further runs.
 
     Args:
         pair: the pair.
-        have: the value of the compiled graph.
-        want: that of the captured graph.
+        have: value of the compiled graph.
+        want: value of the captured graph.
     """
 
     def __init__(self, pair: Pair, have: Any, want: Any) -> None:
@@ -99,13 +99,13 @@ class Disagreement:
         return near and not self._unlike.any()
 
     def hear_noisy(self, value: Any) -> None:
-        """Takes in a run in which operations round otherwise."""
+        """Adds a run in which operations round differently."""
         value = values_of(value)
         self._noise = max(self._noise, distance(value, self._want))
         self._unlike &= ~same_kind(self._have, value)
 
     def hear_exact(self, value: Any) -> None:
-        """Takes in a run in float64."""
+        """Adds a run in float64."""
         exact = values_of(value)
         if exact.is_floating_point():
             near = (self._have - exact).abs() <= max(RELATIVE, 4 * torch.finfo(self._dtype).eps) * exact.abs()
@@ -116,7 +116,7 @@ class Disagreement:
         self._exact = mine <= self.pair.allowed + EXACT_FACTOR * eagers
 
     def in_words(self) -> str:
-        """What differs, behind the value's name."""
+        """Returns the description of the difference, without the value's name."""
         pair, unlike = self.pair, int(self._unlike.sum())
         if unlike:
             first = int(self._unlike.nonzero()[0, 0])
@@ -125,11 +125,11 @@ class Disagreement:
                 f"has {have:.3g} for {want:.3g} in element {first} ({unlike} of {self._unlike.numel()} are like that)"
             )
         error = f"{pair.distance:.3g} in norm, its {pair.measure} is {pair.scale:.3g}"
-        return f"is off by {error}, rounding moves it by {self._noise:.3g}"
+        return f"is off by {error}, rounding changes it by {self._noise:.3g}"
 
 
 def pairs(before: list[Any], have: Outcome, want: Outcome, planned: list[torch.dtype | None]) -> list[Pair]:
-    """All values of two runs; outputs of ``have`` may have the ``planned`` dtypes where those of ``want`` do not."""
+    """Returns all values of two runs; outputs of ``have`` may have the ``planned`` dtypes instead of ``want``'s."""
     dtypes = planned or [None] * len(want.outputs)
     outputs = enumerate(zip(have.outputs, want.outputs, dtypes, strict=True))
     found = [_pair("output", i, a, b, None, dtype) for i, (a, b, dtype) in outputs]
@@ -144,14 +144,14 @@ def differing(
     noisy: Callable[[int], Outcome | None],
     exact: Callable[[], Outcome | None],
 ) -> list[tuple[Pair, str]]:
-    """The pairs that differ by more than rounding, each with what differs, in words.
+    """Returns the pairs that differ by more than rounding, each with a description.
 
     Args:
         found: all pairs.
-        have: the run of the compiled graph.
-        want: that of the captured graph.
-        noisy: runs the captured graph with noise of a seed; ``None`` if that raises.
-        exact: runs it in float64; likewise.
+        have: run of the compiled graph.
+        want: run of the captured graph.
+        noisy: runs the captured graph with noise of a seed; returns ``None`` if that raises.
+        exact: runs it in float64; returns ``None`` if that raises.
     """
     wrong = [(pair, f"is {pair.kind_differs}") for pair in found if pair.kind_differs]
     if wrong:
@@ -194,7 +194,7 @@ def _pair(what: str, index: int, a: Any, b: Any, before: Any, planned: torch.dty
     if before is not None and torch.equal(_dense(a), _dense(b)) and _same_bits(before, b):
         return Pair(what, index)  # not written
     x, y = values_of(a), values_of(b)
-    if not _is_float(b):  # no rounding in them: each must be equal
+    if not _is_float(b):  # not rounded: each must be equal
         return Pair(what, index, distance=distance(x, y), measure="count of what may differ")
     unlike = int((~same_kind(x, y)).sum())
     if isinstance(before, torch.Tensor) and before.shape == b.shape and before.dtype == b.dtype:
@@ -207,7 +207,7 @@ def _pair(what: str, index: int, a: Any, b: Any, before: Any, planned: torch.dty
 
 
 def values_of(value: Any) -> torch.Tensor:
-    """A tensor's numbers, or a number, as one dimension: in float64 unless they are integers, complex ones as two."""
+    """Returns a tensor's numbers, or a number, in one dimension: as float64 unless integers; complex ones as two."""
     if not isinstance(value, torch.Tensor):
         return torch.tensor([value], dtype=torch.float64 if isinstance(value, float) else None)
     plain = _dense(value)
@@ -217,19 +217,19 @@ def values_of(value: Any) -> torch.Tensor:
 
 
 def same_kind(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where both are finite, or both not a number, or the same infinity."""
+    """Returns where both are finite, both not a number, or the same infinity."""
     return (a.isfinite() & b.isfinite()) | (a == b) | (a.isnan() & b.isnan())
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """In norm, where both are finite; of numbers that do not round, how many differ."""
+    """Returns the norm of the difference where both are finite; for integers, the number of differences."""
     if not (a.is_floating_point() and b.is_floating_point()):
         return float((a != b).sum())
     return norm(a - b)
 
 
 def norm(values: torch.Tensor) -> float:
-    """Of those that are finite."""
+    """Returns the norm of the finite values."""
     found = float(values.norm())
     return found if math.isfinite(found) else float(values[values.isfinite()].norm())
 

@@ -1,7 +1,7 @@
-"""A captured graph run op by op in float64: what it computes before any rounding.
+"""Runs a captured graph op by op in float64: its results almost without rounding.
 
-It decides where eager's own arithmetic is not right either: a kernel that overflows on the way, or one whose sums are
-less exact than those of the compiled graph. Random numbers are drawn in the types that the program draws them in.
+It decides if eager's own arithmetic is inaccurate: a kernel that overflows in an intermediate, or whose sums are less
+exact than the compiled graph's. Random numbers are drawn in the program's dtypes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BITS = (torch.ops.aten.view.dtype,)
 
 
 class CannotRunExactly(Exception):
-    """The graph does what has no meaning in other types."""
+    """The graph contains operations without a meaning in other dtypes."""
 
 
 class Exact(fx.Interpreter):
@@ -36,7 +36,7 @@ class Exact(fx.Interpreter):
 
     Args:
         module: the graph.
-        functions: what is called instead of some of its operators.
+        functions: replacements of some of its operators.
     """
 
     def __init__(self, module: fx.GraphModule, functions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
@@ -68,10 +68,10 @@ class Exact(fx.Interpreter):
 
 
 def widened(args: list[Any]) -> list[Any]:
-    """Copies of a graph's inputs in float64, of the same strides; what shares memory still does.
+    """Returns copies of a graph's inputs in float64, with the same strides and storage sharing.
 
     Raises:
-        CannotRunExactly: inputs of several types share memory, or one is not strided.
+        CannotRunExactly: inputs of several dtypes share storage, or one is not strided.
     """
     memory: dict[int, tuple[torch.dtype, torch.Tensor]] = {}
 
@@ -98,7 +98,7 @@ def widened(args: list[Any]) -> list[Any]:
 
 
 def _drawn(n: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Draws in the types of the captured graph, and widens what was drawn."""
+    """Draws in the dtypes of the captured graph, and widens the results."""
     target: Any = n.target
     narrow = [_narrow(value, node) for value, node in zip(args, n.args, strict=True)]
     made = target(*narrow, **kwargs)
@@ -118,7 +118,7 @@ def _wide_type(value: Any) -> Any:
 
 
 def _narrow(value: Any, node: Any) -> Any:
-    """A value in the type that it has in the captured graph."""
+    """Returns a value in its dtype in the captured graph."""
     known = node.meta.get("val") if isinstance(node, fx.Node) else None
     if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor):
         return value.to(known.dtype)

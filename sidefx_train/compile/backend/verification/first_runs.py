@@ -1,8 +1,8 @@
-"""The first runs of a compiled graph beside the captured graph run op by op.
+"""Compares the first runs of a compiled graph with the captured graph run op by op.
 
-A compiled graph is used once it has proved itself: both run from the same inputs and the same random state, on copies,
-and all that they return and write is compared (``comparison.py``). A forked worker that compiles beside the training
-compares as well; what it found counts for the first run here.
+A compiled graph is used after verification: both run from the same inputs and the same random state, on copies, and all
+results and written inputs are compared (``comparison.py``). A forked worker that compiles in the background also
+compares; its verdict replaces the first run's here.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.fx_utils import generators
 
 LATER = (3, 10, 30)
-"""Runs after which a graph is compared again that had results of zeros only, in which nothing shows."""
+"""Runs after which a graph is compared again if its results were only zeros, which prove nothing."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison came to.
+    """Result of a comparison.
 
     Attributes:
-        differs: what differs, in words; empty if nothing does.
+        differs: description of the difference; empty if there is none.
         unproven: why nothing could be compared; empty if it was.
-        shows: no result was of zeros only, in which a mistake may not show.
-        seconds: what it took.
-        beside: it was made beside the training, which did not wait.
+        shows: no result was only zeros, which may hide an error.
+        seconds: seconds it took.
+        beside: it was made in the background; training did not wait.
         earlier: an earlier process made it.
     """
 
@@ -56,7 +56,7 @@ class Verdict:
             return f"not compared with the captured graph: {self.unproven}"
         if self.earlier:
             return "equal to the captured graph run op by op when an earlier process compared the same library with it"
-        took = f"the comparison took {1e3 * self.seconds:.1f} ms{', beside the training' if self.in_background else ''}"
+        took = f"the comparison took {1e3 * self.seconds:.1f} ms{', in the background' if self.in_background else ''}"
         return f"equal to the captured graph run op by op ({took})"
 
 
@@ -72,18 +72,18 @@ def verified(
 ) -> Executable:
     """Compares the first runs with the graph run op by op.
 
-    If a run differs, ``report`` is told and the compiled graph is never used again: the reference is.
+    If a run differs, ``report`` is called and the compiled graph is never used again, but the reference instead.
 
     Args:
         executable: the compiled graph.
         traced: the captured graph.
-        reference: makes what it is compared with; ``None`` if there is nothing to compare with.
+        reference: creates what it is compared with; ``None`` if there is nothing.
         runs: how many runs to compare; ``None``: the first, and a few later ones while results are zeros only.
-        report: told in words what differs; it may raise, since nothing has been changed by then.
-        done: told in words what a comparison came to and what it cost.
-        verdict: what a comparison made elsewhere came to, in place of that of the first run.
-        costly: to make the reference takes much longer than to run it: that a graph which is kept on disk was equal is
-            kept there too, and it is not compared by default in later processes.
+        report: called with a description of the difference; it may raise, since nothing has been changed yet.
+        done: called with the result of a comparison and its cost, as text.
+        verdict: result of a comparison made elsewhere, in place of the first run's.
+        costly: creating the reference takes much longer than running it: the proof of equality of a cached graph is
+            cached too, and later processes do not compare it by default.
     """
     if verdict is None and costly and runs is None and executable.identity and cache.load("proof", executable.identity):
         done(str(Verdict(earlier=True)))
@@ -95,10 +95,10 @@ def verified(
 
 
 class Proving:
-    """A compiled graph that is being compared, called like one.
+    """A compiled graph under comparison, callable like one.
 
     Attributes:
-        on_proven: called with what is to be called from now on, when no more is compared.
+        on_proven: called with the final callable when comparisons are over.
         compiled: the compiled graph.
     """
 
@@ -127,7 +127,7 @@ class Proving:
         return self._run(args)
 
     def hear(self, verdict: Verdict) -> bool:
-        """Takes in what a comparison of the first run came to; returns true if nothing more is to be compared."""
+        """Handles the verdict of the first run; returns True if nothing more is to be compared."""
         if verdict.differs:
             self._run = self._refused(verdict.differs)
             return False
@@ -135,7 +135,7 @@ class Proving:
         return self._passed(verdict)
 
     def compare(self, args: list[Any]) -> Verdict:
-        """Runs both on copies of the inputs; the random state is afterwards what it was."""
+        """Runs both on copies of the inputs; restores the random state."""
         with compat.default_device_cpu():  # the caller's default device is not for tensors that a comparison makes
             return self._compare(args)
 
@@ -160,7 +160,7 @@ class Proving:
         try:
             with self._same_draws():
                 want = Outcome(list(reference.run(list(captured))), captured)
-        except Exception as error:  # it cannot take what a compiled forward saved, say; the report says so
+        except Exception as error:  # for example, it cannot use what a compiled forward saved; the report says so
             return Verdict(unproven=f"it raised {type(error).__name__}: {error}")
         found = pairs(args, have, want, self._planned())
 
@@ -169,7 +169,7 @@ class Proving:
             try:
                 with self._same_draws():
                     return Outcome(list(reference.noisy(list(inputs), seed)), inputs)
-            except RuntimeError:  # noise led out of an operator's domain: the other runs tell
+            except RuntimeError:  # noise left an operator's domain: the other runs decide
                 return None
 
         def exact() -> Outcome | None:
@@ -177,7 +177,7 @@ class Proving:
                 inputs = widened(args)
                 with self._same_draws():
                     return Outcome(list(reference.exact(list(inputs))), inputs)
-            except Exception:  # operators without float64, no memory for it: what is doubtful stays so
+            except Exception:  # operators without float64, or no memory for it: doubts remain
                 return None
 
         wrong = differing(found, have, want, noisy, exact)
@@ -201,7 +201,7 @@ class Proving:
         return self._executable.run(args)
 
     def _passed(self, verdict: Verdict) -> bool:
-        """One more comparison found no difference; returns true if it was the last."""
+        """Counts a comparison without difference; returns True if it was the last."""
         self._left -= 1
         if self._left > 0:
             return False
@@ -212,7 +212,7 @@ class Proving:
         return True
 
     def _refused(self, differs: str) -> Callable[[list[Any]], Sequence[Any]]:
-        """Says what differs, once, and runs the captured graph from then on."""
+        """Reports a difference, once, and runs the captured graph from then on."""
 
         def run(args: list[Any]) -> Sequence[Any]:
             reference = self._reference or self._make_reference()
@@ -230,7 +230,7 @@ class Proving:
         self.on_proven(run)
 
     def _waiting(self, runs: int) -> Callable[[list[Any]], Sequence[Any]]:
-        """Runs the compiled graph a few times before it is compared again."""
+        """Runs the compiled graph a few times before the next comparison."""
 
         def run(args: list[Any]) -> Sequence[Any]:
             nonlocal runs
@@ -243,7 +243,7 @@ class Proving:
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
-        """The random state is afterwards what it was."""
+        """Context that restores the random state."""
         states = [generator.get_state() for generator in self._drawn_from]
         try:
             yield
@@ -252,19 +252,20 @@ class Proving:
                 generator.set_state(state)
 
     def _planned(self) -> list[torch.dtype | None]:
-        """The dtypes of the outputs as traced: kernels of the reference may round statistics of norms otherwise."""
+        """Returns the dtypes of the outputs as traced: the reference's kernels may round statistics of norms
+        differently."""
         outputs = next(iter(reversed(self._traced.module.graph.nodes))).args[0]
         return [getattr(node.meta.get("val"), "dtype", None) if isinstance(node, fx.Node) else None for node in outputs]
 
 
 def _device_generators(traced: TracedGraph) -> list[torch.Generator]:
-    """The generators of the accelerators that a graph works on."""
+    """Returns the generators of the accelerators that a graph uses."""
     devices = {item.example.device for item in traced.inputs if isinstance(item.example, torch.Tensor)}
     return [torch.cuda.default_generators[device.index or 0] for device in devices if device.type == "cuda"]
 
 
 def copies(args: list[Any]) -> list[Any]:
-    """Copies of the tensors; what shares memory is copied with the memory."""
+    """Returns copies of the tensors that share storage like the originals."""
     strided = [each for each in args if isinstance(each, torch.Tensor) and each.layout == torch.strided]
     storages = Counter(value.untyped_storage().data_ptr() for value in strided)
     memo: dict[int, Any] = {}
@@ -285,7 +286,7 @@ def copies(args: list[Any]) -> list[Any]:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same strides, which compiled code relies on, in memory of its own."""
+    """Copies a tensor with its strides, on which compiled code relies, to new storage."""
     dense = tensor.clone()
     if dense.stride() == tensor.stride() or tensor.numel() == 0:
         return dense

@@ -1,4 +1,4 @@
-"""Inductor's random numbers, computed by torch operators: what its generated C++ draws on a CPU.
+"""Computes Inductor's random numbers with torch operators: what its generated C++ draws on a CPU.
 
 A graph draws seeds from torch's generator; each number is the first of Philox's output (4x32, 10 rounds) for its seed
 and its position. Source: Salmon, Moraes, Dror and Shaw, *Parallel random numbers: as easy as 1, 2, 3*, SC 2011; torch's
@@ -19,11 +19,11 @@ _KEYS = (0x9E3779B9, 0xBB67AE85)
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _ROUNDS = 10
 _SCALE = 4.6566127342e-10
-"""Of 31 bits, to a number from 0 up to 1."""
+"""Scales 31 bits to a number from 0 to 1, exclusive."""
 
 
 def philox(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first two words of the output at the positions from 0 up to ``count``, as int64."""
+    """Returns the first two words of the output at the positions from 0 to ``count``, exclusive, as int64."""
     zero = torch.zeros(count, dtype=torch.int64)
     words = [torch.arange(count, dtype=torch.int64) & _WORD, zero, zero, zero]
     keys = [seed & _WORD, 0]  # generated code passes 32 bits of the seed
@@ -40,23 +40,23 @@ def philox(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def seeds(count: int, device: Any = None) -> torch.Tensor:
-    """Seeds from torch's generator, int64 ``[count]``."""
+    """Draws seeds from torch's generator, int64 ``[count]``."""
     limits = torch.iinfo(torch.int64)
     return torch.randint(limits.min, limits.max, [count])
 
 
 def seed(device: Any = None) -> torch.Tensor:
-    """One seed, int64 of no dimension."""
+    """Draws one seed, a 0-dim int64."""
     return seeds(1)[0]
 
 
 def look_up(known: torch.Tensor, index: int) -> torch.Tensor:
-    """One of several seeds."""
+    """Returns one of several seeds."""
     return known[index]
 
 
 def random(size: list[int], seed: torch.Tensor, mode: str, **_: Any) -> torch.Tensor:
-    """Numbers from a uniform (``"rand"``) or a normal distribution (``"randn"``), float32 of a size."""
+    """Returns numbers from a uniform (``"rand"``) or a normal distribution (``"randn"``), float32 of a given size."""
     first, second = (_uniform(word) for word in philox(int(seed), math.prod(size)))
     if mode == "rand":
         return first.reshape(size)
@@ -65,9 +65,9 @@ def random(size: list[int], seed: torch.Tensor, mode: str, **_: Any) -> torch.Te
 
 
 def randint(low: int, high: int, size: list[int], seed: torch.Tensor) -> torch.Tensor:
-    """Integers from ``low`` up to ``high``, int64 of a size."""
+    """Returns integers from ``low`` to ``high``, exclusive, int64 of a given size."""
     first, second = philox(int(seed), math.prod(size))
-    span = high - low  # of 64 unsigned bits, taken apart since there are 63 here
+    span = high - low  # a 64-bit unsigned number, split since only 63 bits are available
     whole = ((second % span) * (2**32 % span) + first % span) % span if span < 2**31 else first | second << 32
     return (whole % span + low).reshape(size)
 
@@ -83,11 +83,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "prims::inductor_random": random,
     "prims::inductor_randint": randint,
 }
-"""What computes each of Inductor's random operators, by name."""
+"""Functions for Inductor's random operators, by name."""
 
 
 def drawing_functions(graph: fx.Graph) -> dict[Any, Callable[..., Any]]:
-    """The functions of those operators of a graph that draw Inductor's random numbers."""
+    """Returns the functions of those operators of a graph that draw Inductor's random numbers."""
     targets = {node.target for node in graph.nodes if node.op == "call_function"}
     named = {target: getattr(getattr(target, "_schema", None), "name", "") for target in targets}
     return {target: FUNCTIONS[name] for target, name in named.items() if name in FUNCTIONS}

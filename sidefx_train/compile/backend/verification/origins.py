@@ -1,4 +1,4 @@
-"""What computes the values that a captured graph returns and writes, for messages."""
+"""Finds the operations that compute a captured graph's outputs and written inputs, for messages."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ class Origins:
         self._writers = [last.get(next(iter(aliases.roots[node]), node)) for node in placeholders]
 
     def in_words(self, wrong: list[tuple[Pair, str]]) -> str:
-        """The first in the graph's order of the values that differ, with what computes it, and how many more do."""
+        """Describes the first differing value in graph order, with the operation that computes it, and counts the
+        others."""
         first, what = min(wrong, key=lambda item: self._order.get(self.node(item[0]), len(self._order)))
         more = f"; {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
         return f"{self._name(first)} {what}{more}"
 
     def node(self, pair: Pair) -> fx.Node | None:
-        """What computes a value: what is returned, past views of it, or what is written into an input."""
+        """Returns the node of a value: of an output, before its views, or of what is written into an input."""
         if pair.what == "output":
             found = self._outputs[pair.index]
         else:
@@ -58,7 +59,7 @@ class Origins:
 
 
 def _computed(value: Any) -> fx.Node | None:
-    """The call that computed a value; ``None`` for inputs and constants."""
+    """Returns the call that computed a value; ``None`` for inputs and constants."""
     while isinstance(value, fx.Node) and value.op == "call_function" and value.args:
         view = isinstance(value.target, compat.OpOverload) and value.target.is_view
         if value.target is not operator.getitem and not view:
@@ -68,7 +69,7 @@ def _computed(value: Any) -> fx.Node | None:
 
 
 def _where(node: fx.Node) -> str:
-    """The program's line that a node comes from."""
+    """Returns the program's line of a node."""
     line = node.meta.get(LINE)
     if line is None:
         return ""

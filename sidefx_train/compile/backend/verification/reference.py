@@ -1,7 +1,7 @@
-"""What a compiled graph is compared with, op by op.
+"""The reference of a compiled graph, run op by op.
 
-That is the captured graph, which is eager's own arithmetic. Where the compiled graph draws random numbers in its own
-way (``rng="fast"`` under Inductor), it is the functional graph that Inductor lowers, with the same numbers.
+It is the captured graph, which is eager's own arithmetic. If the compiled graph draws its own random numbers
+(``rng="fast"`` with Inductor), it is the functional graph that Inductor lowers, with the same numbers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Reference:
     """A graph run op by op.
 
     Attributes:
-        run: ``run(args) -> outputs``, on copies of the inputs; no code is written for it.
-        noisy: ``noisy(args, seed) -> outputs``: the same, every operation moved by noise like rounding.
+        run: ``run(args) -> outputs``, on copies of the inputs, interpreted without generated code.
+        noisy: ``noisy(args, seed) -> outputs``: the same, with rounding-like noise on every operation.
         exact: ``exact(args) -> outputs``: the same in float64, from inputs in float64 (:func:`exact.widened`).
-        replacement: makes what is run in place of the compiled graph if that is wrong: ``run`` of an executable.
+        replacement: creates the ``run`` of an executable to use if the compiled graph is wrong.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -43,7 +43,7 @@ class Reference:
 
 
 def captured_reference(traced: TracedGraph) -> Reference:
-    """The captured graph."""
+    """Returns the captured graph as a reference."""
 
     @cache
     def module() -> fx.GraphModule:
@@ -64,12 +64,12 @@ def captured_reference(traced: TracedGraph) -> Reference:
 
 
 def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced: TracedGraph) -> Reference:
-    """A functional graph, drawing the random numbers that Inductor's code draws on a CPU.
+    """Returns a functional graph with the random numbers of Inductor's CPU code as a reference.
 
     Args:
-        graph: what its runner needs.
-        module: the graph as it is lowered.
-        traced: the captured graph that it was made of.
+        graph: the runner's plan.
+        module: the graph that is lowered.
+        traced: the captured graph from which it was made.
     """
     functions = drawing_functions(module.graph)
     drawn_from = generators(traced.module)
@@ -97,7 +97,7 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
 
 
 class _Calling(fx.Interpreter):
-    """Runs a graph with other functions in place of some operators."""
+    """Runs a graph with replacements of some operators."""
 
     def __init__(self, module: fx.GraphModule, functions: dict[Any, Callable[..., Any]]) -> None:
         super().__init__(module)

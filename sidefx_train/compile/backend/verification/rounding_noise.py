@@ -1,7 +1,8 @@
-"""How far rounding moves the results of a captured graph: it is run op by op with noise on every operation.
+"""Measures the effect of rounding on a captured graph's results: runs it op by op with noise on every operation.
 
-Two right programs differ by how they round. How much that shows in a result depends on the result: where a sum cancels,
-or a value lies at the edge of a clamp, it can be all of it. A run in which each operation's result is moved by a little
+Two correct programs differ in how they round. The effect on a result depends on the result: if a sum cancels, or a
+value lies at the edge of a clamp, it can be all of it. A run with random noise of the size of a rounding error on each
+operation's result shows the size of such differences. Source: Parker, Pierce and Eggert,
 random noise of the size of a rounding error shows what such differences come to. Source: Parker, Pierce and Eggert,
 *Monte Carlo arithmetic: how to gamble with floating point and win*, Computing in Science & Engineering 2 (4), 2000.
 """
@@ -24,7 +25,7 @@ _ROUNDINGS = {torch.float16: 1.0, torch.bfloat16: 1.0}
 """Size of the noise in rounding errors, by dtype."""
 
 _OTHERS = 16.0
-"""That of any other dtype: sums of some length make as much of rounding errors."""
+"""Size for any other dtype: sums of some length accumulate as many rounding errors."""
 
 _SUMS = frozenset(
     f"aten::{name}"
@@ -33,20 +34,20 @@ _SUMS = frozenset(
         "native_group_norm_backward", "cudnn_batch_norm_backward", "embedding_dense_backward", "cumsum", "trace",
     )
 )  # fmt: skip
-"""Operators whose results smaller than an argument are sums of it, not means."""
+"""Operators whose results, if smaller than an argument, are sums of it, not means."""
 
 _STATISTICS = ("running_mean", "running_var")
-"""Arguments that operators write to where their schema does not say so."""
+"""Arguments that operators write to although their schema does not say so."""
 
 _SHARE = 0.25
-"""Of the terms' rounding errors that is left of them in sums by vectors."""
+"""Fraction of the terms' rounding errors that remains in sums with vector registers."""
 
 _EXACT = (
     aten.clone.default, aten.copy_.default, aten.cat.default, aten.stack.default, aten.where.self,
     aten.constant_pad_nd.default, aten.index_select.default, aten.gather.default, aten.embedding.default,
     aten.neg.default, aten.relu.default, aten.flip.default, aten.roll.default, aten.fill_.Scalar, aten.zero_.default,
 )  # fmt: skip
-"""Operations that compute nothing that is rounded."""
+"""Operations that round nothing."""
 
 
 class Noisy(fx.Interpreter):
@@ -54,8 +55,8 @@ class Noisy(fx.Interpreter):
 
     Args:
         module: the graph.
-        seed: of the noise.
-        functions: what is called instead of some of its operators.
+        seed: seed of the noise.
+        functions: replacements of some of its operators.
     """
 
     def __init__(
@@ -90,8 +91,8 @@ class Noisy(fx.Interpreter):
 
 
 class _Noise:
-    """Numbers from -1 to 1, drawn once and taken from another position for each tensor: drawing costs more than most
-    operations do."""
+    """Numbers from -1 to 1, drawn once and read from another position for each tensor: drawing costs more than most
+    operations."""
 
     _COUNT = 2**17
 
@@ -101,7 +102,7 @@ class _Noise:
         self._position = random.Random(seed)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Noise for a tensor."""
+        """Returns noise for a tensor."""
         noise = torch.empty(tensor.numel(), dtype=torch.float32)
         for first in range(0, len(noise), self._COUNT):
             piece, start = noise[first : first + self._COUNT], self._position.randrange(self._COUNT)
@@ -110,10 +111,10 @@ class _Noise:
 
 
 class _Terms:
-    """What an operation adds up: where the terms cancel, their rounding is large beside the sum.
+    """The terms that an operation adds: if they cancel, their rounding is large relative to the sum.
 
-    Added one after the other, ``n`` terms of a size make an error of up to about ``n`` roundings of that size. A
-    derivative may cancel inside as well: that of GELU far from zero is what rounding leaves of the gradient.
+    Adding ``n`` terms one after the other has an error of up to about ``n`` roundings of their size. A derivative may
+    cancel internally too: that of GELU far from zero is the rounding error of the gradient.
     """
 
     def __init__(self, target: Any, floats: list[torch.Tensor]) -> None:
@@ -125,14 +126,14 @@ class _Terms:
         self._gradient = _OTHERS * _rms(first) if backward and first.dtype not in _ROUNDINGS else 0.0
 
     def of(self, tensor: torch.Tensor) -> float:
-        """The size of the terms' rounding errors in a result, in roundings."""
+        """Returns the size of the terms' rounding errors in a result, in roundings."""
         if tensor.numel() >= self._most:
             return self._gradient
         return _SHARE * self._size * (self._most / tensor.numel() if self._adds else 1.0)
 
 
 def _written(target: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments that it writes to, running statistics of norms among them."""
+    """Returns the tensor arguments that an operator writes to, including running statistics of norms."""
     schema = target._schema.arguments
     pairs = [*zip(schema, args, strict=False), *((each, kwargs[each.name]) for each in schema if each.name in kwargs)]
     return [tensor for each, value in pairs if each.is_write or each.name in _STATISTICS for tensor in _tensors(value)]
@@ -152,7 +153,7 @@ def _rounds(target: Any) -> bool:
     if not isinstance(target, compat.OpOverload) or target in _EXACT or torch.Tag.inplace_view in target.tags:
         return False
     returns = target._schema.returns
-    return not any(each.alias_info is not None and not each.alias_info.is_write for each in returns)  # no view
+    return not any(each.alias_info is not None and not each.alias_info.is_write for each in returns)  # not a view
 
 
 def _is_float(value: Any) -> bool:

@@ -1,1 +1,1 @@
-"""Where values come from (sources), what must hold for a replay (guards), and the code that checks it."""
+"""Sources (where values are found), guards (conditions for a replay), and the code that checks them."""

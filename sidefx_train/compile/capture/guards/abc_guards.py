@@ -1,4 +1,4 @@
-"""What abstract base classes said of classes: ``register`` changes that and leaves both classes as they are."""
+"""Guards on subclass answers of abstract base classes: ``register`` changes them without changing either class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class Registered:
-    """Answers of abstract base classes, asked again only after something was registered anywhere.
+    """Subclass answers of abstract base classes; checked again only after some class was registered anywhere.
 
     Attributes:
         answers: (abstract class, class) -> whether the second is a subclass of the first.
@@ -19,12 +19,12 @@ class Registered:
         self._token = abc.get_cache_token()
 
     def ask(self, owners: Iterable[type], cls: type) -> None:
-        """Notes what abstract base classes say of a class."""
+        """Records what abstract base classes answer for a class."""
         for owner in owners:
             self.answers[owner, cls] = _abc._abc_subclasscheck(owner, cls)
 
     def holds(self) -> bool:
-        """True if all of them are what they were."""
+        """Returns True if all answers are unchanged."""
         token = abc.get_cache_token()
         if token != self._token:
             if any(_abc._abc_subclasscheck(*pair) is not answer for pair, answer in self.answers.items()):

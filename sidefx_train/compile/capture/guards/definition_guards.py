@@ -1,7 +1,7 @@
-"""What guards on definitions compare with: names in a module or class, and the body of a function.
+"""Expected values of guards on definitions: names in a module or class, and code and defaults of a function.
 
-A step takes hundreds of functions and classes from libraries. Each namespace it took them from is one guard, and that
-one is checked only when the namespace has changed at all (see ``compile/native/guard_program.py``).
+A step reads hundreds of functions and classes from libraries. One guard covers all names read from a namespace; it is
+checked only if the namespace has changed at all (see ``compile/native/guard_program.py``).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from sidefx_train.compile.common.sentinels import ABSENT
 
 
 def entries_of(space: Any) -> Any:
-    """The names of a namespace: of a class, or of a module, which is known by its dict."""
+    """Returns the dict of names of a namespace: a class, or a module given by its dict."""
     return type.__getattribute__(space, "__dict__") if isinstance(space, type) else space
 
 
 @dataclass(frozen=True, eq=False)
 class NamespaceFacts:
-    """Names looked up in one namespace.
+    """Expected lookups in one namespace.
 
     Attributes:
         names: the names, in the order of the lookups.
-        values: what each gave; :data:`ABSENT` where the name was not there.
-        mro: the bases of a class, in order; ``None`` for a module.
+        values: the value of each lookup; :data:`ABSENT` where the name did not exist.
+        mro: the MRO of a class; ``None`` for a module.
     """
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class NamespaceFacts:
     mro: tuple[type, ...] | None
 
     def changed(self, space: Any) -> str:
-        """The first thing that differs, empty if nothing does."""
+        """Returns the first difference, or an empty string."""
         if self.mro is not None and type.__getattribute__(space, "__mro__") is not self.mro:
             return "__bases__"
         entries = entries_of(space)
@@ -51,12 +51,12 @@ class NamespaceFacts:
 
 @dataclass(frozen=True, eq=False)
 class FunctionFacts:
-    """What a function does when it is called, all of which can be replaced while the function stays the same.
+    """Code and defaults of a function, which can be replaced while the function object stays the same.
 
     Attributes:
-        code: its code.
-        defaults: values of parameters that were not given.
-        named: the same for those given by name only.
+        code: its code object.
+        defaults: default values of positional parameters.
+        named: default values of keyword-only parameters.
         entries: keys and values of ``named``, alternating.
     """
 
@@ -70,7 +70,7 @@ class FunctionFacts:
         return cls(fn.__code__, fn.__defaults__, fn.__kwdefaults__, _entries(fn.__kwdefaults__))
 
     def changed(self, fn: types.FunctionType) -> str:
-        """The first thing that differs, empty if nothing does."""
+        """Returns the first difference, or an empty string."""
         if fn.__code__ is not self.code:
             return "__code__"
         if fn.__defaults__ is not self.defaults:

@@ -1,4 +1,4 @@
-"""Guards: what a captured step relied on, each with the line that read it."""
+"""Guards: the conditions that a captured step relies on, each with the line that read the value."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ GuardKind = Literal[
 class Guard:
     """One condition on the state at entry.
 
-    Attributes:
+    kind: the kind of test.
         kind: what is tested.
-        source: where the tested value is found.
+        value: the expected value.
         value: what it is compared with.
         location: the user's line that read the value.
     """
@@ -65,7 +65,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What a tensor looked like at entry; a size or stride of ``None`` may be any."""
+    """Metadata of a tensor at entry; a size or stride of ``None`` is not compared."""
 
     cls: type
     dtype: Any
@@ -86,7 +86,7 @@ class TensorFacts:
         )
 
     def fits(self, found: TensorFacts) -> bool:
-        """True if a tensor of these facts passes."""
+        """Returns True if a tensor with these facts passes."""
         return (
             (self.cls, self.dtype, self.device, self.requires_grad)
             == (found.cls, found.dtype, found.device, found.requires_grad)
@@ -95,7 +95,7 @@ class TensorFacts:
         )
 
     def sizes_that_differ(self, found: TensorFacts) -> frozenset[int]:
-        """Dimensions whose size alone keeps a tensor from passing; empty if something else does too."""
+        """Returns the dimensions whose sizes are the only difference; empty if something else differs too."""
         same = (self.cls, self.dtype, self.device, self.requires_grad, len(self.shape))
         if same != (found.cls, found.dtype, found.device, found.requires_grad, len(found.shape)):
             return frozenset()
@@ -126,7 +126,8 @@ class NumberCondition:
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """True if a program cannot tell two plain values apart: 1 is not True, 0.0 not -0.0, frozensets have an order."""
+    """Returns True if no program can distinguish two plain values: 1 is not True, 0.0 not -0.0, frozensets have an
+    order."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -139,7 +140,7 @@ def same_value(a: Any, b: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value for people; no method of the user's runs."""
+    """Describes a value for people; runs no method of the user's."""
     if type(value) is TensorFacts:
         return str(value)
     cls = type(value)

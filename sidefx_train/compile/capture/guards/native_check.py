@@ -1,7 +1,7 @@
-"""Guards on objects that an entry holds, checked by one native call.
+"""Checks guards on objects that an entry holds, with one native call.
 
-Most guards of a step look at the same few hundred objects at every call: modules, their dicts, the optimizer's state.
-They start from objects held by the entry, not from the step's arguments, so a small program over them (see
+Most guards of a step read the same few hundred objects at every call: modules, their dicts, the optimizer's state.
+Their sources start at objects that the entry holds, not at the step's arguments, so a small program over them (see
 ``compile/native/guard_program.py``) needs nothing from the generated function. Without a C++ compiler, and until the
 native module is built, the same guards are generated as Python.
 """
@@ -31,7 +31,7 @@ _HOOKS = {"_backward_hooks": "hooks", "_post_accumulate_grad_hooks": "late_hooks
 
 
 def split(guards: list[Guard]) -> tuple[list[Guard], list[Guard]]:
-    """(guards a program can check, the others), each in their order."""
+    """Returns (guards that a native program can check, the others), each in order."""
     held: list[Guard] = []
     others: list[Guard] = []
     for guard in guards:
@@ -49,8 +49,8 @@ def _is_held(guard: Guard) -> bool:
 
 
 def _is_unreadable(source: Source | None) -> bool:
-    """True for what is read from the tensor over an array, which is made anew to be looked at, or past the
-    ``__getattribute__`` of an object with slots."""
+    """Returns True for a source below the tensor over an array, which is recreated at each read, or one that reads past
+    the ``__getattribute__`` of an object with slots."""
     while source is not None:
         if source.kind == "array" or (source.kind == "slot" and source.parent is not None and source.parent.hooked):
             return True
@@ -59,15 +59,16 @@ def _is_unreadable(source: Source | None) -> bool:
 
 
 def object_check(guards: list[Guard]) -> Callable[[], bool]:
-    """``check()``, true while all of them hold; ``guards`` are those that :func:`split` put first.
+    """Returns ``check()``, which is true while all of ``guards`` hold; :func:`split` puts them first.
 
-    What refers to it by name is given to :func:`follow`.
+    Pass globals that refer to the check by name to :func:`follow`.
     """
     return _native_check(guards) if guards_ready() else UntilBuilt(guards)
 
 
 class UntilBuilt:
-    """Tests guards in Python until the native module is there; then who calls it by name calls the program instead."""
+    """Checks guards in Python until the native module is built; then replaces itself by the program in all
+    followers."""
 
     def __init__(self, guards: list[Guard]) -> None:
         self._guards = guards
@@ -76,7 +77,7 @@ class UntilBuilt:
 
     def __call__(self) -> bool:
         holds = self._check()
-        if holds and self._callers and guards_ready():  # a program compares with what there is when it is made
+        if holds and self._callers and guards_ready():  # the program is built from the current state
             self._check = _native_check(self._guards)
             for names in self._callers:
                 names[CHECK] = self._check
@@ -84,7 +85,7 @@ class UntilBuilt:
         return holds
 
     def follow(self, names: dict[str, Any]) -> None:
-        """``names``, the globals of generated code, have the program under :data:`CHECK` once it is there."""
+        """Replaces :data:`CHECK` in ``names``, the globals of generated code, when the program is built."""
         self._callers.append(names)
 
 
@@ -92,7 +93,7 @@ CHECK = "check_objects"
 
 
 def follow(names: dict[str, Any]) -> None:
-    """For globals of generated code with a check of :func:`object_check` among them."""
+    """Lets a check of :func:`object_check` among the globals of generated code be replaced later."""
     if isinstance(names.get(CHECK), UntilBuilt):
         names[CHECK].follow(names)
 
@@ -122,15 +123,15 @@ def _python_check(guards: list[Guard]) -> Callable[[], bool]:
 
 
 def instructions(guards: list[Guard], tensors_readable: bool = False) -> tuple[tuple[Any, ...], ...]:
-    """The program; its format is described beside the C++ that reads it."""
+    """Returns the program; the C++ that reads it documents the format."""
     return _Assembler(guards, tensors_readable).run()
 
 
 class _Assembler:
-    """Turns guards into instructions: the values below one value together, each needed again in a register.
+    """Compiles guards to instructions, parents before children; values that are read again get a register.
 
-    What is read from one dict forms a group behind a gate. While the dict is unchanged since the group last held, the
-    gate skips the tests that depend on nothing else, which come first.
+    Values read from one dict form a group behind a gate. If the dict is unchanged since the group last held, the gate
+    skips the tests that depend on nothing else, which come first.
     """
 
     def __init__(self, guards: list[Guard], tensors_readable: bool) -> None:
@@ -163,10 +164,10 @@ class _Assembler:
                 self.needed.add(id(guard.source))
                 self.tests[id(guard.source)].append(guard)
             elif not (guard.kind == "type" and id(guard.source) in empty):
-                self.tests[id(guard.source)].append(guard)  # an empty container is only ever tested for emptiness
+                self.tests[id(guard.source)].append(guard)  # an empty container is only tested for emptiness
 
     def _tested_with_tensors(self, guards: list[Guard]) -> dict[int, list[Guard | None]]:
-        """Guards tested where the tensor is, of every held one: [its hooks, its post-accumulate hooks]."""
+        """Returns hook guards that are tested along with their tensor, by tensor: [hooks, post-accumulate hooks]."""
         used: list[int] = []
         for guard in guards:
             used.append(id(guard.source))
@@ -183,7 +184,7 @@ class _Assembler:
         return found
 
     def _tensor_of_hooks(self, source: Source) -> torch.Tensor | None:
-        """The held tensor whose hooks a source reads, if it does that."""
+        """Returns the held tensor if the source reads its hooks, else ``None``."""
         parent = source.parent
         held = parent is not None and parent.kind == "const" and issubclass(type(parent.key), torch.Tensor)
         if parent is None or not held or source.kind != "slot" or source.key not in _HOOKS:
@@ -215,9 +216,9 @@ class _Assembler:
             self._emit(("const", -1, guard.kind, None), "distinct", kept, ones)
         if self.tensors:
             self._emit(("tensors", -1, tuple(map(self._tensor, self.tensors.values())), None), "none", None)
-        for guard in self.storage_sharing:  # when all tensors have been looked at
+        for guard in self.storage_sharing:  # after all tensors
             everywhere = all(id(tensor) in self.tensors for tensor in guard.value.tensors)
-            number = 0 if everywhere else 1  # where not every tensor is tested, the guard always looks itself
+            number = 0 if everywhere else 1  # unless every tensor is tested, the guard itself reads all addresses
             self._emit(("const", -1, guard.source.key, None), "storage_sharing", guard.value.refresh, number)
         return tuple(self.code)
 
@@ -226,7 +227,7 @@ class _Assembler:
         return (tensor, *(... if guard is None else guard.value for guard in hooks))
 
     def _kept(self, source: Source) -> int:
-        """The register of a value; constants get one here."""
+        """Returns the register of a value; loads constants first."""
         key = ("value", id(source))
         if key not in self.registers:
             assert source.kind == "const", f"{source} has been read into a register"
@@ -234,7 +235,7 @@ class _Assembler:
         return self.registers[key]
 
     def _below(self, source: Source) -> None:
-        """What is read from one value, then what is read from those."""
+        """Emits the reads below a value, depth first."""
         children = self.children[id(source)]
         entries = [child for child in children if child.kind == "attr"]
         items = [child for child in children if child.kind == "item"]
@@ -275,7 +276,7 @@ class _Assembler:
         self.code[at] = (LOADS.index("gate"), register, None, None, TESTS.index("none"), None, whole, skipped)
 
     def _are_first_items(self, tests: list[tuple[Source, Guard]]) -> bool:
-        """True where the first items of a list or a tuple, each of them, are tested for identity alone."""
+        """Returns True if the tests compare the first items of a list or tuple by identity, without gaps."""
         sequence = tests[0][0].parent if tests else None
         if sequence is None:
             return False
@@ -287,7 +288,7 @@ class _Assembler:
         )
 
     def _tests(self, source: Source, load: tuple[str, int, Any, Any], tests: list[Guard] | None = None) -> None:
-        """Reads a value, keeps it if it is needed again, and tests it: all its guards, or the given ones."""
+        """Emits the read of a value and its tests (default: all its guards); keeps the value if it is read again."""
         if tests is None:
             tests = [guard for guard in self.tests[id(source)] if guard.kind != "absent"]
         kept = ("value", id(source))
@@ -302,7 +303,7 @@ class _Assembler:
             self._emit(("register", self.registers[kept], None, None), *_instruction(guard))
 
     def _step(self, source: Source) -> tuple[str, int, Any, Any]:
-        """How a value is read from its parent, where that is not a dict or a sequence."""
+        """Returns the load instruction of a value whose parent is neither a dict nor a sequence."""
         parent = source.parent
         assert parent is not None, f"{source.kind} source without a parent"
         load = source.kind
@@ -313,7 +314,7 @@ class _Assembler:
         return load, self._kept(parent), None, source.key
 
     def _space(self, source: Source) -> int:
-        """The register of the instance ``__dict__`` of a value."""
+        """Returns the register of the instance ``__dict__`` of a value."""
         key = ("space", id(source))
         if key not in self.registers:
             if source.kind == "const":
@@ -335,9 +336,9 @@ class _Assembler:
 
 
 def _is_firm(guard: Guard) -> bool:
-    """True for a test of an entry that holds as long as the entry is the same object."""
+    """Returns True if the test of an entry holds as long as the entry is the same object."""
     if guard.kind == "type":
-        return not guard.value.__flags__ & HEAP_TYPE  # instances of others may be given another class
+        return not guard.value.__flags__ & HEAP_TYPE  # the class of other instances can be reassigned
     return guard.kind in ("is", "equal")
 
 

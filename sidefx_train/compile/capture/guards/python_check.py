@@ -1,4 +1,4 @@
-"""Guards as generated code: each a test that is true when the guard fails."""
+"""Generates Python code for guards; each test is true if its guard fails."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
 
 FETCH_ERRORS = (KeyError, IndexError, AttributeError, ValueError, TypeError)
-"""What going down a path, or testing what is there now, raises where the world has changed."""
+"""Errors of fetching or testing a value when the state has changed."""
 
 
 def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS") -> list[str]:
-    """Lines that leave with ``miss`` where a guard fails; fetches go to ``writer.fetched`` in between.
+    """Returns lines that execute ``miss`` if a guard fails; adds the fetches to ``writer.fetched`` in between.
 
     Fetch lines and tests are interleaved, so that nothing is fetched below a value whose type is wrong.
     """
@@ -31,7 +31,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
         elif kind.phase == "relation":
             relations.append(guard)
         elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
-            continue  # an empty container is only ever tested for emptiness
+            continue  # an empty container is only tested for emptiness
         else:
             lines += _failing_test(writer, guard, miss)
     if tensors:
@@ -51,7 +51,7 @@ def _failing_test(writer: Writer, guard: Guard, miss: str) -> list[str]:
 
 
 def tensor_check(guards: list[Guard], fetch: Callable[[Source], Any]) -> Callable[..., bool]:
-    """The batched check of all tensor guards, in the order :func:`write_guards` passes the tensors."""
+    """Returns the batched check of all tensor guards; tensors come in the order of :func:`write_guards`."""
     wanted = [guard for guard in guards if guard.kind == "tensor"]
     wanted.sort(key=lambda guard: guard.source.kind == "const")  # stable: fetched ones first
     if not wanted:
@@ -71,7 +71,7 @@ def _drain(writer: Writer) -> list[str]:
 
 
 def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-    """Evaluates one guard without generated code: (failed, the value found)."""
+    """Evaluates one guard without generated code; returns (failed, current value)."""
     try:
         value = guard.source.fetch(args, kwargs)
     except FETCH_ERRORS as error:

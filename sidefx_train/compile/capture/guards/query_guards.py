@@ -1,4 +1,4 @@
-"""What C functions answered a step that asked for global state: asked again before every replay."""
+"""Guards on answers of C functions about global state: they are called again before every replay."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ABSENT = object()
 
 
 class Asked:
-    """A question and its answer, where the answer is not one plain value.
+    """A query whose answer is not one plain value, and that answer.
 
     Args:
-        ask: gives the answer.
-        answer: what it gave at entry.
+        ask: returns the answer.
+        answer: the answer at entry.
     """
 
     def __init__(self, ask: Callable[[], Any], answer: Any) -> None:
@@ -26,7 +26,7 @@ class Asked:
         self.answer = _copied(answer)
 
     def holds(self) -> bool:
-        """True if the answer is the same."""
+        """Returns True if the answer is the same."""
         return same_answer(self.ask(), self.answer)
 
 
@@ -42,17 +42,17 @@ class NotImportable:
         self.blocked = sys.modules.get(name, _ABSENT)
 
     def holds(self) -> bool:
-        """True if it would not be found now."""
+        """Returns True if the import would still not find it."""
         if sys.modules.get(self.name, _ABSENT) is not self.blocked:
             return False
         try:
             return self.blocked is None or importlib.util.find_spec(self.name) is None
-        except (ImportError, ValueError):  # what should contain it is not there
+        except (ImportError, ValueError):  # its parent package does not exist
             return True
 
 
 def same_answer(found: Any, answer: Any) -> bool:
-    """True if a program could not tell two answers apart but for their identity."""
+    """Returns True if no program can distinguish two answers except by identity."""
     kind = type(answer)
     if type(found) is not kind:
         return False
@@ -64,7 +64,7 @@ def same_answer(found: Any, answer: Any) -> bool:
 
 
 def _copied(answer: Any) -> Any:
-    """The answer as it is now."""
+    """Returns a copy of an answer."""
     if type(answer) is dict:
         return {key: _copied(value) for key, value in answer.items()}
     return type(answer)(map(_copied, answer)) if type(answer) in (list, tuple) else answer

@@ -11,10 +11,10 @@ from sidefx_train.errors import Location, Unsupported
 
 
 class GuardRecorder:
-    """Guards and sources of one capture, and how it stops.
+    """Guards and sources of one capture; also stops it.
 
     Args:
-        locate: gives the user's line that is being interpreted.
+        locate: returns the user's line that is being interpreted.
 
     Attributes:
         sources: where values are found.
@@ -43,6 +43,6 @@ class GuardRecorder:
         raise Unsupported(code, reason, self.locate())
 
     def forget(self) -> None:
-        """Drops the objects that guards and sources name."""
+        """Drops the references to objects of guards and sources."""
         self.guards.clear()
         self.sources = SourceTable()

@@ -1,7 +1,7 @@
-"""Where a value of the outside world is found at the start of every call.
+"""Sources: where a value of the outside world is found at the start of every call.
 
-A :class:`Source` is a path: a root (an object bound by identity, or an argument of the step) and the way down from it.
-Guards test the value at the end of a path, the prologue fetches it, the epilogue writes to it.
+A :class:`Source` is a path: a root (an object bound by identity, or an argument of the step) and the steps from it to
+the value. Guards test the value at the end of a path, the prologue fetches it, the epilogue writes to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 Kind = Literal[
-    "const",  # key: an object the entry holds
+    "const",  # key: an object that the entry holds
     "arg",  # key: position
     "kwarg",  # key: name
     "attr",  # entry `key` of the parent's instance __dict__
@@ -30,7 +30,7 @@ Kind = Literal[
 
 
 class Source:
-    """One step of a path. Made by :class:`SourceTable` only, so equal paths are the same object.
+    """One step of a path. :class:`SourceTable` creates and interns them, so equal paths are the same object.
 
     Attributes:
         hooked: the object's class has a Python-level ``__getattribute__``, ``__getitem__`` or ``__missing__``, which
@@ -54,19 +54,20 @@ class Source:
 
     @property
     def is_fixed(self) -> bool:
-        """True if the path leads to the same object at every call: a constant, or what its weak reference gives."""
+        """Returns True if the path leads to the same object at every call: a constant, or a weak reference's
+        referent."""
         return self.kind == "const" or (self.kind == "call" and self.parent is not None and self.parent.is_fixed)
 
     @property
     def from_arguments(self) -> bool:
-        """True if the path starts at the step's arguments: objects there are new at every call."""
+        """Returns True if the path starts at the step's arguments, which are new objects at every call."""
         source = self
         while source.parent is not None:
             source = source.parent
         return source.kind != "const"
 
     def fetch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value of the path now, the slow way (replays use generated code)."""
+        """Evaluates the path now, without generated code (replays use generated code)."""
         if self.kind == "const":
             return self.key
         if self.kind == "arg":
@@ -91,11 +92,11 @@ class Source:
 
 
 def stored_item(container: Any, key: Any) -> Any:
-    """What a container holds under a key, whatever its class makes of looking.
+    """Returns the stored item of a container, bypassing overridden methods of its class.
 
     Raises:
-        KeyError: there is nothing under the key of a dict, which then makes no default.
-        IndexError: a list or tuple is shorter.
+        KeyError: a dict lacks the key; no default is created.
+        IndexError: a list or tuple is too short.
     """
     if not safe_isinstance(container, dict):
         base: Any = next((base for base in (list, tuple, deque) if safe_isinstance(container, base)), type(container))
@@ -107,13 +108,13 @@ def stored_item(container: Any, key: Any) -> Any:
 
 
 def stored_length(container: Any) -> int:
-    """The length of a container, past the ``__len__`` of its class."""
+    """Returns the length of a container, bypassing the ``__len__`` of its class."""
     base: Any = next((base for base in _CONTAINERS if safe_isinstance(container, base)), type(container))
     return base.__len__(container)  # type: ignore[no-any-return]
 
 
 def stored_keys(container: Any) -> tuple[Any, ...]:
-    """The keys of a dict or members of a set in order, past the ``__iter__`` of its class."""
+    """Returns the keys of a dict or members of a set in order, bypassing the ``__iter__`` of its class."""
     base: Any = next((base for base in _CONTAINERS if safe_isinstance(container, base)), type(container))
     return tuple(base.__iter__(container))
 
@@ -126,7 +127,7 @@ class SourceTable:
     """Interns sources.
 
     Attributes:
-        parameters: what the step calls its positional arguments.
+        parameters: names of the step's positional parameters.
     """
 
     def __init__(self) -> None:
@@ -135,7 +136,7 @@ class SourceTable:
         self.parameters: Callable[[int], str] = "args[{}]".format
 
     def const(self, obj: Any, label: str) -> Source:
-        """Path of one step: this very object, held by the entry."""
+        """Returns the path of length one to an object that the entry holds."""
         found = self._table.get(("const", None, id(obj)))
         if found is None:
             self._keep.append(obj)
@@ -155,7 +156,7 @@ class SourceTable:
         return self._intern("slot", parent, name, f"{parent.label}.{name}")
 
     def item(self, parent: Source, key: Any, label: str = "") -> Source:
-        """``parent[key]``; a label of its own for what the user knows by another name."""
+        """Returns ``parent[key]``, with its own label if the user knows the value by another name."""
         return self._intern("item", parent, key, label or _item_label(parent, key))
 
     def cell(self, parent: Source) -> Source:
@@ -190,6 +191,6 @@ def _item_label(parent: Source, key: Any) -> str:
 
 
 def _is_namespace(source: Source) -> bool:
-    """True for the ``__dict__`` of a module or class."""
+    """Returns True for the ``__dict__`` of a module or class."""
     space = source.key if source.kind == "const" else None
     return type(space) is MappingProxyType or (type(space) is dict and space.get("__name__") == source.label)

@@ -1,4 +1,4 @@
-"""WriteLog Python source line by line, with constants bound by name."""
+"""Writes Python source line by line, with constants bound by name."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sidefx_train.compile.common.source_literals import is_name, literal
 from sidefx_train.compile.common.type_checks import attribute_of
 
 _LONG = 200
-"""Characters of a text that is named in generated source, not spelled out."""
+"""Length of a string from which generated source refers to it by name."""
 
 
 class Writer:
-    """One function under construction.
+    """One function that is being generated.
 
     Attributes:
-        names: what the generated code sees as globals.
+        names: globals of the generated code.
         fetched: lines that fetch sources, in dependency order.
     """
 
@@ -38,7 +38,7 @@ class Writer:
         return f"{stem}{self._count}"
 
     def constant(self, value: Any, label: str = "") -> str:
-        """An expression for an object: a literal, or a name bound to it."""
+        """Returns an expression for an object: a literal, or a name bound to it."""
         if value is None or type(value) in (bool, int) or (type(value) in (str, bytes) and len(value) < _LONG):
             text = literal(value)
             assert text is not None, f"a {type(value).__name__} has a literal"
@@ -54,7 +54,7 @@ class Writer:
         return known
 
     def space(self, source: Source) -> str:
-        """Variable holding the instance ``__dict__`` of the object at ``source``."""
+        """Returns the variable of the instance ``__dict__`` of the object at ``source``."""
         known = self._spaces.get(id(source))
         if known is None:
             parent = self.value(source)
@@ -64,7 +64,7 @@ class Writer:
         return known
 
     def value(self, source: Source) -> str:
-        """Expression for the object at ``source``; fetches it (and its parents) once."""
+        """Returns an expression for the object at ``source``; fetches it (and its parents) once."""
         if source.kind == "const":
             return self.constant(source.key, source.label)
         known = self._variables.get(id(source))
@@ -78,7 +78,7 @@ class Writer:
         return source.kind == "const" or id(source) in self._variables
 
     def access(self, source: Source) -> str:
-        """Expression that reads ``source`` anew."""
+        """Returns an expression that reads ``source`` again."""
         if source.kind == "arg":
             return f"args[{source.key}]"
         if source.kind == "kwarg":
@@ -108,7 +108,7 @@ class Writer:
 
 
 def compile_function(name: str, source: str, names: dict[str, Any], file: str) -> Any:
-    """Compiles generated source; it is in ``linecache``, so that tracebacks show it."""
+    """Compiles generated source and adds it to ``linecache``, so that tracebacks show it."""
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec"), names)
     return names[name]

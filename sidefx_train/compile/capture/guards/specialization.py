@@ -1,4 +1,4 @@
-"""What earlier calls decided about a step: which outside values a capture treats as changing."""
+"""Specialization state: which outside values a capture treats as changing, decided by earlier calls."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from types import CodeType
 
 @dataclass(frozen=True)
 class Specialization:
-    """How the outside values of a step are specialized. A guard failure, or a capture that stopped, gives the next one.
+    """How the outside values of a step are specialized. A guard failure or a stopped capture returns an updated copy.
 
     Attributes:
         symbolic_numbers: labels of numbers that change from call to call.
-        refetched: labels of objects that are replaced from call to call: fetched at every call, guarded by type.
+        refetched: labels of objects that are replaced between calls: fetched at every call, guarded by type.
         opaque_classes: names of classes (metrics) whose calls cannot be captured and are run after the graph.
-        split_classes: those of them with whose results the step computes: their calls are captured in parts.
+        split_classes: those of them whose results the step computes with: their calls split the capture.
         dynamic_sizes: (label, dimension) of tensors whose size changes.
         all_dynamic: every size of the arguments is symbolic.
-        native_iterators: labels of iterators that are at another position at every call.
-        list_growths: labels of lists that have grown, once for each time.
-        unbounded_lists: labels of lists that keep growing: guarded by a prefix.
+        native_iterators: labels of iterators whose position changes between calls.
+        list_growths: labels of lists that became longer, once for each time.
+        unbounded_lists: labels of lists that become longer at every call: guarded by a prefix.
         string_changes: labels of strings that have changed, once for each time.
-        pass_through_strings: labels of strings that keep changing: only handed on, not guarded by value.
-        guards_strings: the step decides on one of them, so that strings are guarded by value after all.
+        pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
+        guards_strings: the step branches on one of these strings, so strings are guarded by value after all.
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
-        inlined_code: code of torch's functions that warn: they are interpreted, so that the warnings are replayed.
+        inlined_code: code of torch functions that warn: they are interpreted, so that the warnings are replayed.
     """
 
     symbolic_numbers: frozenset[str] = frozenset()
@@ -46,5 +46,5 @@ class Specialization:
 
     @property
     def has_symbolic_sizes(self) -> bool:
-        """True if some size of the next capture is symbolic."""
+        """Returns True if some size of the next capture is symbolic."""
         return self.all_dynamic or bool(self.dynamic_sizes)

@@ -1,7 +1,7 @@
-"""Memory of the tensors that an entry holds: which of them share it, and where it lies.
+"""Guards on the storages of tensors that an entry holds: which tensors share one, and its address.
 
-``tensor.data = ...`` gives a tensor other memory and leaves everything else about it as it was. That matters only
-where a written tensor comes to share memory with another.
+``tensor.data = ...`` replaces the storage of a tensor and nothing else. This matters only if a written tensor now
+shares storage with another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sidefx_train import torch_compat as compat
 
 
 class StorageSharing:
-    """Where held tensors lie; kept up to date while the way they share memory is that of the capture.
+    """Storage addresses of held tensors; updated while storage sharing is that of the capture.
 
     Args:
         tensors: the tensors that the entry holds.
@@ -21,8 +21,8 @@ class StorageSharing:
 
     Attributes:
         tensors: the same.
-        every: addresses of their memory now.
-        changed: addresses of memory that the step writes to.
+        every: current addresses of their storages.
+        changed: addresses of the storages that the step writes to.
     """
 
     def __init__(self, tensors: Iterable[Any], written: Iterable[Any]) -> None:
@@ -33,11 +33,11 @@ class StorageSharing:
         self._shared = self._look()
 
     def holds(self) -> bool:
-        """True if written tensors share memory with those with which they shared it during the capture."""
+        """Returns True if written tensors share storage with the same tensors as during the capture."""
         return self._groups([compat.storage_address(tensor) for tensor in self.tensors]) == self._shared
 
     def refresh(self) -> bool:
-        """:meth:`holds`, and notes the addresses if so: memory has moved."""
+        """Returns the result of :meth:`holds` after storages were replaced; updates the addresses if it is true."""
         if not self.holds():
             return False
         self._look()
@@ -54,7 +54,7 @@ class StorageSharing:
         return self._groups(places)
 
     def _groups(self, places: list[int]) -> frozenset[frozenset[int]]:
-        """Tensors, by position, that share memory with one that is written."""
+        """Returns groups of tensor positions that share storage with a written tensor."""
         at: dict[int, list[int]] = {}
         for index, place in enumerate(places):
             if place:

@@ -1,4 +1,4 @@
-"""Conditions on symbolic numbers, as Python source."""
+"""Guards on symbolic numbers, as Python source."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.common.source_literals import literal
 
 CONDITION_NAMES: dict[str, Any] = {"math": math, "torch": torch}
-"""What the source of a condition on numbers may name."""
+"""Names that the source of a number condition may use."""
 
 _ROUNDING = 1e-12
-"""Two ways of working out one sum in double precision are closer than this, by the size of what is added."""
+"""Bound of the rounding error of a sum in double precision, relative to the sum of its terms' magnitudes."""
 
 
 def number_conditions(
     expressions: list[Any], sources: dict[str, Source], values: Mapping[str, Any] | None = None
 ) -> tuple[list[NumberCondition], list[Any]]:
-    """Turns recorded sympy conditions into Python source.
+    """Converts recorded sympy conditions to Python source.
 
-    Sympy adds and multiplies floats in an order of its own, so what it says of their arithmetic is as good as the
-    rounding: a condition is relied on where it holds by more than that. Otherwise, and where a result became a constant
-    of the graph, the numbers have to be what they were.
+    Sympy reorders sums and products of floats, so its result is exact only up to rounding. A condition is used if it
+    holds by more than the rounding error. Otherwise, and where a result became a constant of the graph, the numbers
+    must be equal to those of the capture.
 
     Args:
         expressions: sympy conditions that held during the capture.
         sources: where each symbol (by name) is found.
-        values: what the symbols were during the capture; those of unknown value are taken at sympy's word.
+        values: values of the symbols during the capture; for a symbol without a value, sympy's result is trusted.
 
     Returns:
-        The conditions over known sources, and those that mention anything else (values that exist only after the
-        graph ran; they were decided by the capture itself).
+        The conditions over known sources, and those that mention anything else (values that exist only after the graph
+        has run; the capture itself decided them).
     """
     conditions: list[NumberCondition] = []
     others: list[Any] = []
@@ -68,13 +68,13 @@ def _exactly(symbol: str, value: Any, source: Source) -> NumberCondition:
     if value != value:
         return NumberCondition(f"{symbol} != {symbol}", names)
     same = f"{symbol} == {literal(value)}"
-    if type(value) is float and value == 0:  # -0.0 is another number for a division
+    if type(value) is float and value == 0:  # -0.0 behaves differently in a division
         same += f" and math.copysign(1.0, {symbol}) == {math.copysign(1.0, value)}"
     return NumberCondition(same, names)
 
 
 def _distinct(expression: Any) -> str:
-    """An inequality that holds by more than the rounding; ``False`` for what is no inequality."""
+    """Returns an inequality that holds by more than the rounding error; ``False`` for other conditions."""
     if expression.func.__name__ not in _MARGINS:
         return "False"
     sign, operator = _MARGINS[expression.func.__name__]
@@ -86,7 +86,8 @@ def _distinct(expression: Any) -> str:
 
 
 def _integral(expression: Any) -> str:
-    """True where an expression is further from whole and half numbers, where it is cut off, than the rounding."""
+    """Returns a test that truncation is unambiguous: the distance to whole and half numbers exceeds the rounding
+    error."""
     twice = f"2 * ({compat.python_source(expression)})"
     return f"abs({twice} - math.floor({twice} + 0.5)) > {_margin(expression, expression)}"
 
@@ -103,15 +104,15 @@ _MARGINS = {
     "GreaterThan": ("+", ">="),
     "Unequality": ("", "!="),
 }
-"""By sympy's name of a relation: on which side of the right hand to stay, and Python's name."""
+"""(sign of the margin added to the right side, Python operator) by sympy's name of a relation."""
 
 
 def size_conditions(sizes: list[tuple[Any, Source]], sources: dict[str, Source]) -> list[NumberCondition]:
-    """Conditions that tie symbolic sizes and strides of inputs to their symbols.
+    """Returns conditions that equate symbolic sizes and strides of inputs with their symbols.
 
     Args:
-        sizes: each with where it is found.
-        sources: where each symbol is found; gets the symbols of the sizes.
+        sizes: each size with its source.
+        sources: source of each symbol; symbols of the sizes are added.
     """
     conditions: list[NumberCondition] = []
     for size, source in sizes:
@@ -119,7 +120,7 @@ def size_conditions(sizes: list[tuple[Any, Source]], sources: dict[str, Source])
         name = str(expression)
         if expression.is_Symbol and name not in sources:
             sources[name] = source
-            conditions.append(NumberCondition(f"{name} > 1", ((name, source),)))  # torch takes 0 and 1 for special
+            conditions.append(NumberCondition(f"{name} > 1", ((name, source),)))  # torch treats 0 and 1 specially
             continue
         names = tuple((str(symbol), sources[str(symbol)]) for symbol in sorted(expression.free_symbols, key=str))
         conditions.append(NumberCondition(f"found == {compat.python_source(expression)}", (("found", source), *names)))

@@ -1,4 +1,4 @@
-"""Functions of torch and of libraries that a capture treats specially; importing this package registers them."""
+"""Interceptors for functions of torch and of libraries; importing this package registers them."""
 
 from sidefx_train.compile.capture.interceptors import comparisons as comparisons
 from sidefx_train.compile.capture.interceptors import control_flow as control_flow

@@ -1,4 +1,4 @@
-"""``torch.equal`` and ``torch.allclose``: Python booleans made from what tensors hold, known once the graph has run."""
+"""``torch.equal`` and ``torch.allclose``: Python booleans that depend on data and exist after the graph has run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _comparable(values: tuple[Any, ...]) -> bool:
-    """True for two tensors of the trace of one kind."""
+    """Returns True for two tensors of the trace with the same dtype, device and shape."""
     if len(values) != 2 or not all(type(value) is compat.FakeTensor for value in values):
         return False
     one, two = values

@@ -1,8 +1,8 @@
 """``torch.cond`` and ``while_loop`` in a step: operators of the graph over captured branches.
 
-Each branch is interpreted on the same effects; what it does to tensors is taken out of the step's graph and becomes a
-graph of its own, whose inputs are all tensors it uses. The branches must leave the same Python side effects, since only
-the graph knows which of them is taken. Autograd goes through ``torch.cond`` by torch's own rule for the operator.
+Each branch is interpreted from the same side effects. Its tensor operations are moved from the step's graph to a graph
+of their own, whose inputs are all tensors that the branch uses. The branches must leave the same Python side effects,
+since only the graph decides which of them runs. Autograd differentiates ``torch.cond`` by torch's own rule.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """One function run on shadows, its operations taken for itself.
+    """One function run on shadows, with its operations in a separate graph.
 
     Attributes:
-        leaves: tensors it returned, flat.
-        shape: how they are nested.
+        leaves: flat list of returned tensors.
+        shape: their nesting.
         after: side effects after it.
     """
 
@@ -73,7 +73,7 @@ def _unflatten(shape: Any, leaves: Any) -> Any:
 
 
 def _values(world: TraceWorld, nodes: list[fx.Node]) -> list[torch.Tensor]:
-    """The fake tensors that nodes compute."""
+    """Returns the fake tensors that nodes compute."""
     known = compat.tracked_tensors(world.tracer.tracer)
     if any(node not in known for node in nodes):
         world.heap.refuse("SFX111", "a branch uses a number, or a tensor that nothing else refers to")
@@ -132,7 +132,7 @@ def _while_loop(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _single(graph: fx.GraphModule) -> fx.GraphModule:
-    """A graph that returns one bool returns it bare."""
+    """Makes a graph that returns one bool return it without a tuple."""
     output = next(iter(reversed(graph.graph.nodes)))
     held = output.args[0]
     if safe_isinstance(held, tuple) and len(held) == 1 and held[0].meta["val"].dtype is torch.bool:
@@ -146,8 +146,8 @@ registry.intercept(compat.while_loop)(_while_loop)
 
 @registry.intercept(compat.run_compiled)
 def _run_compiled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Other operators over functions (``map``, ``scan``) hand themselves to ``torch.compile`` when called eagerly."""
-    world.heap.refuse("SFX103", "an operator over functions that runs torch.compile; it runs natively")
+    """Refuses other higher-order operators (``map``, ``scan``), which call ``torch.compile`` on themselves eagerly."""
+    world.heap.refuse("SFX103", "a higher-order operator that calls torch.compile; it runs natively")
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], default: Any) -> list[Any]:

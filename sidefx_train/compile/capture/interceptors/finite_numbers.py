@@ -1,4 +1,4 @@
-"""``math.isfinite(loss.item())`` and the like: of a number that only the graph knows, the usual answer is granted."""
+"""``math.isfinite(loss.item())`` and similar: the usual answer is assumed for a number that only the graph knows."""
 
 from __future__ import annotations
 

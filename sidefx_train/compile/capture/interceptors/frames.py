@@ -1,4 +1,4 @@
-"""``sys._getframe`` in a step: its own frames have stand-ins, those of its callers are looked at between two parts."""
+"""``sys._getframe`` in a step: interpreted frames have frame objects; callers' frames are read at a graph break."""
 
 from __future__ import annotations
 

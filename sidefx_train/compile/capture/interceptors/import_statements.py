@@ -1,4 +1,4 @@
-"""Imports in a step, by statement and by function: a module's own code runs in the real world."""
+"""Imports in a step, by statement and by function: the module's own code runs in the real world."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @registry.intercept(builtins.__import__)
 def _import(_: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A module's own code makes real tensors, whatever imports it; the interpreter notes what is found."""
+    """Runs a module's code on real tensors; the interpreter records what the import finds."""
     with compat.real_world():
         return builtins.__import__(*args, **kwargs)
 

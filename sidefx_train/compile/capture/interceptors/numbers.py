@@ -1,4 +1,4 @@
-"""``max`` and ``min`` of numbers that exist only when the graph runs (``Adafactor`` scales by a parameter's norm)."""
+"""``max`` and ``min`` of numbers that the graph computes (``Adafactor`` scales by a parameter's norm)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def _record(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], na
 
 
 def _made(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """An array that the step has made itself, or ``None``."""
+    """Returns an array argument that the step created, or ``None``."""
     array = args[0] if args else kwargs.get(name)
     return array if type(array) is np.ndarray and world.heap.record_of(array) is None else None
 
@@ -32,7 +32,7 @@ def _made(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name
 def _over_made(
     world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> torch.Tensor | Any:
-    """What ``fn`` makes of an array that the step has made; ``ABSENT`` if it was given something else."""
+    """Calls ``fn`` on an array that the step created; returns ``ABSENT`` for any other argument."""
     array = _made(world, args, kwargs, name)
     if array is None:
         return ABSENT
@@ -47,7 +47,7 @@ def _over_made(
 
 
 def _tensor_over(world: TraceWorld, record: ArrayRecord) -> torch.Tensor:
-    """The tensor over an array's memory; what torch refuses raises as it does eagerly."""
+    """Returns the tensor over an array's memory; raises the same error as torch if torch refuses the array."""
     if record.tensor is None:
         world.guarded(torch.from_numpy, (record.shadow.copy(),), {})
     return record.as_tensor()
@@ -85,7 +85,7 @@ def _asarray(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     record = _record(world, args, kwargs, "data")
     array = _made(world, args, kwargs, "data")
-    if array is not None:  # a constant of the graph must not change with it
+    if array is not None:  # a constant of the graph must not share its memory
         rest = {name: value for name, value in kwargs.items() if name != "data"}
         return world.guarded(torch.tensor, (array.copy(order="K"), *args[1:]), rest)
     if record is None:

@@ -1,7 +1,7 @@
-"""Parameters and buffers that a step makes itself: ``nn.Parameter(data)``, a module built in the step.
+"""Parameters and buffers that a step creates: ``nn.Parameter(data)``, a module built in the step.
 
-Both are tensors detached from their data, with a mark that ``isinstance`` looks at. On stand-ins torch makes them so of
-its own accord, as it does for any tensor that is not plain.
+Both are tensors detached from their data, with a mark that ``isinstance`` reads. For fake tensors torch itself creates
+them this way, as for any other tensor subclass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is the same for the whole process, so asked for during the capture: packages, modules, rules of torch."""
+"""Process constants, evaluated during the capture: packages, modules, batching rules of torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _version(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 @registry.intercept(importlib.util.find_spec)
 def _find_spec(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """That a package is missing, or the specification of one that has been imported."""
+    """Returns the specification of an imported package, or that it is missing."""
     if kwargs or len(args) != 1 or type(args[0]) is not str:
         return ABSENT
     module = sys.modules.get(args[0])

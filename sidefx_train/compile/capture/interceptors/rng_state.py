@@ -1,4 +1,4 @@
-"""The default random generator during a capture: its state may be saved and set again within the step."""
+"""The default random generator during a capture: a step may save and restore its state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Copies of tensors by Python's protocols: ``copy.deepcopy``, and ``__reduce_ex__`` for ``copy.copy`` and ``pickle``.
 
-torch's own methods, called on a fake tensor, copy what hangs on it: the mode of the capture with its weak references to
-storages, which count as one reference and are let go of twice. Nothing but an early end of the process shows that.
+torch's own methods, called on a fake tensor, copy its attributes: the fake mode with its weak references to storages,
+which count as one reference and are released twice. The only symptom is a crash of the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @registry.intercept(copy.deepcopy)
 def _with_memo(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Notes the memo of a caller: what torch keeps in it, by the addresses of storages, a capture does not."""
+    """Records the caller's memo: torch stores entries by storage address in it, a capture does not."""
     memo = args[1] if len(args) > 1 else kwargs.get("memo")
     if memo is not None and not in_copy(world.interp.current_frame):
         world.given_memos.append(memo)
@@ -36,7 +36,7 @@ def _deep_copy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
     if len(args) != 2 or kwargs or type(args[0]) is not compat.FakeTensor:
         return ABSENT
     tensor, memo = args
-    if not tensor.is_leaf:  # which torch refuses to copy before it looks any further
+    if not tensor.is_leaf:  # torch raises before any other check
         return ABSENT
     why = _not_copied(world, tensor, memo)
     if why:
@@ -49,11 +49,11 @@ def _deep_copy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _reduce(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args or type(args[0]) is not compat.FakeTensor:
         return ABSENT
-    world.heap.refuse("SFX104", "takes a tensor apart (copy.copy, pickle)")
+    world.heap.refuse("SFX104", "pickles a tensor, or copies it by copy.copy")
 
 
 def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
-    """Why the copy would not be torch's, which lies in a copy of the whole storage; "" if it would."""
+    """Returns why torch's copy, which copies the whole storage, would differ from ours; "" if it would not."""
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return f"with layout {tensor.layout} on {tensor.device}"
     if tensor.is_conj() or tensor.is_neg():
@@ -79,7 +79,7 @@ def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
 
 
 def _lies_alone(world: TraceWorld, memory: int, others: set[int]) -> bool:
-    """True if a storage is none of others, whatever the step is given: copies of one storage lie in one, too."""
+    """Returns True if a storage differs from the others at every call: copies from one storage share one, too."""
     if memory in others:
         return False
     given = {
@@ -91,7 +91,7 @@ def _lies_alone(world: TraceWorld, memory: int, others: set[int]) -> bool:
 
 
 def _copied(tensor: torch.Tensor, memo: dict[Any, Any], requires_grad: bool) -> torch.Tensor:
-    """What the step runs in place of torch's method: the copy counts one write, as there."""
+    """Copies a tensor in place of torch's method; the copy has version 1, as there."""
     if id(tensor) in memo:
         return memo[id(tensor)]  # type: ignore[no-any-return]
     with torch.no_grad():

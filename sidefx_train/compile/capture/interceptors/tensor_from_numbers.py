@@ -1,7 +1,7 @@
-"""Tensors made of numbers that change from call to call (``torch.tensor([step, 1.0])``, ``torch.tensor([loss, k])``).
+"""Tensors made of numbers that change between calls (``torch.tensor([step, 1.0])``, ``torch.tensor([loss, k])``).
 
-The C code that makes them asks every number for its value, which would make a constant of it. Here each number becomes
-a 0-dim tensor of the graph, and these are stacked.
+The C code that creates them would read the value of each number and so make it a constant. This module creates a 0-dim
+tensor of the graph for each number and stacks them.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ if TYPE_CHECKING:
 
 
 _MOST = 256
-"""More numbers than this are cheaper captured anew than made one by one."""
+"""For more numbers, capturing again is cheaper than creating a node for each."""
 
 _CHANGING = (torch.SymInt, torch.SymFloat, compat.FakeTensor)
 _PYTHON = (int, float, bool, torch.SymInt, torch.SymFloat)
 
 _WIDE = (torch.int64, torch.float32, torch.float64, torch.bfloat16)
-"""What numbers become without an error for those that do not fit, as long as no float becomes an integer."""
+"""dtypes that hold any of these numbers without an overflow error, as long as no float becomes an integer."""
 
 
 def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: Any, requires_grad: bool) -> Any:
-    """The tensor that ``torch.tensor`` makes of nested lists of numbers.
+    """Returns the tensor that ``torch.tensor`` would make of nested lists of numbers.
 
     Args:
         world: the capturing world.
         data: a number, or lists or tuples of numbers and 0-dim tensors, nested to any depth.
-        dtype: of the tensor; ``None`` for the one that torch infers.
-        device: of the tensor; ``None`` for the default.
-        requires_grad: of the tensor.
+        dtype: dtype of the tensor; ``None`` for the one that torch infers.
+        device: device of the tensor; ``None`` for the default.
+        requires_grad: flag of the tensor.
 
     Returns:
-        The tensor; :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` where no number changes from
-        call to call, or torch has to look at them: ragged lists, more than 256 numbers, dtypes that not every number
-        fits.
+        The tensor; :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` if no number changes between calls,
+        or if torch itself must read them: ragged lists, more than 256 numbers, dtypes that some number may not fit.
 
     Raises:
-        Unsupported: there are tensors in the lists, of which torch needs the values.
+        Unsupported: the lists contain tensors whose values torch would read.
     """
     numbers: list[Any] = []
     shape = _shape(data, numbers)
@@ -79,7 +78,7 @@ def _item(world: TraceWorld, number: Any, dtype: torch.dtype, place: dict[str, A
 
 
 def _dtype(number: Any) -> torch.dtype:
-    """The dtype that torch infers of one number."""
+    """Returns the dtype that torch infers for one number."""
     if safe_isinstance(number, torch.Tensor):
         return number.dtype
     if type(number) is bool:
@@ -88,8 +87,8 @@ def _dtype(number: Any) -> torch.dtype:
 
 
 def _shape(data: Any, numbers: list[Any]) -> tuple[int, ...] | None:
-    """The shape of nested lists, whose numbers are added in order; ``None`` for anything else."""
-    quiet = type(data) is compat.FakeTensor and data.dim() == 0 and not data.requires_grad  # torch warns of others
+    """Returns the shape of nested lists and appends their numbers in order; ``None`` for anything else."""
+    quiet = type(data) is compat.FakeTensor and data.dim() == 0 and not data.requires_grad  # torch warns otherwise
     if quiet or type(data) in _PYTHON:
         numbers.append(data)
         return ()
@@ -107,7 +106,8 @@ def _holds_tensor(data: Any) -> bool:
 
 
 def by_keywords(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """:func:`of_numbers` of the arguments of ``torch.tensor`` and its like, whose data are called ``name``."""
+    """Calls :func:`of_numbers` with the arguments of ``torch.tensor`` or a similar function; ``name`` names the
+    data."""
     data = args[0] if args else kwargs.get(name)
     rest = {key: value for key, value in kwargs.items() if key != name}
     if len(args) > 1 or set(rest) - {"dtype", "device", "requires_grad"}:
@@ -138,7 +138,7 @@ _register(torch.LongTensor, torch.int64)
 def _register_range(fn: Any) -> None:
     @registry.intercept(fn)
     def make(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Floats that say how many numbers there will be have their values."""
+        """Specializes floats that determine the number of elements."""
         if not any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
             return ABSENT
         return world.guarded(fn, *concrete_within((args, kwargs), (torch.SymFloat,)))

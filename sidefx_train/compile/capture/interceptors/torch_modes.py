@@ -1,7 +1,7 @@
-"""Torch modes and tensor subclasses: their Python runs inside torch's dispatcher, where no interpreter sees it.
+"""Torch modes and tensor subclasses: torch's dispatcher calls their Python, past the interpreter.
 
-Replaying the graph would leave out what such code does to Python, so a step that enters a mode of its own or makes an
-instance of a tensor subclass is not captured. ``with torch.device(...)`` is torch's own mode and changes no Python.
+A replayed graph would omit the Python effects of such code. So a step is not captured if it enters a mode of its own or
+creates an instance of a tensor subclass. ``with torch.device(...)`` is torch's own mode and has no Python effects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _enter_dispatch_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[
 
 @registry.late
 def register() -> bool:
-    """Plugs in once ``torch.compile`` has been used: it tags modules as they are made, also those made in a step."""
+    """Registers the interceptor after ``torch.compile`` was used: it tags new modules, also those created in a step."""
     tag = compat.module_tagging()
     if tag is None:
         return False

@@ -1,1 +1,1 @@
-"""A bytecode interpreter for CPython 3.11 to 3.13. It needs no torch, which a test holds it to."""
+"""Bytecode interpreter for CPython 3.11 to 3.13. It does not import torch, which a test enforces."""

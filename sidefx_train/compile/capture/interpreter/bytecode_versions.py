@@ -1,8 +1,8 @@
-"""The differences between CPython 3.11, 3.12 and 3.13 bytecode: the only file that knows them.
+"""The differences between the bytecode of CPython 3.11, 3.12 and 3.13, all in this file.
 
-:func:`decode` turns a code object into instructions with one vocabulary for all versions. Caches and
-``EXTENDED_ARG`` are gone, jump targets are indices into the result, names and constants are resolved.
-Sources: the ``dis`` module documentation of each version and ``Objects/exception_handling_notes.txt``.
+:func:`decode` converts a code object to instructions with the same names for all versions. Caches and ``EXTENDED_ARG``
+are removed, jump targets are indices into the result, names and constants are resolved. Sources: the ``dis`` module
+documentation of each version and ``Objects/exception_handling_notes.txt``.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any
 VERSION = sys.version_info[:2]
 
 SEND_KEEPS_RECEIVER = VERSION >= (3, 12)
-"""On the end of a ``yield from`` the receiver stays on the stack until ``END_SEND``."""
+"""At the end of a ``yield from`` the receiver stays on the stack until ``END_SEND``."""
 
 TYPE_PARAMETERS_IN_C = VERSION >= (3, 12)
-"""``TypeVar`` and the like are classes of C, which ask CPython's running frame for the module they are made in."""
+"""``TypeVar`` and similar classes are C code that takes the defining module from CPython's running frame."""
 
 CLOSE_RETURNS = VERSION >= (3, 13)
-"""``generator.close()`` gives the generator's return value."""
+"""``generator.close()`` returns the generator's return value."""
 
 INTRINSICS_PUSH = VERSION >= (3, 12)
-"""``import *`` and the display of expressions are intrinsics, which leave a result on the stack."""
+"""``import *`` and printing an expression are intrinsics, which push a result."""
 
 NULL_IS_UPPER = VERSION >= (3, 13)
-"""Of a call's two callable slots the empty one lies above the callable, not below."""
+"""The empty one of a call's two callable slots lies above the callable, not below."""
 
 FOR_ITER_SKIP = {(3, 11): 0, (3, 12): 1, (3, 13): 2}.get(VERSION, 2)
-"""Instructions after a loop that are skipped when its iterator is exhausted (``END_FOR``, ``POP_TOP``)."""
+"""Number of instructions after a loop to skip when its iterator is exhausted (``END_FOR``, ``POP_TOP``)."""
 
 COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4}.get(VERSION, 5)
 COMPARE_NAMES = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
@@ -95,8 +95,8 @@ class Instruction:
     """One decoded instruction.
 
     Attributes:
-        run: the handler, filled in by ``dispatch.py``.
-        name: opcode name in the common vocabulary.
+        run: the handler, set by ``dispatch.py``.
+        name: opcode name, the same for all versions.
         arg: numeric argument (slot number, count, flags).
         value: resolved argument: a name, a constant, a tuple of keyword names.
         target: index of the instruction jumped to, -1 if it does not jump.
@@ -120,13 +120,13 @@ class Instruction:
 
 
 def slot_names(code: types.CodeType) -> tuple[str, ...]:
-    """Names of the fast-local slots: variables, then cells that are not arguments, then free variables."""
+    """Returns the names of the fast-local slots: variables, then cells that are not arguments, then free variables."""
     names = code.co_varnames
     return names + tuple(name for name in code.co_cellvars if name not in names) + code.co_freevars
 
 
 def decode(code: types.CodeType) -> list[Instruction]:
-    """Instructions of ``code`` in the common vocabulary, exception handlers attached."""
+    """Decodes the instructions of ``code``, with their exception handlers."""
     raw = code.co_code
     result: list[Instruction] = []
     index_of: dict[int, int] = {}
@@ -175,7 +175,7 @@ def decode(code: types.CodeType) -> list[Instruction]:
 
 
 def _common(code: types.CodeType, name: str, arg: int, offset: int, target: int) -> Instruction:
-    """One instruction in the common vocabulary."""
+    """Decodes one instruction to its common name."""
     value: Any = None
     if name in ("LOAD_CONST", "RETURN_CONST"):
         value = code.co_consts[arg]
@@ -194,7 +194,7 @@ def _common(code: types.CodeType, name: str, arg: int, offset: int, target: int)
         arg &= 3
     elif name == "COMPARE_OP":
         value = COMPARE_NAMES[dis.cmp_op[arg >> COMPARE_SHIFT]]
-        arg = 1 if VERSION >= (3, 13) and arg & 16 else 0  # the result is to be a bool
+        arg = 1 if VERSION >= (3, 13) and arg & 16 else 0  # converts the result to bool
     elif name == "BINARY_OP":
         symbol = opcode._nb_ops[arg][1]  # type: ignore[attr-defined]
         inplace = symbol.endswith("=")
@@ -212,7 +212,7 @@ def _common(code: types.CodeType, name: str, arg: int, offset: int, target: int)
 
 
 def exception_table(code: types.CodeType) -> list[tuple[int, int, int, int, bool]]:
-    """Entries ``(start, end, target, depth, push_lasti)`` of ``co_exceptiontable``; byte offsets."""
+    """Returns the entries ``(start, end, target, depth, push_lasti)`` of ``co_exceptiontable``, in byte offsets."""
     stream = iter(code.co_exceptiontable)
 
     def number(first: int) -> int:

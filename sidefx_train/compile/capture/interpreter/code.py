@@ -1,4 +1,4 @@
-"""Decoded code objects, as data: instructions, slots, arguments."""
+"""Decoded code objects: instructions, slots, arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WRITES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"})
 
 
 class CodeInfo:
-    """What the interpreter needs to know about a code object.
+    """The decoded form of a code object.
 
     Attributes:
         code: the code object.
@@ -20,7 +20,7 @@ class CodeInfo:
         slots: names of the fast-local slots (variables, cells, free variables).
         arguments: slot of each argument that may be passed by keyword.
         stubs: code with the same names for frame objects in tracebacks, by instruction.
-        simple: true if all arguments are positional, with no ``*args``, ``**kwargs`` or keyword-only ones.
+        simple: all arguments are positional, without ``*args``, ``**kwargs`` or keyword-only arguments.
     """
 
     __slots__ = ("_written", "arguments", "code", "instructions", "is_async", "simple", "slots", "stubs")

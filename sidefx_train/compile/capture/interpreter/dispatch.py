@@ -11,10 +11,10 @@ _CACHE: dict[int, CodeInfo] = {}
 
 
 def code_info(code: types.CodeType) -> CodeInfo:
-    """The decoded form of ``code`` with a handler at each instruction, from the cache if it was decoded before."""
+    """Returns the decoded form of ``code`` with a handler for each instruction; cached per code object."""
     found = _CACHE.get(id(code))
     if found is None:
-        found = CodeInfo(code)  # it keeps the code alive, so its id stays its own
+        found = CodeInfo(code)  # it keeps the code alive, so its id stays unique
         for instr in found.instructions:
             instr.run = opcodes.TABLE.get(instr.name, opcodes.unsupported)
         _CACHE[id(code)] = found

@@ -1,4 +1,4 @@
-"""Exceptions of the interpreted program: which one is being handled, chaining, unwinding, tracebacks."""
+"""Exceptions of the interpreted program: the handled exception, chaining, unwinding, tracebacks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _KEEP_INTERNAL = bool(os.environ.get("SIDEFX_FULL_TRACEBACKS"))
 
 
 class HandledOutside(Handled):
-    """At the bottom: what was being handled when the program was entered, looked up when it first matters.
+    """Bottom of the stack: the exception that was handled when the program was entered, evaluated on first use.
 
     Args:
-        look: gives it.
+        look: returns the exception.
     """
 
     __slots__ = ("_known", "_look", "_value")
@@ -47,9 +47,9 @@ class HandledOutside(Handled):
 
 
 def chain(error: BaseException, handled: BaseException | None, outside: BaseException | None = None) -> None:
-    """Makes ``handled`` the oldest context of ``error``, unless it is there already.
+    """Makes ``handled`` the oldest context of ``error``, unless it is in the chain already.
 
-    C code that raises in the program finds ``outside`` being handled, which is no context of the program's.
+    C code that raises in the program finds ``outside`` as the handled exception; it is removed from the chain.
     """
     if handled is None or error is handled:
         return
@@ -67,7 +67,7 @@ def chain(error: BaseException, handled: BaseException | None, outside: BaseExce
 
 
 def set_context(error: BaseException, handled: BaseException | None) -> None:
-    """What a ``raise`` statement does: ``handled`` becomes the context of ``error``, cycles are cut."""
+    """Sets the context as a ``raise`` statement does: ``handled`` becomes the context of ``error``, cycles are cut."""
     if handled is None or error is handled:
         return
     item, seen = handled, {id(handled)}
@@ -94,7 +94,7 @@ def _reaches(start: BaseException, goal: BaseException) -> bool:
 
 
 def unwind(interp: InterpreterAPI, frame: Frame, error: BaseException) -> bool:
-    """Moves ``frame`` to its handler of ``error``; false if it has none and the frame is left."""
+    """Continues ``frame`` at its handler of ``error``; returns False if it has none and the frame is left."""
     instr = frame.instructions[frame.pc - 1] if frame.pc else frame.instructions[0]
     if interp.in_flight is not error:
         chain(error, interp.handled.topmost(), interp.handled_natively)
@@ -120,7 +120,7 @@ def unwind(interp: InterpreterAPI, frame: Frame, error: BaseException) -> bool:
 
 
 def cleaned(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` without the interpreter's own frames, unless ``SIDEFX_FULL_TRACEBACKS`` is set."""
+    """Removes the interpreter's own frames from ``trace``, unless ``SIDEFX_FULL_TRACEBACKS`` is set."""
     if _KEEP_INTERNAL:
         return trace
     while trace is not None and _is_own(trace):
@@ -134,7 +134,7 @@ def cleaned(trace: types.TracebackType | None) -> types.TracebackType | None:
 
 
 def of_the_program(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` without the library's frames that lead to the program's; those it ends in stay."""
+    """Removes the library's frames above the program's; frames after the program's last one stay."""
     if _KEEP_INTERNAL:
         return trace
     last, item = None, trace
@@ -145,7 +145,7 @@ def of_the_program(trace: types.TracebackType | None) -> types.TracebackType | N
 
 
 def is_own(code: types.CodeType) -> bool:
-    """True for code of the library, and for code that it has generated."""
+    """Returns True for code of this library and code that it has generated."""
     return code.co_filename.startswith((PACKAGE_DIR, "<sidefx_train"))
 
 
@@ -154,7 +154,7 @@ def _is_own(item: types.TracebackType) -> bool:
 
 
 def _rebuilt(trace: types.TracebackType | None, last: types.TracebackType | None = None) -> types.TracebackType | None:
-    """The program's entries, and all behind ``last``."""
+    """Rebuilds a traceback from the program's entries and all entries after ``last``."""
     kept, behind = [], False
     while trace is not None:
         if behind or not _is_own(trace):
@@ -168,12 +168,12 @@ def _rebuilt(trace: types.TracebackType | None, last: types.TracebackType | None
 
 
 def _extended(frame: Frame, trace: types.TracebackType | None) -> types.TracebackType:
-    """``trace`` with an entry for the interpreted ``frame`` in front."""
+    """Prepends an entry for the interpreted ``frame`` to ``trace``."""
     return types.TracebackType(cleaned(trace), frame_object(frame), 0, frame.line)
 
 
 def as_exception(interp: InterpreterAPI, value: Any) -> BaseException:
-    """The exception that ``raise value`` raises: an instance, made by a call if ``value`` is a class."""
+    """Returns the exception instance that ``raise value`` raises; creates it if ``value`` is a class."""
     if safe_isinstance(value, type) and issubclass(value, BaseException):
         made = interp.call(value, (), {})
         if not safe_isinstance(made, BaseException):

@@ -1,4 +1,4 @@
-"""One activation of a code object, and the exceptions that it handles."""
+"""Frame of a code object, and its handled exceptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.code import CodeInfo
 
-NULL: Any = object()  # of a class whose instances gc.get_objects() does not list
+NULL: Any = object()  # its class is not tracked by gc.get_objects()
 """An unbound local variable, or the empty half of a call's two callable slots."""
 
 RETURNED = 1
@@ -27,10 +27,10 @@ class Frame:
         namespace: the local mapping of a class body or of executed code, ``None`` in a function.
         stack: evaluation stack; ``push`` and ``pop`` are its bound methods.
         pc: index of the next instruction.
-        began: number of the instruction begun last, as the interpreter counts.
+        began: number of the last instruction begun, counted by the interpreter.
         back: the frame that called this one, while it runs.
         closure: the function's cells.
-        result: what was returned or yielded.
+        result: the returned or yielded value.
         done: true once the frame has returned or raised.
     """
 
@@ -77,7 +77,7 @@ class Frame:
         self.done = False
 
     def take(self, count: int) -> list[Any]:
-        """Pops ``count`` values, in the order they were pushed."""
+        """Pops ``count`` values and returns them in the order they were pushed."""
         if not count:
             return []
         values = self.stack[-count:]
@@ -86,7 +86,7 @@ class Frame:
 
     @property
     def line(self) -> int:
-        """Line of the instruction being run."""
+        """Line of the current instruction."""
         offset = self.instructions[max(self.pc - 1, 0)].offset
         for start, end, line in self.code.co_lines():
             if start <= offset < end and line is not None:
@@ -98,11 +98,11 @@ class Frame:
 
 
 COPYING = frozenset({copy.copy.__code__, copy.deepcopy.__code__})
-"""Code that runs whole, captured or natively: its memo, and what it takes objects apart into, outlive no break."""
+"""Code that runs without a break, captured or natively: its memo and the reduced objects do not survive one."""
 
 
 def in_copy(frame: Frame | None) -> bool:
-    """True if ``copy.copy`` or ``copy.deepcopy`` runs in a frame or in one of its callers."""
+    """Returns True if ``copy.copy`` or ``copy.deepcopy`` runs in a frame or in one of its callers."""
     while frame is not None:
         if frame.code in COPYING:
             return True
@@ -111,7 +111,7 @@ def in_copy(frame: Frame | None) -> bool:
 
 
 class Handled:
-    """The exception being handled, and what the caller of a generator was handling."""
+    """The handled exception, linked to the one that the caller of a generator handles."""
 
     __slots__ = ("previous", "value")
 
@@ -120,7 +120,7 @@ class Handled:
         self.previous: Handled | None = None
 
     def topmost(self) -> BaseException | None:
-        """The innermost exception being handled, as ``sys.exception()`` would tell."""
+        """Returns the innermost handled exception, like ``sys.exception()``."""
         item: Handled | None = self
         while item is not None:
             if item.value is not None:

@@ -1,5 +1,5 @@
-"""Real frame objects for interpreted frames: for tracebacks, for code that walks the stack, and for calls made as if an
-interpreted function made them."""
+"""Real frame objects for interpreted frames: for tracebacks, code that walks the stack, and calls on behalf of an
+interpreted function."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _holding(variables: list[Any]) -> Generator[None, None, None]:
 
 
 def frame_object(frame: Frame) -> types.FrameType:
-    """A real frame object with the file, line, name and globals of an interpreted frame, but no locals.
+    """Returns a real frame object with the file, line, name and globals of an interpreted frame, but without locals.
 
-    Variables with a ``__del__`` live as long as it: a traceback keeps them.
+    It keeps variables with a ``__del__`` alive, as a traceback does.
     """
     if any(hasattr(type(value), "__del__") for value in frame.locals):
         made = types.FunctionType(_stub(frame, _holding, {}), frame.globals)(frame.locals)
@@ -44,7 +44,7 @@ def frame_object(frame: Frame) -> types.FrameType:
 
 
 def frame_object_stack(interp: InterpreterAPI, frame: Frame) -> types.FrameType:
-    """Like :func:`stand_in`, and ``f_back`` leads through the interpreted callers."""
+    """Returns a frame object whose ``f_back`` chain contains the interpreted callers."""
     found: types.FrameType = Place(frame)(sys._getframe)
     made: types.FrameType | None = found
     item: Frame | None = frame
@@ -55,10 +55,10 @@ def frame_object_stack(interp: InterpreterAPI, frame: Frame) -> types.FrameType:
 
 
 class Place:
-    """Calls functions as if an interpreted frame, where it is now, did: what looks at the stack finds it there.
+    """Calls functions on top of frame objects of an interpreted frame and its callers, for code that walks the stack.
 
     Args:
-        frame: the frame; its callers are below it.
+        frame: the innermost frame.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -76,7 +76,7 @@ class Place:
 
 
 def _stub(frame: Frame, model: Any, cache: dict[int, types.CodeType]) -> types.CodeType:
-    """The code of ``model`` with the names and the current position of ``frame``."""
+    """Returns the code of ``model`` with the names and the current position of ``frame``."""
     code, index = frame.code, max(frame.pc - 1, 0)
     known = cache.get(index)
     if known is None:
@@ -94,7 +94,7 @@ def _stub(frame: Frame, model: Any, cache: dict[int, types.CodeType]) -> types.C
 
 
 def _one_place(units: int, line: int, first: int, place: tuple[int | None, ...]) -> bytes:
-    """A location table (CPython's ``Objects/locations.md``) that puts all instructions at one place."""
+    """Returns a location table (CPython's ``Objects/locations.md``) that maps all instructions to one position."""
     _, end_line, column, end_column = place
     known = end_line is not None and column is not None and end_column is not None
     table = bytearray()
@@ -118,7 +118,7 @@ def _append_number(table: bytearray, number: int) -> None:
 
 
 def of_frame(interp: InterpreterAPI, frame: Frame, name: str) -> Any:
-    """What the frame object of an interpreted frame tells of it as it is now."""
+    """Returns an attribute of an interpreted frame's frame object, in its current state."""
     if name == "f_code":
         return frame.code
     if name == "f_lineno":
@@ -133,7 +133,7 @@ def of_frame(interp: InterpreterAPI, frame: Frame, name: str) -> Any:
 
 
 def names_in(interp: InterpreterAPI, frame: Frame) -> Any:
-    """The variables of a frame."""
+    """Returns the variables of a frame."""
     if frame.namespace is not None:
         return frame.namespace
     found = {}

@@ -1,7 +1,7 @@
-"""Suspended generators that run code of their own when they die: a ``finally``, a ``with``, an ``except``.
+"""Suspended generators with a pending ``finally``, ``with`` or ``except``, which runs when they are finalized.
 
-Eager Python runs it as soon as the last reference to the generator is gone, so such generators, and iterators over
-them, are kept and dropped in their turn, also by what is captured in parts.
+Eager Python runs it when the last reference to the generator is dropped. Such generators, and iterators over them, are
+therefore kept and dropped in order, also across graph breaks.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from sidefx_train.compile.capture.interpreter.generators import InterpretedGener
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 _STOP_ITERATION_ERROR = 3
-"""Argument of the ``CALL_INTRINSIC_1`` that ends every generator from Python 3.12 on."""
+"""Argument of the ``CALL_INTRINSIC_1`` that ends every generator since Python 3.12."""
 
 COMPOSED: frozenset[type] = frozenset(
     {enumerate, zip, map, filter, *(cls for cls in vars(itertools).values() if safe_isinstance(cls, type))}
 )
-"""Classes of C of iterators that walk over others."""
+"""C classes of iterators over other iterators."""
 
 HOLDERS: frozenset[type] = COMPOSED | {types.GeneratorType}
-"""Classes of outside iterators that may be suspended generators or hold some."""
+"""Classes of outside iterators that may be or hold suspended generators."""
 
 
 class ClosingStandIn:
-    """Base of what stands for an outside iterator that cleans up when it dies."""
+    """Base class of shadows of outside iterators that run the program's code when finalized."""
 
     __slots__ = ()
 
 
 def has_pending_finally(value: Any) -> bool:
-    """True if the program's code runs when an iterator, of the trace or real, dies where it is now."""
+    """Returns True if finalizing an iterator (traced or real) in its current state runs the program's code."""
     return _has_pending_finally(value, set())
 
 
@@ -63,7 +63,7 @@ def _has_pending_finally(value: Any, seen: set[int]) -> bool:
         held = gc.get_referents(value)
     else:
         held = gc.get_referents(value)
-        # Their own tuples may have empty places, which Python code must not read.
+        # Their own tuples may contain NULL, which Python code must not read.
         held += gc.get_referents(*(item for item in held if type(item) is tuple))
     return any(_has_pending_finally(item, seen) for item in held)
 
@@ -75,12 +75,12 @@ def _index_at(code: types.CodeType, offset: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _handles(code: types.CodeType, index: int) -> bool:
-    """True if a handler that was written covers the instruction, not just one that every generator has."""
+    """Returns True if a handler of the program covers the instruction, not only the one that every generator has."""
     instructions = code_info(code).instructions
     handler = instructions[index].handler
     while handler is not None:
         first = instructions[handler[0]]
-        if first.name == "CLEANUP_THROW":  # of the ``yield from`` itself
+        if first.name == "CLEANUP_THROW":  # handler of the ``yield from`` itself
             handler = first.handler
             continue
         return (first.name, first.arg) != ("CALL_INTRINSIC_1", _STOP_ITERATION_ERROR)

@@ -1,4 +1,4 @@
-"""Interpreted generators: usable by interpreted code and by C code alike."""
+"""Interpreted generators, for interpreted code and C code."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class InterpretedGenerator:
         """Runs to the next yield or to the end; the value is then in ``frame.result``.
 
         Args:
-            value: what the suspended ``yield`` gives.
-            error: raised at the suspended ``yield`` instead.
+            value: result of the suspended ``yield``.
+            error: exception to raise at the suspended ``yield`` instead.
 
         Returns:
-            ``YIELDED`` or ``RETURNED``. ``RETURNED`` also when the generator had finished before.
+            ``YIELDED`` or ``RETURNED``; ``RETURNED`` also if the generator had finished before.
         """
         interp, frame = self.interp, self.frame
         if self.running:
@@ -81,7 +81,7 @@ class InterpretedGenerator:
 
     @property
     def delegate(self) -> Any:
-        """What a suspended ``yield from`` reads from, else ``None``."""
+        """The iterator of a suspended ``yield from``, else ``None``."""
         frame = self.frame
         if frame.done or self.running or not self.started or not frame.stack:
             return None
@@ -95,7 +95,7 @@ class InterpretedGenerator:
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        """Resumes with ``value``; the next yielded value."""
+        """Resumes with ``value``; returns the next yielded value."""
         signal = self.advance(value)
         return self._answer(signal)
 
@@ -106,7 +106,7 @@ class InterpretedGenerator:
         return result
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
-        """Raises an exception at the suspended ``yield``; the next yielded value."""
+        """Raises an exception at the suspended ``yield``; returns the next yielded value."""
         error = _thrown(self.interp, kind, value, trace)
         return self._answer(self._throw(error))
 
@@ -133,7 +133,7 @@ class InterpretedGenerator:
         return YIELDED
 
     def _delegated(self, action: Any, *args: Any) -> tuple[Any, BaseException | None]:
-        """Calls ``action`` with this generator marked as executing; its answer and what it raised."""
+        """Calls ``action`` with this generator marked as executing; returns its result and the exception it raised."""
         if self.running:
             raise ValueError("generator already executing")
         self.running = True
@@ -219,13 +219,13 @@ _NO_THROW = object()
 
 
 def report_unraisable(error: BaseException, source: Any) -> None:
-    """Hands an exception that has nowhere to go to ``sys.unraisablehook``."""
+    """Passes an exception that cannot propagate to ``sys.unraisablehook``."""
     details = types.SimpleNamespace(
         exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__, err_msg=None, object=source
     )
     if sys.unraisablehook is not sys.__unraisablehook__:
         sys.unraisablehook(details)
-    else:  # CPython's own takes nothing but its own records
+    else:  # CPython's default hook accepts only its own record type
         print(f"Exception ignored in: {source!r}", file=sys.stderr)
         traceback.print_exception(error)
 
@@ -237,7 +237,7 @@ def _stop_error(stop: StopIteration) -> RuntimeError:
 
 
 def _thrown(interp: InterpreterAPI, kind: Any, value: Any, trace: Any) -> BaseException:
-    """The exception meant by the arguments of ``throw``."""
+    """Returns the exception given by the arguments of ``throw``."""
     if safe_isinstance(kind, BaseException):
         if value is not None:
             raise TypeError("instance exception may not have a separate value")
@@ -260,7 +260,7 @@ def _thrown(interp: InterpreterAPI, kind: Any, value: Any, trace: Any) -> BaseEx
 
 
 def _throw_into(interp: InterpreterAPI, target: Any, error: BaseException) -> Any:
-    """Calls ``target.throw``; a marker if it has no such method."""
+    """Calls ``target.throw``; returns a marker if it has no such method."""
     if safe_isinstance(target, InterpretedGenerator):
         return target._answer(target._throw(error))
     try:
@@ -271,7 +271,7 @@ def _throw_into(interp: InterpreterAPI, target: Any, error: BaseException) -> An
 
 
 def close_iterator(interp: InterpreterAPI, target: Any) -> None:
-    """Calls ``target.close`` if there is one."""
+    """Calls ``target.close`` if it exists."""
     if safe_isinstance(target, InterpretedGenerator):
         target.close()
         return
@@ -281,7 +281,7 @@ def close_iterator(interp: InterpreterAPI, target: Any) -> None:
         return
     except Unsupported:
         raise
-    except Exception as error:  # CPython reports it and goes on
+    except Exception as error:  # CPython reports it and continues
         interp.in_flight = None
         error.__traceback__ = cleaned(error.__traceback__)
         report_unraisable(error, target)

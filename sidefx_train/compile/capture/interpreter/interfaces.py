@@ -1,8 +1,8 @@
-"""Protocols of the interpreter: what it asks of the world outside its frames, and what its parts ask of it.
+"""Protocols between the interpreter, the world outside its frames, and its own parts.
 
-The interpreter runs bytecode on real Python objects and knows nothing of tensors, shadows or guards. Every read or
-write that could touch something which existed before the capture goes through a :class:`World`. The object model, the
-builtins and the opcode handlers know the interpreter by :class:`InterpreterAPI` alone.
+The interpreter runs bytecode on real Python objects; it has no notion of tensors, shadows or guards. Every read or
+write that could touch an object from before the capture goes through a :class:`World`. The object model, the builtins
+and the opcode handlers use the interpreter only through :class:`InterpreterAPI`.
 """
 
 from __future__ import annotations
@@ -19,121 +19,122 @@ class World(Protocol):
     """Reads and writes outside the interpreter's own frames."""
 
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
-        """Value of ``name`` in a function's globals, else in builtins, else :data:`ABSENT`."""
+        """Returns ``name`` from a function's globals, else from builtins, else :data:`ABSENT`."""
 
     def store_global(self, namespace: dict[str, Any], name: str, value: Any) -> None: ...
 
     def delete_global(self, namespace: dict[str, Any], name: str) -> bool:
-        """True if the name was there."""
+        """Returns True if the name existed."""
 
     def run_in(self, space: dict[str, Any]) -> None:
-        """Told of each dict that executed code is about to use as its globals or locals."""
+        """Called for each dict that executed code is about to use as its globals or locals."""
 
     def globals_dict(self, space: dict[str, Any]) -> dict[str, Any]:
-        """What ``globals()`` gives in a function whose globals are ``space``."""
+        """Returns what ``globals()`` returns in a function whose globals are ``space``."""
 
     def load_cell(self, cell: types.CellType) -> Any:
-        """Contents of a cell, :data:`ABSENT` if empty."""
+        """Returns the contents of a cell, :data:`ABSENT` if empty."""
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         """Sets a cell; ``value=ABSENT`` empties it."""
 
     def new_cell(self, cell: types.CellType) -> None:
-        """Told of each cell that the interpreter creates."""
+        """Called for each cell that the interpreter creates."""
 
     def new_function(self, fn: types.FunctionType) -> None:
-        """Told of each function that the interpreted program makes."""
+        """Called for each function that the interpreted program creates."""
 
     def imported(self, name: str, space: dict[str, Any], level: int) -> None:
-        """Told of each ``import`` statement that has run: what it asked for, and where it stands."""
+        """Called after each successful ``import`` statement with its name, globals and level."""
 
     def not_imported(self, error: ImportError, name: str) -> None:
-        """Told of each ``import`` statement that has failed: why, and the full name that it asked for."""
+        """Called after each failed ``import`` statement with the error and the full name of the module."""
 
     def found_module(self, name: str) -> Any:
-        """What ``sys.modules`` has under a name, or :data:`ABSENT`."""
+        """Returns the entry of ``sys.modules`` for a name, or :data:`ABSENT`."""
 
     def runs(self, fn: types.FunctionType, natively: bool) -> bool:
-        """Told of each Python function that is about to run; one that the policy would run natively is interpreted
-        all the same if this says no."""
+        """Called before each Python function runs; False makes the interpreter inline one that the policy would run
+        natively."""
 
     def type_of(self, obj: Any) -> type:
-        """The class the user's program must see (``torch.Tensor`` for a fake tensor, ``int`` for a symbolic int)."""
+        """Returns the class that the program must see (``torch.Tensor`` for a fake tensor, ``int`` for a symbolic
+        int)."""
 
     def class_attr(self, cls: type, name: str) -> Any:
-        """Raw attribute found along ``cls.__mro__`` (no descriptor call), else :data:`ABSENT`."""
+        """Returns the raw attribute found along ``cls.__mro__`` (no descriptor call), else :data:`ABSENT`."""
 
     def instance_attr(self, obj: Any, name: str) -> Any:
-        """Entry ``name`` of the instance ``__dict__`` of ``obj``, else :data:`ABSENT` (also without a ``__dict__``).
+        """Returns entry ``name`` of the instance ``__dict__`` of ``obj``, else :data:`ABSENT` (also without a
+        ``__dict__``).
 
-        For a class or a module object: an entry of its own namespace.
+        For a class or module: an entry of its own namespace.
         """
 
     def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
-        """Default store: what ``object.__setattr__`` does once no data descriptor has taken it."""
+        """Default store: what ``object.__setattr__`` does if no data descriptor handles it."""
 
     def del_instance_attr(self, obj: Any, name: str) -> None:
-        """Default deletion; raises ``AttributeError`` as ``object.__delattr__`` does."""
+        """Default deletion; raises ``AttributeError`` like ``object.__delattr__``."""
 
     def native_getattr(self, obj: Any, name: str) -> Any:
         """``getattr`` by C code: slots, getset descriptors, C types. May raise AttributeError."""
 
     def override_getattr(self, obj: Any, name: str) -> Any:
-        """First look at every attribute load: a finished answer, or :data:`ABSENT` to go the normal way."""
+        """Called first for every attribute load; returns the value, or :data:`ABSENT` for the default protocol."""
 
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
-        """First look at every attribute store: True if it has been dealt with."""
+        """Called first for every attribute store; returns True if it was handled."""
 
     def override_delattr(self, obj: Any, name: str) -> bool: ...
 
     def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
-        """First look at operators on objects: ``name`` is that of the function in :mod:`operator`
-        (``getitem``, ``setitem``, ``delitem``, ``contains``, ``add``, ``iadd``, ``lt``, ``is_`` , ``neg``, ...) or
-        ``iter``, ``next``, ``format`` (value, spec), ``str``, ``repr``, ``ascii``, ``build_string`` (parts).
-        A finished answer, or :data:`ABSENT`."""
+        """Called first for operators on objects. ``name`` is the function's name in :mod:`operator` (``getitem``,
+        ``setitem``, ``delitem``, ``contains``, ``add``, ``iadd``, ``lt``, ``is_`` , ``neg``, ...) or ``iter``,
+        ``next``, ``format`` (value, spec), ``str``, ``repr``, ``ascii``, ``build_string`` (parts). Returns the result,
+        or :data:`ABSENT` for the default protocol."""
 
     def as_key(self, key: Any) -> Any:
-        """What to hash for ``key``: a number that the world represents otherwise has no hash of its own."""
+        """Returns the object to hash for ``key``: the world's representation of a number has no hash of its own."""
 
     def truth(self, value: Any) -> Any:
-        """``bool(value)`` for values without a Python-level ``__bool__``/``__len__``; True or False."""
+        """Returns ``bool(value)`` for values without a Python-level ``__bool__``/``__len__``."""
 
     def grant(self, condition: Any, holds: bool) -> bool:
-        """Takes the truth of a value for granted that is known only later; false where that cannot be."""
+        """Assumes the truth of a value that only the graph knows; returns False if that is not possible."""
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a C callable (or a Python one marked native) on values of this world."""
 
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """First look at every call (already unwrapped from bound methods: ``self`` is ``args[0]``).
+        """Called first for every call (bound methods are unwrapped: ``self`` is ``args[0]``).
 
-        A finished answer, or :data:`ABSENT` to go the normal way (inline Python functions, run C ones natively).
+        Returns the result, or :data:`ABSENT` for the default (inline Python functions, run C ones natively).
         May raise :class:`~sidefx_train.errors.Unsupported`.
         """
 
     def refusal(self, error: BaseException) -> Unsupported | None:
-        """Asked about every exception in a frame: what it stands for if it is not one of the program's own."""
+        """Called for every exception in a frame; returns a refusal if the exception is not the program's own."""
 
     def unheard(self, error: BaseException) -> bool:
-        """True if an exception may end where nobody catches it, in the clean-up of what dies."""
+        """Returns True if an exception may remain uncaught in a finalizer."""
 
     def watched(self, value: Any) -> bool:
-        """True if the program notices when the object dies, or something that it holds."""
+        """Returns True if the program can observe the finalization of the object or of something that it holds."""
 
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
-        """A Python callable about to be handed to C code; ``reenter(*args, **kwargs)`` interprets it. Returns what to
-        hand over (usually ``reenter``)."""
+        """Returns what to pass to C code in place of a Python callable (usually ``reenter``, which interprets it)."""
 
 
 class InliningPolicy(Protocol):
     """Decides which Python functions are interpreted."""
 
     def inline(self, fn: types.FunctionType) -> bool:
-        """True to interpret ``fn``, false to call it natively."""
+        """Returns True to interpret ``fn``, False to call it natively."""
 
 
 class InterpreterAPI(Protocol):
-    """The interpreter as its parts see it; ``Interpreter`` (``interpreter.py``) documents each member."""
+    """The interpreter's interface to its parts; ``Interpreter`` (``interpreter.py``) documents each member."""
 
     world: World
     type_of: Callable[[Any], type]

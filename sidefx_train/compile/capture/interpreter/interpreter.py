@@ -1,8 +1,8 @@
 """The interpreter: runs Python functions instruction by instruction over a :class:`World`.
 
-A map of its parts: ``bytecode_versions.py`` and ``code.py`` decode code objects, ``dispatch.py`` binds instructions to
-the handlers in ``opcodes/``, ``frame.py`` is one activation, ``object_model/`` and ``builtins/`` are Python's
-protocols, ``exceptions.py`` unwinds, ``generators.py`` suspends. They know the interpreter by ``interfaces.py``.
+Its parts: ``bytecode_versions.py`` and ``code.py`` decode code objects, ``dispatch.py`` binds instructions to the
+handlers in ``opcodes/``, ``frame.py`` is one activation, ``object_model/`` and ``builtins/`` implement Python's
+protocols, ``exceptions.py`` unwinds, ``generators.py`` suspends. They use the interpreter through ``interfaces.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sidefx_train.errors import Location, Unsupported
 
 
 class Suspended(BaseException):
-    """Stops a program in front of the instruction it was to stop at.
+    """Stops a program before the instruction ``stop_at``.
 
     Attributes:
         frames: outermost first.
@@ -48,20 +48,20 @@ class Interpreter:
     """Interprets Python functions.
 
     Args:
-        world: every access outside the frames goes through it.
-        policy: which functions are interpreted; all, if ``None``.
+        world: handles every access outside the frames.
+        policy: decides which functions are interpreted; all, if ``None``.
 
     Attributes:
         current_frame: the innermost running frame, ``None`` outside.
-        handled: the exceptions being handled, as ``sys.exception()`` must tell.
-        type_of: the world's, the class that the interpreted program sees.
-        stopped: the :class:`Unsupported` that is on its way out, if any: until the next :meth:`run` no handler,
-            ``finally`` or ``__exit__`` of the program is run any more.
-        begun: how many instructions have been begun.
-        stop_at: number of the instruction in front of which to raise :class:`Suspended`; 0 for none.
-        dropping: why what the instruction has dropped cannot be cleaned up here, if anything.
-        handled_natively: what the interpreter's own caller is handling, if anything.
-        substitute_frames: by ``id``, frame objects that the program was given, with the frames they stand for.
+        handled: the handled exceptions, as ``sys.exception()`` must report them.
+        type_of: the world's function for the class that the program sees.
+        stopped: the propagating :class:`Unsupported`, if any: until the next :meth:`run` no handler, ``finally`` or
+            ``__exit__`` of the program runs.
+        begun: number of instructions begun.
+        stop_at: number of the instruction before which to raise :class:`Suspended`; 0 for none.
+        dropping: refusal if the finalizer of an object that the instruction dropped cannot run here.
+        handled_natively: the exception that the interpreter's own caller handles, if any.
+        substitute_frames: frame objects that the program received, with their interpreted frames, by ``id``.
     """
 
     def __init__(self, world: World, policy: InliningPolicy | None = None) -> None:
@@ -101,14 +101,14 @@ class Interpreter:
             if self.stopped is None:
                 error.__traceback__ = exceptions.cleaned(error.__traceback__)
                 raise
-            raise self.stopped from error  # C code turned it into an error of its own
+            raise self.stopped from error  # C code replaced it by another error
         finally:
             if self.depth == 0:
                 sys.setrecursionlimit(limit)
                 self.in_flight = None
 
     def close(self) -> None:
-        """Ends the program for good: generators that it left suspended are dropped without running again."""
+        """Ends the program: suspended generators are dropped without running again."""
         self.stopped = Unsupported("SFX111", "the interpreter was closed")
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,7 +166,7 @@ class Interpreter:
         """Calls C code through the world; Python callables among the arguments re-enter the interpreter."""
         if introspection.keeps_callables(fn):
             return self.world.native_call(fn, args, kwargs)
-        if safe_isinstance(fn, type) and fn.__module__ == "itertools":  # ``groupby(values, type)``: of stand-ins
+        if safe_isinstance(fn, type) and fn.__module__ == "itertools":  # ``groupby(values, type)`` sees shadows
             args = tuple(self.type_of if value is type else value for value in args)
             kwargs = {k: self.type_of if value is type else value for k, value in kwargs.items()}
         for value in args:
@@ -180,13 +180,13 @@ class Interpreter:
         return self.world.native_call(fn, args, kwargs)
 
     def reentering(self, fn: Any) -> Any:
-        """What to hand to C code in place of ``fn``."""
+        """Returns what to pass to C code in place of ``fn``."""
         if not function_calls.runs_python(fn) or (type(fn) is types.FunctionType and id(fn.__code__) in NATIVE_CODE):
             return fn
 
         def reenter(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self.thread:
-                return fn(*args, **kwargs)  # frames belong to the thread that runs the program
+                return fn(*args, **kwargs)  # frames belong to the thread of the program
             return self.call(fn, args, kwargs)
 
         NATIVE_CODE.add(id(reenter.__code__))
@@ -245,18 +245,18 @@ class Interpreter:
             self.depth -= 1
 
     def note_dropped(self, what: str) -> None:
-        """Told by what dies with its last reference in the program: it is to die outside, at this instruction."""
+        """Called by an object whose last reference in the program was dropped: it must be finalized natively, here."""
         if self.stopped is None:
-            self.dropping = Unsupported("SFX113", f"drops {what}, which cleans up")
+            self.dropping = Unsupported("SFX113", f"drops {what}, whose finalizer runs code")
 
     def taken_dropping(self) -> Unsupported:
-        """:attr:`dropping`, once."""
+        """Returns and clears :attr:`dropping`."""
         refusal, self.dropping = self.dropping, None
         assert refusal is not None, "something was dropped"
         return refusal
 
     def suspend(self) -> NoReturn:
-        """Leaves all frames as they are, none of their handlers run."""
+        """Stops with all frames unchanged; none of their handlers run."""
         self.stopped = Unsupported("SFX111", "the program was suspended")
         frames: list[Frame] = []
         frame = self.current_frame
@@ -265,7 +265,7 @@ class Interpreter:
             frame = frame.back
         raise Suspended(frames[::-1], self.handled.topmost())
 
-    # The protocols, for the world and for the other parts.
+    # The protocols, for the world and the other parts.
 
     def getattr(self, obj: Any, name: str) -> Any:
         return attributes.load(self, obj, name)
@@ -291,7 +291,7 @@ class Interpreter:
         return iteration.get_iter(self, obj)
 
     def iterate(self, obj: Any) -> list[Any]:
-        """All items of an iterable."""
+        """Returns all items of an iterable."""
         return iteration.to_list(self, obj)
 
     def getitem(self, obj: Any, key: Any) -> Any:
@@ -304,11 +304,11 @@ class Interpreter:
         operators.delitem(self, obj, key)
 
     def written_names(self, frame: Frame) -> frozenset[str]:
-        """Names that the frame's code stores by ``STORE_ATTR``, ``STORE_GLOBAL`` or ``STORE_DEREF``."""
+        """Returns the names that the frame's code stores by ``STORE_ATTR``, ``STORE_GLOBAL`` or ``STORE_DEREF``."""
         return frame.info.written_names
 
     def location(self) -> Location:
-        """The innermost place in the user's own source, or the innermost place at all."""
+        """Returns the innermost location in the user's own source, or else the innermost location."""
         frame = self.current_frame
         if frame is None:
             return Location("<unknown>", 0)

@@ -1,6 +1,6 @@
-"""The world that touches the real objects: with it the interpreter is a plain (slow) Python interpreter.
+"""The world of real objects: with it the interpreter is a plain (slow) Python interpreter.
 
-That is how the interpreter is tested. A capture uses ``compile/capture/world/trace_world.py``, which works on shadows.
+Tests of the interpreter use it. A capture uses ``compile/capture/world/trace_world.py``, which works on shadows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sidefx_train.errors import Unsupported
 
 
 def hidden_attr(obj: Any, name: str) -> Any:
-    """What :meth:`World.instance_attr` gives for an object of C without a ``__dict__`` that may have attributes."""
+    """Returns :meth:`World.instance_attr` of a C object that may have attributes without a visible ``__dict__``."""
     return object.__getattribute__(obj, name) if type(obj).__dictoffset__ and hasattr(obj, name) else ABSENT
 
 
@@ -26,12 +26,12 @@ LOCAL = _thread._local
 
 
 def thread_dict_of(obj: Any) -> dict[str, Any]:
-    """The ``__dict__`` that a ``threading.local`` has in the running thread."""
+    """Returns the ``__dict__`` of a ``threading.local`` in the running thread."""
     return LOCAL.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
 
 
 class DirectWorld:
-    """The real world: every access is what CPython itself would do."""
+    """The real world: every access behaves as in CPython."""
 
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
         if name in namespace:

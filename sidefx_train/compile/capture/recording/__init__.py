@@ -1,1 +1,1 @@
-"""aten operations recorded into one FX graph."""
+"""Records aten operations in one FX graph."""

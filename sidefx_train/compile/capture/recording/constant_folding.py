@@ -1,4 +1,4 @@
-"""Tensors that depend on no input: their values are known during the capture."""
+"""Tensors that depend on no graph input: their values are known during the capture."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _MOST_ELEMENTS = 1 << 20
 
 
 def constant_value(tracer: GraphRecorder, value: torch.Tensor) -> torch.Tensor | None:
-    """The contents of a tensor made from constants only (``arange``, comparisons of such...), else ``None``.
+    """Returns the contents of a tensor computed from constants only (``arange``, comparisons of such...), else
+    ``None``.
 
-    Found by running the few nodes that compute it; nodes that draw random numbers, are written in place, or are large
-    are not constants.
+    The few nodes that compute it are run. Nodes that draw random numbers, are written in place, or are large are not
+    constants.
     """
     return constant_of(tracer, tracer.node_of(value)) if tracer.has_node(value) else None
 
 
 def constant_of(tracer: GraphRecorder, node: fx.Node) -> torch.Tensor | None:
-    """The same for a node of the graph."""
+    """Like :func:`constant_value`, for a node of the graph."""
     wanted = node
     nodes = _ancestors(wanted)
     if nodes is None or _written(tracer.graph, nodes):
@@ -69,7 +70,7 @@ def _ancestors(node: fx.Node) -> set[fx.Node] | None:
 
 
 def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
-    """True if any operation writes to memory that one of ``nodes`` made, also through a view of it."""
+    """Returns True if any operation writes to the storage of one of ``nodes``, also through a view."""
     made = set[int]().union(*map(_memory, nodes))
     return any(
         item in nodes or not made.isdisjoint(_memory(item)) for node in graph.nodes for item in written_args(node)
@@ -77,6 +78,6 @@ def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
 
 
 def _memory(node: fx.Node) -> set[int]:
-    """The storages of what a node makes."""
+    """Returns the storages of a node's results."""
     found = pytree.tree_leaves(node.meta.get("val"))
     return {compat.storage_id(value) for value in found if safe_isinstance(value, torch.Tensor)}

@@ -1,8 +1,8 @@
-"""Random states that a step saves and sets again: the draws in between are repeated, not redrawn.
+"""Saved and restored random states: draws after a restore repeat the earlier numbers.
 
-Activation checkpointing saves the random state before a segment and sets it again to recompute the segment. In a graph
-the second run takes the numbers of the first one from where they were drawn, which is what eager draws again, whatever
-generator a backend uses. A state is a position in the sequence of draws of the step.
+Activation checkpointing saves the random state before a segment and restores it to recompute the segment. In a graph
+the second run copies the numbers that the first one drew, as eager would draw them again, whatever generator a backend
+uses. A state is a position in the step's sequence of draws.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _SHARING = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
-"""Operators whose schemas hide from autograd that results share memory, which the graph must know."""
+"""Operators whose schemas hide from autograd that results share storage, which the graph must record."""
 
 _MAKES = frozenset({"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"})
 
 
 _ASKS = frozenset({aten._local_scalar_dense.default, aten.equal.default})
-"""Operators whose result is a Python number, which code decides on."""
+"""Operators whose result is a Python number, which code branches on."""
 
 
 class RandomState:
-    """What ``torch.get_rng_state()`` gives during a capture.
+    """Result of ``torch.get_rng_state()`` during a capture.
 
     Attributes:
-        kind: type of device whose generator it is of.
+        kind: device type of the generator.
         position: number of draws of the step before it.
     """
 
@@ -62,12 +62,12 @@ class RandomState:
 
 
 class RepeatingMode(compat.RecordingMode):
-    """Records operations; while an earlier random state is set, draws are copies of the earlier ones.
+    """Records operations; while an earlier random state is set, draws become copies of the earlier draws.
 
     Attributes:
         grad_switched: an operation was recorded with autograd off.
-        observer: is told of each operation and its arguments, if there is one.
-        cursors: by type of device, the next draw to repeat; absent while new numbers are drawn.
+        observer: called with each operation and its arguments, if set.
+        cursors: next draw to repeat, by device type; absent while new numbers are drawn.
     """
 
     def __init__(self, tracer: GraphRecorder) -> None:
@@ -76,19 +76,19 @@ class RepeatingMode(compat.RecordingMode):
         self.cursors: dict[str, int] = {}
         self.grad_switched = False
         self.observer: Any = None
-        self._lines: dict[int, Location | None] = {}  # by place in the autograd graph
+        self._lines: dict[int, Location | None] = {}  # by sequence number of the autograd node
 
     def draws(self, kind: str) -> list[fx.Node]:
-        """Nodes that drew new numbers, in order."""
+        """Returns the nodes that drew new numbers, in order."""
         nodes = [node for node in self.graph_tracer.graph.nodes if is_draw(node.target, node.args, node.kwargs)]
         return [node for node in nodes if _device_type(node.meta.get("val")) == kind]
 
     def save(self, kind: str) -> RandomState:
-        """The state now."""
+        """Returns the current state."""
         return RandomState(kind, self.cursors.get(kind, len(self.draws(kind))))
 
     def restore(self, state: RandomState) -> None:
-        """Sets a state of this step again."""
+        """Restores an earlier state of this step."""
         self._continue_at(state.kind, state.position)
 
     def _continue_at(self, kind: str, position: int) -> None:
@@ -98,7 +98,7 @@ class RepeatingMode(compat.RecordingMode):
             self.cursors.pop(kind, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is compat.DEVICE_OF:  # C++ asks often: autograd for every gradient
+        if func is compat.DEVICE_OF:  # C++ reads it often: autograd for every gradient
             return args[0].device
         if isinstance(func, compat.HigherOrderOperator):
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -122,7 +122,7 @@ class RepeatingMode(compat.RecordingMode):
                 given = self.graph_tracer.memory.operator(func, args, kwargs or {})
             if given is not None:
                 return given
-        if func in _ASKS:  # by C++ code: Python's questions are answered before
+        if func in _ASKS:  # called by C++ code: Python's calls are answered before
             known = [constant_value(self.graph_tracer, value) for value in args]
             if all(value is not None for value in known):
                 with compat.real_world():
@@ -180,7 +180,7 @@ class RepeatingMode(compat.RecordingMode):
             compat.set_strides(self._node(func).meta["val"], made.stride())
 
     def _note_place(self, func: Any) -> None:
-        """Notes where a call that has just been recorded is in the autograd graph."""
+        """Records the position of the last recorded call in the autograd graph."""
         node = self.graph_tracer.last_node()
         while node.target is operator.getitem:
             node = node.prev
@@ -195,7 +195,7 @@ class RepeatingMode(compat.RecordingMode):
                 node.meta |= {DERIVED: derived, LINE: self._lines.get(derived[1], line)}
 
     def _node(self, func: Any) -> fx.Node:
-        """The node of the call of ``func`` that was recorded last."""
+        """Returns the node of the last recorded call of ``func``."""
         node = self.graph_tracer.last_node()
         while node.target is not func and node.op == "call_function":
             node = node.prev
@@ -220,7 +220,7 @@ class RepeatingMode(compat.RecordingMode):
         raise Unsupported("SFX110", f"draws with {name} after a random state was set")
 
     def _copy(self, node: fx.Node, held: torch.Tensor) -> torch.Tensor:
-        """A tensor with what ``node`` drew, taken right after the draw."""
+        """Returns a copy of a draw, taken right after it."""
         copy = self.graph_tracer.clone_after(held, node, node)
         with compat.no_recording():
             fake = held.detach().clone()
@@ -229,7 +229,7 @@ class RepeatingMode(compat.RecordingMode):
 
 
 def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
-    """True if a call draws random numbers; attention without dropout does not, though its operator may."""
+    """Returns True if a call draws random numbers; attention without dropout does not, though its operator may."""
     if not compat.is_random(func):
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -240,7 +240,7 @@ def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _device_type(value: Any) -> str | None:
-    """Type of the device of the first tensor or device in a nested value."""
+    """Returns the device type of the first tensor or device in a nested value."""
     if isinstance(value, torch.Tensor):
         return value.device.type
     if isinstance(value, torch.device):
@@ -250,7 +250,7 @@ def _device_type(value: Any) -> str | None:
 
 
 def _same_arguments(drawn: fx.Node, args: Any, kwargs: Any) -> bool:
-    """True if a draw has the shape, type and distribution of the earlier one."""
+    """Returns True if a draw has the shape, dtype and distribution of the earlier one."""
 
     def facts(value: Any) -> Any:
         if isinstance(value, fx.Node):

@@ -1,4 +1,4 @@
-"""Questions whether numbers are finite, as the graph has them: what the answer is where all of them are."""
+"""Tests in the graph for finite numbers: their result if all numbers are finite."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ aten = torch.ops.aten
 
 
 def if_finite(condition: fx.Node | None) -> bool | None:
-    """What a condition is where all numbers it asks about are finite; ``None`` if it does not ask that alone."""
+    """Returns a condition's value if all numbers it tests are finite; ``None`` if it tests anything else."""
     return _if_finite(condition, _DEPTH)
 
 
 _DEPTH = 16
-"""Operations between such a question and the branch."""
+"""Limit of operations between the test and the branch."""
 
 _FALSE = frozenset({aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default})
 _PASSED_ON = frozenset(
@@ -29,7 +29,7 @@ _PASSED_ON = frozenset(
         "select", "sum", "max", "_to_copy", "clone",
     )
 )  # fmt: skip
-"""Of nothing but true, or nothing but false, values they make such a value."""
+"""Operations that map all-true to true and all-false to false."""
 
 
 def _if_finite(node: Any, depth: int) -> bool | None:
@@ -47,7 +47,7 @@ def _if_finite(node: Any, depth: int) -> bool | None:
     name = target._schema.name
     if name in _PASSED_ON:
         found = _if_finite(args[0], depth - 1)
-        return found if name != "aten::sum" or found is False else None  # how many are true is not known
+        return found if name != "aten::sum" or found is False else None  # the number of true values is unknown
     if target in (aten.logical_not.default, aten.bitwise_not.default):
         found = _if_finite(args[0], depth - 1)
         return None if found is None else not found

@@ -1,4 +1,4 @@
-"""Comparisons of floats that algebra decides alone (``v == v``, ``v - v == 0``), past NaN, infinity and rounding."""
+"""Comparisons of floats that sympy decides algebraically (``v == v``, ``v - v == 0``), without NaN and rounding."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LARGE = 1e308
 
 
 def decided_by_algebra(tracer: GraphTracer, condition: Any) -> tuple[bool, list[Any]] | None:
-    """What algebra makes of a comparison whatever its floats are, and those floats; ``None`` for other conditions.
+    """Returns the algebraic result of a comparison and its floats; ``None`` for other conditions.
 
     Args:
-        tracer: of the capture.
+        tracer: tracer of the capture.
         condition: any value.
     """
     known = compat.known_truth(condition) if type(condition) is torch.SymBool else None
@@ -34,23 +34,23 @@ def decided_by_algebra(tracer: GraphTracer, condition: Any) -> tuple[bool, list[
 
 
 def of_one_number(tracer: GraphTracer, condition: Any) -> bool:
-    """True where a number is compared with itself: algebra is right for all but NaN."""
+    """Returns True if a number is compared with itself: the algebraic result is right except for NaN."""
     left, *right = tracer.node_of(condition).args
     return right == [left]
 
 
 def known_before(floats: list[Any]) -> bool:
-    """True if none of the numbers comes out of the graph."""
+    """Returns True if none of the numbers is a result of the graph."""
     return not any(map(compat.is_unbacked, floats))
 
 
 def rely_on_finite(floats: list[Any]) -> bool:
-    """Guards numbers from outside against NaN and infinity; false if they are as large as that now."""
+    """Guards outside numbers against NaN and infinity; returns False if one of them is not finite now."""
     return all(bool(number <= _LARGE) and bool(number >= -_LARGE) for number in floats)
 
 
 def worked_out(tracer: GraphTracer, condition: Any) -> bool:
-    """What Python makes of the comparison, of the numbers as they are now."""
+    """Evaluates the comparison in Python with the current numbers."""
 
     def value_of(item: Any) -> Any:
         if not safe_isinstance(item, fx.Node):

@@ -1,4 +1,4 @@
-"""Protocols of the recording: what its parts and the shadows know of the tracer."""
+"""Protocols of the recording: the tracer as seen by its parts and the shadows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sidefx_train.errors import Location, Unsupported
 
 
 class StorageHandler(Protocol):
-    """Told of operations that give tensors another storage."""
+    """Handles operations that replace or resize a tensor's storage."""
 
     def grow(self, tensor: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-        """``resize_`` past the end of the storage."""
+        """Handles ``resize_`` past the end of the storage."""
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The tensor that ``set_`` or ``resize_`` gives; ``None`` for any other operation."""
+        """Returns the result of ``set_`` or ``resize_``; ``None`` for any other operation."""
 
 
 class GraphRecorder(Protocol):
-    """The tracer as the recording mode and its helpers see it; ``GraphTracer`` documents each member."""
+    """The tracer's interface to the recording mode and its helpers; ``GraphTracer`` documents each member."""
 
     graph: fx.Graph
     tracer: Any

@@ -1,4 +1,4 @@
-"""Puts into the graph what a step takes for granted of a tensor, or of a number that only the graph knows."""
+"""Adds runtime asserts to the graph for assumed conditions on tensors, or on numbers that only the graph knows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _COMPARISONS = {
     operator.ne: aten.ne.Tensor,
 }
 _EXACT = 2**53
-"""Integers up to here are floats as well."""
+"""Integers up to this bound are exact as floats."""
 
 
 def asked_of(tracer: GraphTracer, condition: Any) -> fx.Node | None:
-    """The node of a tensor of one element that a condition is the truth of; ``None`` for other conditions."""
+    """Returns the node of the one-element tensor whose truth a condition is; ``None`` for other conditions."""
     if not safe_isinstance(condition, (compat.FakeTensor, torch.SymBool)) or not tracer.has_node(condition):
         return None
     node = tracer.node_of(condition)
@@ -42,12 +42,12 @@ def asked_of(tracer: GraphTracer, condition: Any) -> fx.Node | None:
 
 
 def grant(tracer: GraphTracer, condition: Any, holds: bool) -> bool:
-    """Records that a condition is true, or false; returns whether it can be recorded.
+    """Adds a runtime assert that a condition is true, or false; returns False if the graph cannot express it.
 
     Args:
-        tracer: of the capture.
-        condition: a tensor of one element, or what a number of the graph was compared with another.
-        holds: its truth.
+        tracer: tracer of the capture.
+        condition: a tensor of one element, or a comparison of a number of the graph.
+        holds: the assumed truth.
     """
     if asked_of(tracer, condition) is None:
         known = safe_isinstance(condition, torch.SymBool) and tracer.has_node(condition)
@@ -56,13 +56,13 @@ def grant(tracer: GraphTracer, condition: Any, holds: bool) -> bool:
         assume_condition(condition, holds)
     else:
         item = tracer.node_of(condition)
-        with compat.no_recording(), tracer.graph.inserting_after(item):  # the tensor may be written from there on
+        with compat.no_recording(), tracer.graph.inserting_after(item):  # later nodes may write to the tensor
             emit(tracer.graph, tracer.fake_mode, RUNTIME_ASSERT, item.args[0], holds)
     return True
 
 
 def grant_finite(tracer: GraphTracer, number: Any, *, infinite: bool, nan: bool) -> bool:
-    """Records that a float of the graph is not infinite, not NaN, or neither; false for numbers that are known."""
+    """Asserts that a float of the graph is not infinite, not NaN, or neither; returns False for other numbers."""
     if type(number) is not torch.SymFloat or not compat.is_unbacked(number) or not tracer.has_node(number):
         return False
     with compat.no_recording():
@@ -83,7 +83,7 @@ def _compared(tracer: GraphTracer, condition: torch.SymBool, holds: bool) -> boo
     if op is None or len(values) != 2:
         return False
     if any(floats) and not all(one or _is_exact(value) for one, value in zip(floats, values, strict=True)):
-        return False  # Python compares them exactly
+        return False  # Python's comparison is exact
     with compat.no_recording():
         numbers = _Tensors(tracer, torch.float64 if any(floats) else torch.int64)
         operands = [numbers.of(arg) for arg in node.args]
@@ -98,11 +98,11 @@ def _is_exact(value: Any) -> bool:
 
 
 class _Tensors:
-    """Numbers that come out of tensors, as 0-dim tensors of the graph: with arithmetic in place of algebra.
+    """Converts unbacked numbers to 0-dim tensors of the graph: arithmetic replaces algebra.
 
     Args:
-        tracer: of the capture.
-        dtype: of all of them.
+        tracer: tracer of the capture.
+        dtype: dtype of all tensors.
     """
 
     def __init__(self, tracer: GraphTracer, dtype: torch.dtype) -> None:
@@ -111,7 +111,7 @@ class _Tensors:
         self._made: dict[fx.Node, fx.Node] = {}
 
     def of(self, number: Any) -> fx.Node | None:
-        """``None`` for a number of which Python may make something else, or raise."""
+        """Returns the node of a number; ``None`` if Python's result could differ or Python could raise."""
         if not safe_isinstance(number, fx.Node):
             return self._constant(number)
         if number not in self._made:
@@ -132,7 +132,7 @@ class _Tensors:
             graph, given = self._tracer.graph, node.args[0]
             if given.meta["val"].dtype.is_floating_point != self._dtype.is_floating_point:  # type: ignore[union-attr]
                 return None
-            with graph.inserting_after(node):  # the tensor may be written from there on
+            with graph.inserting_after(node):  # later nodes may write to the tensor
                 place = {"dtype": self._dtype, "device": torch.device("cpu")}
                 return emit(graph, self._tracer.fake_mode, aten._to_copy.default, given, **place)
         op = _ARITHMETIC.get(node.target)  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ _ARITHMETIC = {
     operator.abs: aten.abs.default,
     torch.sym_float: aten.alias.default,
 }
-"""What never raises, and is in double precision what Python makes of it."""
+"""Operations that never raise and whose result in double precision is Python's."""
 
 
 def _append(tracer: GraphTracer, op: Any, *args: Any, **kwargs: Any) -> fx.Node:

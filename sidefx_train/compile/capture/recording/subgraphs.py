@@ -1,4 +1,4 @@
-"""Operations of a trace taken out of its graph again, as a graph of their own: the branches of ``torch.cond``."""
+"""Moves operations of a trace to a subgraph of their own: the branches of ``torch.cond``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 
 class Region:
-    """What is recorded from now on.
+    """Everything that is recorded from now on.
 
     Attributes:
-        what: for messages: what the operations are part of.
+        what: name of the region in messages.
     """
 
     def __init__(self, tracer: GraphTracer, what: str) -> None:
@@ -34,11 +34,11 @@ class Region:
         self._before = set(tracer.graph.nodes)
 
     def nodes(self) -> list[fx.Node]:
-        """The operations, in order; inputs of the whole graph that were found meanwhile stay where they are."""
+        """Returns the operations, in order; graph inputs that were added in between are not included."""
         return [node for node in self.tracer.graph.nodes if node not in self._before and node.op != "placeholder"]
 
     def uses(self) -> list[fx.Node]:
-        """Nodes outside that the operations take.
+        """Returns the nodes outside that the operations use.
 
         Raises:
             Unsupported: the operations cannot be a graph of their own.
@@ -70,7 +70,7 @@ class Region:
         results = []
         for node in outputs:
             result = copies[node]
-            if memory_of(node) in taken:  # a branch returns tensors of its own
+            if memory_of(node) in taken:  # a branch must not return an alias
                 result = graph.call_function(aten.clone.default, (result,))
                 result.meta["val"] = node.meta.get("val")
             taken.add(memory_of(node))

@@ -1,8 +1,7 @@
-"""Indexing of tensors by integers that change from call to call (``data[i]``, ``cache[:, step]``).
+"""Indexing of tensors by integers that change between calls (``data[i]``, ``cache[:, step]``).
 
-The C code behind ``tensor[...]`` asks such an integer for its value, which would be guarded. It takes an index apart
-from left to right, each part a view of what the part before gave; here the same views are made one by one, and
-``select`` takes the integer as it is.
+The C code of ``tensor[...]`` would read the integer's value, which would be guarded. It processes an index from left to
+right, one view per part. This module makes the same views one by one; ``select`` accepts a symbolic integer.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ _PLAIN = (int, torch.SymInt, slice, type(None), type(Ellipsis))
 
 
 def view_of(tensor: torch.Tensor, index: Any, run: Callable[..., Any]) -> Any:
-    """The view that ``tensor[index]`` is, made by one operation per part of the index.
+    """Returns the view ``tensor[index]``, made by one operation per part of the index.
 
     Args:
-        tensor: what is indexed.
+        tensor: the indexed tensor.
         index: an integer, or a tuple of integers, slices, ``None`` and at most one ``Ellipsis``.
-        run: ``(function, args, kwargs)`` -> what the function returns.
+        run: called with ``(function, args, kwargs)``; returns the function's result.
 
     Returns:
-        The view; :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` where no integer of the index changes
-        from call to call, or the index has other parts (tensors, lists, bools), or does not fit.
+        The view; :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` if no integer of the index is symbolic,
+        or if the index has other parts (tensors, lists, bools) or does not fit.
     """
     parts = index if type(index) is tuple else (index,)
     if not any(type(part) is torch.SymInt for part in parts) or not all(type(part) in _PLAIN for part in parts):

@@ -1,7 +1,7 @@
-"""Recording of tensor operations: fake tensors, proxies and symbolic numbers over one FX graph.
+"""Records tensor operations: fake tensors, proxies and symbolic numbers over one FX graph.
 
-While :meth:`GraphTracer.active` is entered, every aten operation on the fake tensors made here becomes a node. The
-autograd engine runs for real on the fakes, on this thread, so backward passes, hooks and optimizer updates are recorded
+While :meth:`GraphTracer.active` is entered, every aten operation on this tracer's fake tensors becomes a node. The real
+autograd engine runs on the fake tensors, in this thread, so backward passes, hooks and optimizer updates are recorded
 where eager would run them.
 """
 
@@ -31,12 +31,12 @@ def _nowhere() -> None:
 
 
 class GraphTracer:
-    """One FX graph under construction and the fake world it is recorded in.
+    """One FX graph under construction, with its fake mode.
 
     Attributes:
-        views: views that were made while autograd recorded, by the nodes that made them.
-        memory: told of operations that give tensors other memory; there is none without a heap.
-        locate: says which of the program's lines is being run.
+        views: views made while autograd was on, by node.
+        memory: handles storage replacement and resize; ``None`` without a shadow table.
+        locate: returns the program's current line.
     """
 
     def __init__(self) -> None:
@@ -52,15 +52,15 @@ class GraphTracer:
         self.memory: StorageHandler | None = None
         self.locate: Callable[[], Location | None] = _nowhere
         self.stop: Unsupported | None = None
-        """Why nothing that was recorded can be used, if so: found where it could not be raised."""
+        """Error that makes the recording unusable, found where it could not be raised."""
         self._alias_fakes: list[torch.Tensor | None] = []
         self._sharing: dict[int, list[tuple[torch.Tensor, fx.Node]]] = {}
-        self._names: dict[str, int] = {}  # and how many were asked for
+        self._names: dict[str, int] = {}  # base name -> number of uses
         self._last_placeholder: fx.Node | None = None
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Records every tensor operation of this thread until left."""
+        """Records every tensor operation of this thread within the context."""
         subgraphs = compat.tracing_subgraphs(self.fake_mode, self.tracer)
         with torch.autograd.set_multithreading_enabled(False), compat.quiet_fakes(), subgraphs:
             with compat.derived_numbers(), self.fake_mode, self.proxy_mode:
@@ -74,10 +74,10 @@ class GraphTracer:
         dynamic: frozenset[int] = frozenset(),
         twin: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Makes ``real`` an input of the graph and returns its fake stand-in (same storage for aliases).
+        """Makes ``real`` an input of the graph and returns its fake tensor (same storage for aliases).
 
-        Sizes of the dimensions in ``dynamic`` are symbolic. ``twin`` is ``real``, or its base, and the stand-in of
-        another tensor that has its version counter.
+        Sizes of the dimensions in ``dynamic`` are symbolic. ``twin`` is (``real`` or its base, the fake of another
+        tensor that shares its version counter).
         """
         with compat.outside_transforms():
             return self._add_tensor(real, kind, source, dynamic, twin)
@@ -94,7 +94,7 @@ class GraphTracer:
             if twin is not None:
                 self._alias_fakes.append(
                     compat.alias_fake(self.fake_mode, *twin)
-                )  # nothing else need hold that of a base
+                )  # the only reference to that of a base
             fake = compat.fake_of(self.fake_mode, real, dynamic, source)
             fake.grad = None
         proxy = self._placeholder(self._fresh(source))
@@ -114,14 +114,14 @@ class GraphTracer:
         others.append((real, node))
 
     def add_tangent(self, output: torch.Tensor, index: int) -> torch.Tensor:
-        """Makes the gradient of an output an input of the graph: a fake tensor of its layout."""
+        """Makes the gradient of an output an input of the graph: a fake tensor with the output's layout."""
         with compat.no_recording(), torch.no_grad():
             fake = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
         compat.track(fake, self._placeholder(self._fresh(f"tangent_{index}")), self.tracer)
         return fake
 
     def add_scalar(self, value: int | float, source: str) -> Any:
-        """Makes a Python number an input of the graph and returns its symbolic stand-in."""
+        """Makes a Python number an input of the graph and returns its symbolic number."""
         number = compat.new_symbolic_number(self.shape_env, value, source)
         proxy = self._placeholder(self._fresh(source))
         compat.track(number, proxy, self.tracer)
@@ -131,7 +131,7 @@ class GraphTracer:
         return number
 
     def node_of(self, value: Any) -> fx.Node:
-        """The node that computes a fake tensor or symbolic number of this trace."""
+        """Returns the node that computes a fake tensor or symbolic number of this trace."""
         proxy = self.tracer.unwrap_proxy(value)
         if not isinstance(proxy, fx.Proxy):
             raise KeyError(f"{type(value).__name__} is not a value of this trace")
@@ -141,33 +141,33 @@ class GraphTracer:
         return isinstance(self.tracer.unwrap_proxy(value), fx.Proxy)
 
     def last_node(self) -> fx.Node:
-        """The node recorded last."""
+        """Returns the last recorded node."""
         return next(iter(reversed(self.graph.nodes)))
 
     def data_of(self, value: torch.Tensor) -> torch.Tensor:
-        """``Tensor.data``: the same memory, unknown to autograd, with a version counter of its own."""
+        """``Tensor.data``: an alias without history and with a version counter of its own."""
         data = compat.alias_hidden_from_autograd(value)
         self.last_node().meta[DATA] = True
         return data
 
     def keep_views(self, made: Any) -> None:
-        """Keeps views that autograd records: others that leave the step may be made of them."""
+        """Keeps views recorded with autograd on: they may be bases of views that leave the step."""
         for value in made if isinstance(made, (list, tuple)) else (made,):
             if isinstance(value, torch.Tensor) and self.has_node(value):
                 self.views[self.node_of(value)] = value
 
     def clone_after(self, value: torch.Tensor, node: fx.Node, at: fx.Node) -> fx.Node:
-        """A copy of what ``node`` held when ``at`` had just been recorded."""
+        """Returns a copy of the value that ``node`` had right after ``at`` was recorded."""
         with self.graph.inserting_after(at if at.op != "placeholder" else self._last_placeholder):
             copy = self.graph.call_function(torch.ops.aten.clone.default, (node,))
         copy.meta["val"] = compat.fake_snapshot(value)
         return copy
 
     def check(self) -> None:
-        """Raises for a graph that no stage after this one can represent.
+        """Checks that all later stages can represent the graph.
 
         Raises:
-            Unsupported: the message names what.
+            Unsupported: they cannot; the message names the operation.
         """
         if self.proxy_mode.cursors:
             raise Unsupported("SFX110", "leaves the random state set back to an earlier one")
@@ -180,7 +180,7 @@ class GraphTracer:
         """Closes the graph with a flat tuple of outputs.
 
         Raises:
-            Unsupported: the graph holds what no stage after this one can represent.
+            Unsupported: a later stage cannot represent the graph.
         """
         self.check()
         self.graph.output(tuple(outputs))
@@ -194,7 +194,7 @@ class GraphTracer:
     def _placeholder(self, name: str) -> fx.Proxy:
         with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
             proxy = self.tracer.create_proxy("placeholder", name, (), {})
-        proxy.node.target = proxy.node.name  # a name that Python or the graph's code uses itself is changed
+        proxy.node.target = proxy.node.name  # FX renames names that Python or the graph's code uses itself
         self._last_placeholder = proxy.node
         return proxy
 
@@ -214,16 +214,17 @@ class GraphTracer:
 
 
 def drop_profiler_nodes(graph: fx.Graph) -> None:
-    """Removes the record-function markers that ``Optimizer.step`` leaves in a trace."""
+    """Removes the record-function markers that ``Optimizer.step`` adds to a trace."""
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and str(node.target).startswith("profiler."):
             graph.erase_node(node)
 
 
 def replace_inplace_views(graph: fx.Graph) -> None:
-    """Makes views where the trace turned a tensor of its own (``t_``): every later use refers to the new node already.
+    """Replaces in-place metadata mutations (``t_``) of the trace's own tensors by views; later uses refer to the new
+    node.
 
-    Nodes from before keep their layout then, on which views that leave the step are built.
+    Earlier nodes keep their layout: they may be bases of views that leave the step.
     """
     given = {node for node in graph.nodes if node.op == "placeholder"}
     for node in graph.nodes:
@@ -238,7 +239,7 @@ def replace_inplace_views(graph: fx.Graph) -> None:
 
 
 def _overloads(name: str, *overloads: str) -> dict[Any, Any]:
-    """In-place operator -> the one that makes a view, for each pair of overloads."""
+    """Maps in-place operators to view operators, for each pair of overloads."""
     turning, viewing = getattr(torch.ops.aten, f"{name}_"), getattr(torch.ops.aten, name)
     return {getattr(turning, a): getattr(viewing, b) for a, b in (pair.split(">") for pair in overloads)}
 

@@ -1,4 +1,4 @@
-"""Which operations of the graph wrote to which storage."""
+"""Records which operations of the graph wrote to which storage."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sidefx_train.compile.graph.fx_utils import written_args
 
 
 class WriteLog:
-    """Operations of the graph that write to tensors, by the memory they write to.
+    """Writing operations of the graph, by storage.
 
-    Versions of fake tensors do not tell: multi-tensor operations leave them alone.
+    Version counters of fake tensors are not enough: multi-tensor operations do not increment them.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -21,7 +21,7 @@ class WriteLog:
         self._found: dict[int, list[fx.Node]] = {}
 
     def to(self, tensor: torch.Tensor) -> list[fx.Node]:
-        """The operations recorded so far that wrote to a tensor's memory, in order."""
+        """Returns the operations recorded so far that wrote to a tensor's storage, in order."""
         node = next(iter(self._graph.nodes), None) if self._seen is None else self._seen.next
         while node is not None and node.op != "root":
             if node.op == "call_function":
@@ -32,7 +32,7 @@ class WriteLog:
 
 
 _ANY = -1
-"""Memory that cannot be told: of the wrapped tensors of ``torch.func``."""
+"""Unknown storage: of a wrapped tensor of ``torch.func``."""
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -43,6 +43,6 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _written(node: fx.Node) -> list[torch.Tensor]:
-    """Tensors that an operation writes to, as they were recorded."""
+    """Returns the fake tensors that an operation writes to."""
     held = [item.meta.get("val") for item in written_args(node)]
     return [value for value in held if isinstance(value, torch.Tensor)]

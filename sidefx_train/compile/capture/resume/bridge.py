@@ -31,7 +31,7 @@ _PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "SEND"})
 
 @dataclass(frozen=True, eq=False)
 class Landing:
-    """First item of what a bridge returns where its instruction is done: ``(landing, cells, values)``."""
+    """First item of a bridge's result if its instruction has finished: ``(landing, cells, values)``."""
 
     layout: Layout
 
@@ -41,8 +41,9 @@ class Bridge:
     """One instruction of a frame as a function of the frame's state.
 
     Attributes:
-        code: takes the state, and for a frame that has entered a call the crossing of the frames inside.
-        landings: the states it may lead to.
+        code: function code; takes the state and, for a frame that has entered a call, the ``Crossing`` of the inner
+            frames.
+        landings: the possible states after the instruction.
     """
 
     code: types.CodeType
@@ -50,15 +51,15 @@ class Bridge:
 
 
 def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str, ...]]) -> Bridge:
-    """The instruction at ``layout.index``, natively.
+    """Returns a bridge that runs the instruction at ``layout.index`` natively.
 
     Args:
-        layout: the frame in front of the instruction; behind its operands if ``entered``.
-        entered: the instruction is a call whose callee is suspended as well.
-        bound_after: variables that are bound and needed in front of the instruction with the given index.
+        layout: the frame before the instruction; after popping its operands if ``entered``.
+        entered: the instruction is a call whose callee is suspended too.
+        bound_after: returns the bound and live variables before the instruction with the given index.
 
     Raises:
-        Unsupported: the instruction cannot be run so.
+        Unsupported: the instruction cannot be run this way.
     """
     body = Body(layout.code)
     index = layout.index
@@ -89,7 +90,7 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     covering = body.tries[index]
     if covering is not None:
         opened = bc.TryBegin(covering.target, covering.push_lasti, covering.stack_depth)
-        # An error out of a callee is looked up one unit in front of the call, where a compiler has its operands.
+        # The handler of a callee's error is looked up one unit before the call, where a compiler has its operands.
         items += [opened, bc.Instr("NOP", location=location)]
     last = group[-1]
     if not entered and isinstance(last.arg, bc.Label):
@@ -113,7 +114,7 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
 
 
 def _drive_inner(location: Any) -> list[Any]:
-    """Runs the frames inside to their end, bridge by bridge, and pushes what they return."""
+    """Runs the inner frames to their end, bridge by bridge, and pushes their result."""
 
     def made(name: str, *arg: Any) -> bc.Instr:
         return bc.Instr(name, *arg, location=location)
@@ -131,20 +132,20 @@ def _drive_inner(location: Any) -> list[Any]:
 
 
 def _call_itself(location: Any) -> list[bc.Instr]:
-    """The instructions of a call without arguments, behind what pushes the function."""
+    """Returns the instructions of a call without arguments, after the function was pushed."""
     call = [bc.Instr("CALL", 0, location=location)]
     return call if bytecode_versions.VERSION >= (3, 12) else [bc.Instr("PRECALL", 0, location=location), *call]
 
 
 def _call_of(function: bc.Instr, location: Any) -> list[bc.Instr]:
-    """A call without arguments."""
+    """Returns the instructions that push a function and call it without arguments."""
     null = bc.Instr("PUSH_NULL", location=location)
     call = _call_itself(location)
     return [function, null, *call] if bytecode_versions.VERSION >= (3, 13) else [null, function, *call]
 
 
 def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.Instr], tuple[bool, ...]]:
-    """A method lookup as a plain attribute lookup: what it pushes is known then."""
+    """Replaces a method lookup by a plain attribute lookup, whose stack effect is known."""
     location = unit.location
     kind: Any = unit.arg
     if unit.name == "LOAD_SUPER_ATTR":
@@ -188,7 +189,7 @@ def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[b
 
 
 def _pack(landing: Landing, location: Any) -> list[Any]:
-    """Returns the state; what is left on the stack goes with the frame, what it handles is no longer handled."""
+    """Returns the state; drops the rest of the stack and the handled exceptions with the frame."""
     layout = landing.layout
     made = [bc.Instr("LOAD_CONST", landing, location=location)]  # type: ignore[arg-type]
     made.append(bc.Instr("LOAD_FAST", STATE, location=location))

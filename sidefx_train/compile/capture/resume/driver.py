@@ -1,4 +1,4 @@
-"""What runs between two parts of a step: bridges natively, and parts captured in turn."""
+"""Runs the steps between two parts: bridges natively, and captured parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sidefx_train.compile.capture.resume.suspension import State, Suspension
 
 
 class Again:
-    """What a suspended part returns: its outermost frame goes on under the driver."""
+    """Result of a suspended part: the driver continues its outermost frame."""
 
     __slots__ = ("frames", "states")
 
@@ -26,10 +26,10 @@ class Again:
 
 
 class Parts:
-    """The continuations of one step, each a compiled step of its own, made on first use.
+    """The resume functions of one step, each a compiled step of its own, created on first use.
 
     Args:
-        make: ``make(fn, name)`` compiles a continuation.
+        make: ``make(fn, name)`` compiles a resume function.
     """
 
     def __init__(self, make: Callable[[types.FunctionType, str], Callable[..., Any]]) -> None:
@@ -37,7 +37,7 @@ class Parts:
         self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def after(self, layout: Layout, space: dict[str, Any]) -> Callable[..., Any]:
-        """The compiled rest of a function."""
+        """Returns the compiled rest of a function."""
         key = layout.key
         step = self._steps.get(key)
         if step is None:
@@ -48,19 +48,19 @@ class Parts:
         return step
 
     def steps(self) -> list[Any]:
-        """The compiled steps made so far."""
+        """Returns the compiled steps created so far."""
         return list(self._steps.values())
 
 
 def _line_before(layout: Layout) -> int | str:
-    """Line of the instruction that the part comes after."""
+    """Returns the line of the instruction before the part."""
     instructions = code_info(layout.code).instructions
     offset = instructions[max(layout.index - 1, 0)].offset
     return next((line or "?" for start, end, line in layout.code.co_lines() if start <= offset < end), "?")
 
 
 class Frames:
-    """The suspended frames behind one entry, ready to go on."""
+    """The suspended frames of one cache entry, ready to continue."""
 
     def __init__(self, suspension: Suspension, parts: Parts) -> None:
         self._bridges = [
@@ -70,30 +70,30 @@ class Frames:
         self._parts = parts
 
     def drive(self, states: tuple[State, ...]) -> Any:
-        """Runs the frames to the end of the outermost and returns its value."""
+        """Runs the frames until the outermost returns, and returns its value."""
         crossing = Crossing(self, 0, states)
         while (bridge := crossing()) is not None:
             crossing.out = bridge()
         return crossing.out
 
     def suspended(self, states: tuple[State, ...]) -> Again:
-        """The frames, left to what drives them once the captured part has returned."""
+        """Returns the frames for the driver, which continues them after the captured part has returned."""
         return Again(self, states)
 
     def bridge(self, position: int, states: tuple[State, ...]) -> Callable[[], Any]:
-        """The one instruction of a frame that is not captured; called, its frame stands right above the caller's."""
+        """Returns a function that runs one uncaptured instruction; its frame is directly above the caller's."""
         inner = Crossing(self, position + 1, states)
         return functools.partial(self._bridges[position], states[position], inner)
 
     def part(self, landing: Landing, position: int) -> Callable[..., Any]:
-        """The captured rest of a frame."""
+        """Returns the captured rest of a frame."""
         return self._parts.after(landing.layout, self._spaces[position])
 
 
 class Crossing:
-    """A suspended frame on its way to its end, in turns: bridges, which the frame outside calls, and parts, run here.
+    """Runs a suspended frame to its end by alternating bridges, which the outer frame calls, and parts, called here.
 
-    The bridge of an outer frame holds the loop, so that no frame of ours stands between two of the program's::
+    The bridge of an outer frame contains the loop, so that no frame of this library lies between two of the program's::
 
         while (bridge := crossing()) is not None:
             crossing.out = bridge()
@@ -101,8 +101,8 @@ class Crossing:
 
     Args:
         frames: the suspended frames.
-        position: which of them.
-        states: what they hold.
+        position: index of the frame.
+        states: their states.
     """
 
     __slots__ = ("_began", "_frames", "_position", "_states", "out")
@@ -113,14 +113,14 @@ class Crossing:
         self.out: Any = None
 
     def __call__(self) -> Callable[[], Any] | None:
-        """The next bridge; ``None`` at the frame's end."""
+        """Returns the next bridge; ``None`` at the frame's end."""
         if self._began:
             out, self.out = self.out, None
             if type(out) is not tuple or len(out) != 3 or type(out[0]) is not Landing:
-                self.out = out  # a handler of the function's own brought it to its end
+                self.out = out  # a handler of the function itself has finished it
                 return None
             landing, *state = out
-            del out  # what the part drops is to be dropped
+            del out  # release what the part drops
             part = self._frames.part(landing, self._position)
             try:
                 out = part(state)
@@ -138,7 +138,7 @@ class Crossing:
 
 
 def driven(replay: Callable[..., Any]) -> Callable[..., Any]:
-    """A replay that goes on where its part of the step is suspended, when nothing of the part is left."""
+    """Wraps a replay: if its part is suspended, the driver continues it after the part has been released."""
 
     def drive(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = replay(args, kwargs)

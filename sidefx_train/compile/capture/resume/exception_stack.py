@@ -1,8 +1,8 @@
-"""Which stack entries of a code object keep what was being handled before an exception handler was entered.
+"""Finds the stack entries that save the previously handled exception in an exception handler.
 
-Such an entry is not the program's to read: ``PUSH_EXC_INFO`` puts the interpreter's *previous* exception there and
-``POP_EXCEPT`` makes it current again. A frame that is entered in the middle of a handler makes the entry anew, by
-handling the exception again.
+The program cannot read such an entry: ``PUSH_EXC_INFO`` saves the interpreter's *previous* exception there and
+``POP_EXCEPT`` restores it. A frame that is entered inside a handler recreates the entry by handling the exception
+again.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from sidefx_train.compile.capture.interpreter.code import CodeInfo
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP"})
 
 _CALLS = {"CALL": 1, "CALL_KW": 2}
-"""What they take besides their arguments, less the result."""
+"""Popped entries other than the arguments, minus the result."""
 
 Levels = dict[int, int]
-"""Position on the stack: the ``PUSH_EXC_INFO`` that made the entry."""
+"""Stack position -> index of the ``PUSH_EXC_INFO`` that pushed the entry."""
 
 
 def stack_levels(info: CodeInfo, units: Sequence[Any]) -> tuple[tuple[int, Levels] | None, ...]:
-    """The stack's depth and those entries in front of each instruction; ``None`` where it is never reached.
+    """Returns the stack depth and those entries before each instruction; ``None`` for unreachable ones.
 
     Args:
         info: the decoded code.
-        units: the same instructions as the assembler knows them.
+        units: the same instructions in the assembler's form.
     """
     instructions = info.instructions
     found: list[tuple[int, Levels] | None] = [None] * len(instructions)
@@ -42,8 +42,8 @@ def stack_levels(info: CodeInfo, units: Sequence[Any]) -> tuple[tuple[int, Level
             target, height, lasti = instr.handler
             kept = {position: level for position, level in open_levels.items() if position < height}
             waiting.append((target, height + lasti + 1, kept))
-        if instr.target >= 0 and instr.name != "YIELD_VALUE":  # which only knows the end of its ``yield from``
-            # The end of a loop is behind the instructions that drop the iterator.
+        if instr.target >= 0 and instr.name != "YIELD_VALUE":  # its target is the end of its ``yield from``
+            # The end of a loop lies after the instructions that drop the iterator.
             jumped = -1 if instr.name == "FOR_ITER" else unit.stack_effect(jump=True)
             waiting.append((instr.target, depth + jumped, open_levels))
         if instr.name not in _ENDS and index + 1 < len(instructions):
@@ -55,7 +55,7 @@ def stack_levels(info: CodeInfo, units: Sequence[Any]) -> tuple[tuple[int, Level
 def _effect(instr: Instruction, unit: Any) -> int:
     if instr.name in _CALLS:
         return -_CALLS[instr.name] - instr.arg
-    if instr.name == "RETURN_GENERATOR":  # the first ``send`` gives a value
+    if instr.name == "RETURN_GENERATOR":  # the first ``send`` pushes a value
         return 1
     effect: int = unit.stack_effect(jump=False)
     return effect

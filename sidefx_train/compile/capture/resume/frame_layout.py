@@ -1,4 +1,4 @@
-"""The code of a frame and its state: where it stands, what of it is kept, and how a new function begins with that."""
+"""Layout of a frame (position, kept variables, stack), and instructions that restore it in a new function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STORE_FAST, _STORE_DEREF = dis.opmap["STORE_FAST"], dis.opmap["STORE_DEREF"]
 
 
 class Slot(enum.Enum):
-    """What an entry of the evaluation stack is."""
+    """Kind of an entry of the evaluation stack."""
 
     VALUE = "value"
     NULL = "the empty half of a call's callable slots"
@@ -34,14 +34,14 @@ class Slot(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where a frame stands and what of it is kept.
+    """Position of a frame and the part of its state that is kept.
 
     Attributes:
         code: the function's own code.
         index: the next instruction (of the decoded program).
-        names: variables that are bound and still needed.
+        names: variables that are bound and live.
         cells: names of the cells, in the order of the code's slots.
-        stack: what each entry of the stack is.
+        stack: kind of each stack entry.
     """
 
     code: types.CodeType
@@ -56,7 +56,7 @@ class Layout:
 
 
 class Body:
-    """The original code, its instructions by index of the decoded program, its cells as variables."""
+    """The original code: its instructions by index of the decoded program, with cells as variables."""
 
     def __init__(self, code: types.CodeType, suspends: bool = False) -> None:
         if code.co_flags & _SUSPENDS and not (suspends and code.co_flags & inspect.CO_GENERATOR):
@@ -81,7 +81,7 @@ class Body:
                     item = bc.Instr(item.name, bc.CellVar(item.arg.name), location=item.location)
                 if item.name == "LOAD_SUPER_ATTR":
                     kind: Any = item.arg
-                    item.arg = (kind[0], True, kind[2])  # as if written with arguments, which are on the stack
+                    item.arg = (kind[0], True, kind[2])  # like a call with arguments, which are on the stack
                 if item.name in ("KW_NAMES", "PRECALL"):
                     pending.append(item)
                 elif item.name not in SKIPPED:
@@ -101,17 +101,17 @@ class Body:
         for i, covering in self.tries.items():
             handler = instructions[i].handler
             if covering is not None and handler is not None:
-                covering.stack_depth = handler[1]  # the library leaves it to be computed
+                covering.stack_depth = handler[1]  # otherwise the assembler computes it
         self.levels = stack_levels(code_info(code), self.units)
         self.super_calls = super_calls(code_info(code))
         for i in self.super_calls:
             self._name_super(i)
 
     def stack(self, index: int, nulls: Sequence[bool], entered: bool = False) -> tuple[Slot, ...]:
-        """The stack in front of an instruction, or without its operands, by what is known of its empty entries.
+        """Returns the stack before an instruction, or without its operands; ``nulls`` marks empty entries.
 
         Raises:
-            Unsupported: a copy is about to be made or ended of what a handler keeps.
+            Unsupported: the saved exception of a handler is being copied or popped.
         """
         known = self.levels[index]
         operands = operand_count(self.units[index]) if entered else 0
@@ -126,7 +126,7 @@ class Body:
         return tuple(slots)
 
     def suspension(self, index: int) -> list[Any]:
-        """A copy of a ``yield``, under the handler that covers it."""
+        """Returns a copy of a ``yield`` with its exception handler."""
         unit, covering = self.units[index], self.tries[index]
         at = next(i for i, item in enumerate(self.items) if item is unit)
         made = [item.copy() for item in self.items[at : at + 2]]
@@ -138,7 +138,7 @@ class Body:
         return [opened, *made, bc.TryEnd(opened)]
 
     def _name_super(self, index: int) -> None:
-        """Gives ``super()`` its arguments: the new code's frame is not one of the method."""
+        """Adds arguments to ``super()``: the new code's frame does not belong to the method."""
         group = self.groups[index]
         location = group[0].location
         first = self.code.co_varnames[0]
@@ -155,7 +155,7 @@ class Body:
 
 
 def prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
-    """Instructions that restore variables and stack from the state; with ``keep_cells`` the cells stay in its place."""
+    """Returns instructions that restore variables and stack; with ``keep_cells`` the cells remain in the state."""
     made: list[Any] = [bc.Instr("RESUME", 0, location=location)]
 
     def item(*path: int) -> None:
@@ -190,7 +190,7 @@ def prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
 
 
 def assemble(layout: Layout, body: Body, items: list[Any], arguments: list[str]) -> types.CodeType:
-    """A code object of instructions, with the names, flags and cells of the original."""
+    """Assembles instructions to a code object with the names, flags and cells of the original."""
     code = layout.code
     made = bc.Bytecode(items)
     made.argcount = len(arguments)
@@ -203,12 +203,12 @@ def assemble(layout: Layout, body: Body, items: list[Any], arguments: list[str])
     size = code.co_stacksize + len(layout.names) + len(layout.stack) + 8
     result = made.to_code(stacksize=size, compute_exception_stack_depths=False)
     result = _store_cells(result, len(layout.cells))
-    free = tuple(name for name in layout.cells if name in code.co_freevars)  # the last: an unset one raises NameError
+    free = tuple(name for name in layout.cells if name in code.co_freevars)  # last: an unset one raises NameError
     return result.replace(co_cellvars=layout.cells[: len(layout.cells) - len(free)], co_freevars=free)
 
 
 def _store_cells(code: types.CodeType, count: int) -> types.CodeType:
-    """Turns the first ``count`` ``STORE_DEREF`` into ``STORE_FAST``: variables and cells share their numbering."""
+    """Replaces the first ``count`` ``STORE_DEREF`` by ``STORE_FAST``: variables and cells share their numbering."""
     raw = bytearray(code.co_code)
     position = 0
     while count:
@@ -220,7 +220,7 @@ def _store_cells(code: types.CodeType, count: int) -> types.CodeType:
 
 
 def operand_count(call: bc.Instr) -> int:
-    """How many entries of the stack a call takes."""
+    """Returns the number of stack entries that a call pops."""
     arg = call.arg
     assert isinstance(arg, int), "a call has a number of arguments"
     return {"CALL": arg + 2, "CALL_KW": arg + 3, "CALL_FUNCTION_EX": 3 + (arg & 1)}[call.name]

@@ -1,4 +1,4 @@
-"""Which variables a code object may still read after an instruction."""
+"""Liveness analysis: variables that a code object may still read after an instruction."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "cu
 
 
 def live_slots(info: CodeInfo, index: int) -> frozenset[int]:
-    """Slots whose value the instruction at ``index``, or one after it, may read.
+    """Returns the slots whose value the instruction at ``index``, or one after it, may read.
 
-    Cells count as read by every use of their variable. Code that can see its own variables by name reads all.
+    Every use of a variable in a cell counts as a read. Code that can access its own variables by name reads all.
     """
     everything = frozenset(range(len(info.slots)))
     if _SEES_ALL & set(info.code.co_names):
@@ -44,9 +44,9 @@ def live_slots(info: CodeInfo, index: int) -> frozenset[int]:
 
 
 def super_calls(info: CodeInfo) -> frozenset[int]:
-    """Calls of ``super()`` that find the class and the first argument in the frame, by index.
+    """Returns the indices of ``super()`` calls that read the class and the first argument from the frame.
 
-    From Python 3.12 on the compiler loads both.
+    Since Python 3.12 the compiler loads both.
     """
     code, instructions = info.code, info.instructions
     if VERSION >= (3, 12) or "__class__" not in code.co_freevars or not code.co_argcount:
@@ -60,14 +60,14 @@ def super_calls(info: CodeInfo) -> frozenset[int]:
 
 
 def own_effect(instr: Instruction) -> tuple[frozenset[int], frozenset[int]]:
-    """(slots that an instruction binds, slots that it unbinds)"""
+    """Returns (slots that an instruction binds, slots that it unbinds)."""
     if instr.name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
         return frozenset(), frozenset({instr.arg})
     return _effect(instr)[1], frozenset()
 
 
 def _effect(instr: Instruction) -> tuple[frozenset[int], frozenset[int]]:
-    """(slots read, slots written)"""
+    """Returns (slots read, slots written)."""
     name, arg, value = instr.name, instr.arg, instr.value
     nothing: frozenset[int] = frozenset()
     if name in _READS or name.endswith("DEREF"):

@@ -1,4 +1,4 @@
-"""Interpreted generators as real ones: a generator of the trace that outlives it goes on natively."""
+"""Converts interpreted generators that outlive the trace to real ones, which continue natively."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sidefx_train.errors import Unsupported
 
 
 def hand_out(value: InterpretedGenerator) -> tuple[types.CodeType, State]:
-    """The code of a generator function that goes on where ``value`` is suspended, and its argument.
+    """Returns the code of a generator function that continues where ``value`` is suspended, and its argument.
 
     Raises:
-        Unsupported: it has come to its end, or is running.
+        Unsupported: it has finished or is running.
     """
     frame = value.frame
     name = value.__qualname__
@@ -28,15 +28,15 @@ def hand_out(value: InterpretedGenerator) -> tuple[types.CodeType, State]:
 def resume(
     code: types.CodeType, space: dict[str, Any], name: str, qualname: str, started: bool, state: State
 ) -> types.GeneratorType[Any, Any, Any]:
-    """The real generator.
+    """Creates the real generator.
 
     Args:
-        code: of :func:`hand_out`.
+        code: code from :func:`hand_out`.
         space: the function's globals.
         name: the generator's name.
-        qualname: likewise.
+        qualname: its qualified name.
         started: it is suspended at a ``yield``.
-        state: real values for those of :func:`hand_out`.
+        state: the state from :func:`hand_out`, with real values.
     """
     made: types.GeneratorType[Any, Any, Any] = function(code, space)(state)
     made.__name__, made.__qualname__ = name, qualname

@@ -1,17 +1,16 @@
 """Code objects that enter a function in the middle.
 
-Both kinds hold the whole original code, so that its exception handlers, loops and line numbers are its own, behind a
-prelude that restores variables and stack. The one argument is the list ``[cells, values]``, which the prelude empties:
-a value that the function drops is dropped by all.
+Both kinds contain the complete original code, which keeps its exception handlers, loops and line numbers, after a
+prelude that restores variables and stack. The single argument is the list ``[cells, values]``; the prelude empties it,
+so that no other reference remains to a value that the function drops.
 
-- A *continuation* jumps to the instruction and runs on. It is what gets captured next.
-- A *bridge* runs one instruction natively, under the handlers that cover it, and returns a :class:`Landing` with the
-  state behind it. If the instruction raises, the function's own handlers run natively, to the end of the function. Of
-  an outer frame the instruction is a call that has been entered: the bridge drives what is inside instead, which its
-  second argument hands out.
+- A *continuation* (resume function) jumps to the instruction and continues. It is captured next.
+- A *bridge* runs one instruction natively, with its exception handlers, and returns a :class:`Landing` with the state
+  after it. If the instruction raises, the function's own handlers run natively, to the end of the function. In an outer
+  frame the instruction is a call that has been entered: the bridge drives the inner frames instead, which its second
+  argument provides.
 
-Cells of the original, its own and its closure's, are variables of the new code that hold cells: the prelude puts them
-there.
+Cells of the original code and of its closure become variables of the new code that hold cells; the prelude sets them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _origins: dict[int, tuple[Layout, dict[int, int], Any]] = {}
 
 
 def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
-    """The function's own code and instruction, for one of a continuation."""
+    """Returns the original code and instruction index of an instruction in a continuation."""
     found = _origins.get(id(code))
     if found is None:
         return code, index
@@ -49,24 +48,24 @@ def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
 
 
 def is_continuation(fn: Any) -> bool:
-    """True for a function that enters another in the middle."""
+    """Returns True for a function that enters another in the middle."""
     return isinstance(fn, types.FunctionType) and id(fn.__code__) in _origins
 
 
 def given_names(fn: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a continuation's ``[cells, values]`` are called: variables by name, what is on the stack by place."""
+    """Returns names for a continuation's ``[cells, values]``: variables by name, stack entries by position."""
     layout = _origins[id(fn.__code__)][0]
     held = sum(slot is not Slot.NULL for slot in layout.stack)
     return layout.cells, (*layout.names, *(f"stack[{i}]" for i in range(held)))
 
 
 def function(code: types.CodeType, space: dict[str, Any]) -> types.FunctionType:
-    """A function of a code made here, which is called with its cells: the closure is only there to fit."""
+    """Creates a function from generated code, called with its cells; its closure only has the required length."""
     return types.FunctionType(code, space, code.co_name, None, tuple(types.CellType() for _ in code.co_freevars))
 
 
 def _remember(made: types.CodeType, layout: Layout, items: list[Any], body: Body) -> None:
-    """Keeps where each instruction of ``made`` comes from, for a break in a continuation."""
+    """Records the origin of each instruction of ``made``, for a break in a continuation."""
     index_of = {id(unit): i for i, unit in enumerate(body.units)}
     table: dict[int, int] = {}
     count = 0
@@ -79,7 +78,7 @@ def _remember(made: types.CodeType, layout: Layout, items: list[Any], body: Body
 
 
 def continuation(layout: Layout) -> types.CodeType:
-    """The function from ``layout.index`` on; takes ``[cells, values]``.
+    """Returns the code of the function from ``layout.index`` on; it takes ``[cells, values]``.
 
     Raises:
         Unsupported: the function cannot be entered there.
@@ -98,12 +97,12 @@ def continuation(layout: Layout) -> types.CodeType:
 
 
 def generator(layout: Layout, started: bool, delegates: bool) -> types.CodeType:
-    """A generator function that takes ``[cells, values]`` and goes on at ``layout.index``.
+    """Returns the code of a generator function that takes ``[cells, values]`` and continues at ``layout.index``.
 
     Args:
-        layout: the frame of a suspended generator; the last value of its stack is the one to be sent.
-        started: it is suspended at a ``yield``: the new generator suspends there too when it is first resumed.
-        delegates: that is a ``yield from``, which is entered itself: CPython reads the code around it.
+        layout: the frame of a suspended generator; the top of its stack is the value to be sent.
+        started: suspended at a ``yield``: the new generator suspends there too when it is first resumed.
+        delegates: suspended at a ``yield from``, which is entered itself: CPython reads the code around it.
 
     Raises:
         Unsupported: the generator cannot be entered there.
@@ -134,15 +133,15 @@ def layout_at(
     nulls: tuple[bool, ...],
     entered: bool,
 ) -> Layout:
-    """The layout of a frame that stands in front of an instruction, or has entered the call that it is.
+    """Returns the layout of a frame before an instruction, or inside the call that the instruction is.
 
     Args:
         code: the function's own code.
-        index: the instruction.
-        names: variables that are bound and still needed.
+        index: index of the instruction.
+        names: variables that are bound and live.
         cells: names of the cells.
-        nulls: for each entry of the stack, true if it is empty.
-        entered: the operands are gone.
+        nulls: for each stack entry, True if it is empty.
+        entered: the operands are popped.
 
     Raises:
         Unsupported: the function cannot be entered there.

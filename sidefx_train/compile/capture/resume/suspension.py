@@ -1,4 +1,4 @@
-"""Where a capture stopped, and the frames of the step as they are in front of that instruction."""
+"""Where a capture stopped, and the state of the step's frames before that instruction."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _TRANSPARENT = frozenset(
         calling.call_function_ex,
     )
 )
-"""What may stand between two frames if the inner one's result is to be that of the outer one's call."""
+"""Functions that may lie between two frames whose inner result is the outer call's result."""
 
 State = list[tuple[Any, ...]]
-"""``[cells, values]`` of a frame: its code takes them out."""
+"""``[cells, values]`` of a frame: its code removes them from the list."""
 
 
 @dataclass(frozen=True)
 class StopPoint:
-    """An instruction to stop in front of, by number.
+    """An instruction to stop before, by number.
 
     Attributes:
-        count: how many instructions the interpreter has begun by then.
-        depth: how many frames there are.
-        code: why.
-        reason: likewise.
+        count: number of instructions begun by then.
+        depth: number of frames.
+        code: code of the break.
+        reason: reason of the break.
         location: the user's line.
     """
 
@@ -62,9 +62,9 @@ class Suspension:
     """The frames of a suspended step, outermost first.
 
     Attributes:
-        point: why it stopped.
-        bridges: how each frame goes on.
-        spaces: the globals of each.
+        point: the stop point.
+        bridges: the bridge of each frame.
+        spaces: the globals of each frame.
     """
 
     point: StopPoint
@@ -73,13 +73,13 @@ class Suspension:
 
 
 def stop_points(error: BaseException, code: str, reason: str, location: Location | None) -> tuple[StopPoint, ...]:
-    """Instructions in front of which the step can be suspended, innermost first.
+    """Returns the instructions before which the step can be suspended, innermost first.
 
     Args:
-        error: what stopped the capture, with its traceback.
-        code: for the report.
-        reason: likewise.
-        location: likewise.
+        error: the error that stopped the capture, with its traceback.
+        code: code for the report.
+        reason: reason for the report.
+        location: line for the report.
     """
     found: list[StopPoint] = []
     trace = error.__traceback__
@@ -101,19 +101,19 @@ def stop_points(error: BaseException, code: str, reason: str, location: Location
 def suspend(
     frames: list[Frame], handled: BaseException | None, point: StopPoint, watched: Callable[[Any], bool]
 ) -> tuple[Suspension, tuple[State, ...]]:
-    """Describes frames that stand in front of an instruction each.
+    """Describes frames that are stopped before an instruction each.
 
     Args:
         frames: outermost first; all but the last have entered a call.
         handled: the exception being handled.
-        point: why they are suspended.
-        watched: says whether the program notices when an object dies.
+        point: the stop point.
+        watched: returns True if the program can observe the finalization of an object.
 
     Returns:
-        The frames, and what they hold, in values of the trace: for each ``[cells, values]``.
+        The frames, and their states in values of the trace: ``[cells, values]`` for each.
 
     Raises:
-        Unsupported: one of them cannot go on natively.
+        Unsupported: a frame cannot continue natively.
     """
     bridges: list[Bridge] = []
     states: list[State] = []
@@ -129,7 +129,7 @@ def suspend(
 def _frame(
     frame: Frame, index: int, entered: bool, handled: BaseException | None, watched: Callable[[Any], bool]
 ) -> tuple[Bridge, State, BaseException | None]:
-    """The bridge over a frame's instruction, the frame's state, and what its caller was handling."""
+    """Returns the bridge over a frame's instruction, the frame's state, and the exception its caller handles."""
     layout, needed, state, handled = describe(frame, index, entered, handled, watched)
     return bridge(layout, entered, needed), state, handled
 
@@ -142,18 +142,19 @@ def describe(
     watched: Callable[[Any], bool],
     given: int = 0,
 ) -> tuple[Layout, Callable[[int], tuple[str, ...]], State, BaseException | None]:
-    """Where a frame stands and what of it is kept.
+    """Describes the position and kept state of a frame.
 
     Args:
         frame: the frame.
         index: its next instruction.
-        entered: that is a call, and its operands are gone.
-        handled: the exception being handled inside.
-        watched: says whether the program notices when an object dies.
-        given: how many values will be on the stack besides.
+        entered: the instruction is a call whose operands are popped.
+        handled: the exception handled inside.
+        watched: returns True if the program can observe the finalization of an object.
+        given: number of values that will be pushed additionally.
 
     Returns:
-        The layout; what is needed in front of another instruction; ``[cells, values]``; what is handled outside.
+        The layout; a function for the live variables before another instruction; ``[cells, values]``; the exception
+        handled outside.
 
     Raises:
         Unsupported: the frame cannot be entered there.
@@ -171,7 +172,7 @@ def describe(
         stored, unbound = unbound, stored
     bound_after = {*bound, *(own.slots[i] for i in stored)} - {own.slots[i] for i in unbound}
 
-    # What somebody notices the death of lives as long as its variable, needed or not.
+    # A value with observable finalization lives as long as its variable, even if it is not read again.
     held = [(i, bound[name]) for i, name in enumerate(own.slots) if name in bound]
     kept = {i for i, value in held if has_pending_finally(value) or watched(value)}
 
@@ -183,20 +184,20 @@ def describe(
     for name in cells:
         if type(bound.get(name)) is not types.CellType:
             raise Unsupported("SFX111", f"the variable {name} is not a cell yet")
-    if any(instr.name == "SET_FUNCTION_ATTRIBUTE" for instr in own.instructions[at : at + 2]):  # behind it lies a half
+    if any(instr.name == "SET_FUNCTION_ATTRIBUTE" for instr in own.instructions[at : at + 2]):  # incomplete after it
         raise Unsupported("SFX111", "a function is being made")
     nulls = (*(value is NULL for value in frame.stack), *[False] * given)
     layout = layout_at(code, at, needed(at, bound), cells, nulls, entered)
     stack = list(frame.stack)
     for position in reversed(range(len(stack))):
-        if layout.stack[position] is Slot.HANDLED:  # keeps what was handled outside; the part is told what inside
+        if layout.stack[position] is Slot.HANDLED:  # saves the outer handled exception; pass the inner
             stack[position], handled = handled, stack[position]
     values = tuple(bound[name] for name in layout.names) + tuple(v for v in stack if v is not NULL)
     return layout, needed, [tuple(bound[name] for name in cells), values], handled
 
 
 def _values(frame: Frame, names: tuple[str, ...]) -> list[tuple[int, Any]]:
-    """The variables of the original code, from a frame of it or of a continuation."""
+    """Returns the variables of the original code, from a frame of it or of a continuation."""
     if frame.info.slots == names:
         return list(enumerate(frame.locals))
     by_name = dict(zip(frame.info.slots, frame.locals, strict=True))

@@ -1,1 +1,1 @@
-"""Shadows: what stands for an outside object during a capture, with its real object and its source."""
+"""Shadows: objects that replace outside objects during a capture, with the real object and its source."""

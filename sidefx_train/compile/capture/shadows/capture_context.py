@@ -1,4 +1,4 @@
-"""What everything below the world asks of it: side effects, native calls, symbolic numbers, interceptors."""
+"""The capture's interface to everything below the world: side effects, native calls, symbols, interceptors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CaptureContext(ABC):
     freed: set[Any]
     warns: frozenset[types.CodeType]
     last_error: tuple[Exception, Any, Location | None] | None
-    # Of classes that are defined above this one, in world/native_calls.
+    # Classes defined above this one, in world/native_calls.
     caches: Any
     context: Any
     reentry: Any

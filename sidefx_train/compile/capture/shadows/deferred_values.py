@@ -1,4 +1,4 @@
-"""Values that exist only after the step has run, and calls that wait for them."""
+"""Deferred values, which exist only after the step has run, and deferred calls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sidefx_train.errors import Location, Unsupported
 
 
 class DeferredValue:
-    """A Python value (usually text) that the epilogue computes: ``fn(*args, **kwargs)`` on the step's real values.
+    """A Python value (usually a string) that the epilogue computes: ``fn(*args, **kwargs)`` on the step's real values.
 
-    It may be stored, returned or passed to a deferred call; nothing can be computed from it during the capture: C code
-    that compares it, hashes it or looks into it stops the capture.
+    The step may store it, return it or pass it to a deferred call. It cannot compute with it during the capture: C code
+    that compares, hashes or reads it stops the capture.
     """
 
     __slots__ = ("args", "fn", "kwargs")
@@ -44,14 +44,14 @@ for _name in _LOOKING_IN:
 
 
 class CallResult(DeferredValue):
-    """What a deferred call will return."""
+    """Result of a deferred call."""
 
     def __init__(self) -> None:
         super().__init__(repr, ())
 
 
 class TraceKey:
-    """A dict key made in the trace, to be rebuilt like any value."""
+    """A dict key created in the trace, rebuilt like any value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -59,12 +59,12 @@ class TraceKey:
 
 @dataclass
 class TensorSnapshot:
-    """A tensor as it was at one point of the trace: a later in-place change must not show.
+    """Snapshot of a tensor at one point of the trace: later in-place changes must not show.
 
     Attributes:
         fake: the tensor.
-        node: what computed it.
-        writes: number of operations that had written to its memory.
+        node: the node that computed it.
+        writes: number of earlier operations that had written to its storage.
         after: the last operation before that point.
     """
 
@@ -80,11 +80,11 @@ class DeferredCall:
 
     Attributes:
         fn: the callable.
-        args: its arguments, containers copied as they were when the call was made.
-        kwargs: likewise.
+        args: its arguments, with containers copied at the time of the call.
+        kwargs: its keyword arguments, copied the same way.
         location: the user's line.
-        place: makes the call for functions that look at who calls them.
-        result: stands for the returned value in the rest of the step: a :class:`CallResult`, or an object like it.
+        place: makes the call for functions that inspect the stack.
+        result: replaces the returned value in the rest of the step: a :class:`CallResult`, or a similar object.
     """
 
     fn: Callable[..., Any]
@@ -100,7 +100,7 @@ class DeferredCall:
 
 
 def message_of(error: BaseException) -> str:
-    """``str(error)``; empty where that is made of values which exist only after the step."""
+    """Returns ``str(error)``; empty if that needs deferred values."""
     try:
         return str(error)
     except Unsupported:
@@ -108,10 +108,10 @@ def message_of(error: BaseException) -> str:
 
 
 class Shown:
-    """Stands for an object of which only the text is shown.
+    """Replaces an object that a deferred call only formats.
 
     Args:
-        as_str: its ``str`` when it was shown.
+        as_str: its ``str`` at that time.
         as_repr: its ``repr``.
     """
 

@@ -1,7 +1,7 @@
-"""What a step took from modules and classes: functions, classes, and names that were not there.
+"""Records the definitions that a step reads from modules and classes: functions, classes, and missing names.
 
-A value read from outside has a guard of its own. Definitions of libraries are far too many for that, and hardly ever
-change: they are noted here by namespace, and so are the bodies of the functions that ran.
+A value read from outside has its own guard. Definitions of libraries are too many for that and rarely change: they are
+recorded by namespace, together with code and defaults of the functions that ran.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 IMMUTABLE_CLASS = 1 << 8
 """Flag of classes whose attributes cannot be set."""
 _HOOKS = ("__getattribute__", "__setattr__", "__delattr__")
-"""What every class is asked for before anything else."""
+"""Attributes that every attribute access reads first."""
 _OPERATORS = frozenset(
     {
         "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor",
@@ -42,14 +42,14 @@ _OPERATORS = frozenset(
     }
 )  # fmt: skip
 _NOT_FOLLOWED = ("torch._dynamo", "torch._inductor", "torch.fx", "torch.overrides", "torch.distributed", "torch._jit")
-"""Parts of torch that its functions mention but plain tensors do not reach."""
+"""Modules of torch that its functions mention but plain tensors do not reach."""
 
 
 class Definitions:
-    """Notes of one capture.
+    """Definitions read during one capture.
 
     Attributes:
-        replaced: names that ``torch.Tensor`` has from the user in place of its own.
+        replaced: names of ``torch.Tensor`` that the user has replaced.
     """
 
     def __init__(self, heap: ShadowTableAPI) -> None:
@@ -61,28 +61,29 @@ class Definitions:
         self._registered = Registered()
         self.replaced = frozenset(name for name, value in vars(torch.Tensor).items() if _is_foreign(value))
 
-    # --- notes ---------------------------------------------------------------------------------------------------
+    # --- recording ---------------------------------------------------------------------------------------------------
 
     def took(self, space: Any, name: str, value: Any) -> None:
-        """Notes that a namespace (a class, or the dict of a module) gave ``value`` for a name."""
+        """Records that ``name`` in a namespace (a class, or the dict of a module) had ``value``."""
         known = self._taken.get(id(space))
         if known is None:
             known = self._taken[id(space)] = (space, {}, self._heap.locate())
         known[1].setdefault(name, value)
 
     def gave(self, value: Any) -> bool:
-        """True if a namespace gave this very value."""
+        """Returns True if a namespace lookup returned this very value."""
         return any(value is each for _, names, _ in self._taken.values() for each in names.values())
 
     def looked_at(self, cls: type) -> None:
-        """Notes that an attribute of a class is being looked up."""
+        """Records that an attribute of a class is being looked up."""
         if id(cls) not in self._taken and not cls.__flags__ & IMMUTABLE_CLASS:
             entries = entries_of(cls)
             for name in _HOOKS:
                 self.took(cls, name, entries.get(name, ABSENT))
 
     def runs(self, fn: types.FunctionType) -> None:
-        """Notes the body of a function that is about to run; one that is made anew has guards on its parts."""
+        """Records code and defaults of a function that is about to run, unless it is transient and guarded by its
+        parts."""
         record = self._heap.record_of(fn)
         if id(fn) not in self._bodies and (record is None or record.base.kind == "const"):
             self._bodies[id(fn)] = (fn, self._heap.locate())
@@ -91,7 +92,7 @@ class Definitions:
             self._check_tensor()
 
     def imported(self, name: str, space: Any, level: int) -> None:
-        """Notes which modules an ``import`` found; it runs the importer only for those that were never imported."""
+        """Records the modules that an ``import`` found; the importer runs only for modules that were never imported."""
         if level:
             name = importlib.util.resolve_name("." * level + name, space.get("__package__") or space.get("__name__"))
         parts = name.split(".")
@@ -99,19 +100,19 @@ class Definitions:
             self.found_module(".".join(parts[:count]))
 
     def found_module(self, name: str) -> Any:
-        """Notes what ``sys.modules`` has under a name, and gives it."""
+        """Records and returns the entry of ``sys.modules`` for a name."""
         found = sys.modules.get(name, ABSENT)
         self.took(sys.modules, name, found)
         return found
 
     def asked(self, fn: Any, args: tuple[Any, ...], answer: Any, made: KeysView[int]) -> None:
-        """Notes what an abstract base class said of a class, which ``register`` may change.
+        """Records an abstract base class's subclass answer, which ``register`` may change.
 
         Args:
-            fn: C code, or one of the methods of ``abc.ABCMeta``.
-            args: what it was called with.
-            answer: what it gave.
-            made: the step's own classes, by identity.
+            fn: C code, or a method of ``abc.ABCMeta``.
+            args: its arguments.
+            answer: its result.
+            made: ids of the classes created in the step.
         """
         sources = self._heap.sources
         if fn is abc.get_cache_token:
@@ -131,15 +132,15 @@ class Definitions:
         self._heap.guard("is", sources.call(sources.slot(source, holds.__name__)), True)
 
     def runs_natively(self, fn: types.FunctionType) -> bool:
-        """Notes what a function of torch takes from where when it runs natively.
+        """Records the definitions that a natively run torch function reads.
 
         Returns:
-            False if it comes across something of the user's, put in the place of torch's own: it must be interpreted.
+            False if the user has replaced one of them: the function must be interpreted.
         """
         known = self._native.get(id(fn))
         if known is not None:
             return known
-        self._native[id(fn)] = True  # while functions call one another
+        self._native[id(fn)] = True  # for mutual recursion
         self.runs(fn)
         own = not self.replaced.intersection(_names(fn.__code__))
         for chain in chains_of(fn.__code__):
@@ -152,7 +153,7 @@ class Definitions:
         return own
 
     def _follow(self, space: dict[str, Any], chain: tuple[str, ...]) -> Iterator[Any]:
-        """Values of ``name.name...`` as far as it goes through modules and classes."""
+        """Yields the values of ``name.name...`` along modules and classes."""
         owner: Any = space
         for name in chain:
             entries = entries_of(owner)
@@ -173,7 +174,7 @@ class Definitions:
                 return
 
     def _check_tensor(self) -> None:
-        """C code looks the operators and methods of tensors up without asking."""
+        """Records the operators and methods of tensors, which C code looks up by itself."""
         entries = vars(torch.Tensor)
         inherited = set(dir(torch.Tensor)).difference(entries)
         for name in (*entries, *inherited):
@@ -184,7 +185,7 @@ class Definitions:
                 self._heap.refuse("SFX111", f"torch.Tensor.{name} is not torch's own")
 
     def operator_replaced(self, name: str) -> bool:
-        """True if an operator of tensors (a name of :mod:`operator`) is not torch's own."""
+        """Returns True if an operator of tensors (a name of :mod:`operator`) was replaced."""
         if not self.replaced:
             return False
         plain = name.rstrip("_")
@@ -194,7 +195,7 @@ class Definitions:
     # --- guards --------------------------------------------------------------------------------------------------
 
     def guards(self) -> Iterator[Guard]:
-        """One for each namespace and each function."""
+        """Yields one guard for each namespace and each function."""
         for space, names, location in list(self._taken.values()):
             is_class = safe_isinstance(space, type)
             label = f"{space.__module__}.{space.__qualname__}" if is_class else _label(space)
@@ -212,11 +213,11 @@ _CHECKS = {
     abc.ABCMeta.__instancecheck__: False,
     abc.ABCMeta.__subclasscheck__: True,
 }
-"""What asks an abstract base class, and whether it does so of a class instead of an instance."""
+"""Functions that ask abstract base classes, and whether their argument is a class instead of an instance."""
 
 
 def _classes(kinds: Any) -> Iterator[Any]:
-    """The classes of a test for several at once."""
+    """Yields the classes of a test for several at once."""
     if safe_isinstance(kinds, (tuple, types.UnionType)):
         for each in kinds if safe_isinstance(kinds, tuple) else kinds.__args__:
             yield from _classes(each)
@@ -229,7 +230,7 @@ def _label(space: dict[str, Any]) -> str:
 
 
 def _is_foreign(value: Any) -> bool:
-    """True for what a user, not a library, has made to be called."""
+    """Returns True for a callable defined by the user, not by a library."""
     while type(value) in (types.MethodType, classmethod, staticmethod, functools.partial):
         value = value.func if type(value) is functools.partial else value.__func__
     if type(value) is types.FunctionType:
@@ -245,14 +246,14 @@ def _is_followed(fn: types.FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
-    """Every name that code mentions, that of functions inside it too."""
+    """Returns every name in code, including functions inside it."""
     inside = [_names(const) for const in code.co_consts if safe_isinstance(const, types.CodeType)]
     return frozenset(code.co_names).union(*inside)
 
 
 @functools.lru_cache(maxsize=4096)
 def chains_of(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """What code reads of its globals, each with the attributes read from there on."""
+    """Returns the globals that code reads, each with the chain of attributes read from it."""
     found: dict[tuple[str, ...], None] = {}
     chain: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):

@@ -1,4 +1,4 @@
-"""Stand-ins of containers, callables and objects, and what is guarded of them."""
+"""Creates shadows of containers, callables and objects, with their guards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 IMMUTABLE_C: tuple[type, ...] = (
-    int,  # and what derives from it
+    int,  # and its subclasses
     float,
     complex,
     str,
@@ -55,21 +55,23 @@ IMMUTABLE_C: tuple[type, ...] = (
     np.dtype,
     np.ufunc,
 )
-"""C classes whose instances never change in what C code reads of them."""
+"""C classes whose instances are immutable as far as C code reads them."""
 
 
 _NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
-"""Containers that can be looked into without running code or making anything."""
+"""Containers that can be read without running code or creating anything."""
 
 
 def tuple_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """A tuple of stand-ins, or the tuple itself if it holds plain values that do not change."""
+    """Returns a tuple of shadows, or the tuple itself if it contains only plain unchanging values."""
     changes = source.label in heap.specialization.symbolic_numbers or any(type(item) is float for item in real)
     if is_plain(real) and not changes:
         heap.guard("equal", source, real)
         return real
     if is_structure(type(real)) and type(real).n_fields != type(real).n_sequence_fields:
-        heap.refuse("SFX104", f"{source.label} is a {type(real).__qualname__}, which has fields beside its items")
+        heap.refuse(
+            "SFX104", f"{source.label} is a {type(real).__qualname__}, which has fields in addition to its items"
+        )
     heap.guard("type", source, type(real))
     cls = type(real)
     if cls is not tuple:
@@ -89,7 +91,7 @@ def tuple_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
 
 
 def slice_shadow(heap: ShadowTableAPI, real: slice, source: Source) -> slice:
-    """A slice of stand-ins, or the slice itself, likewise."""
+    """Returns a slice of shadows, or the slice itself if it contains only plain unchanging values."""
     if source.label not in heap.specialization.symbolic_numbers and all(is_plain(bound) for bound in bounds_of(real)):
         heap.guard("equal", source, real)
         return heap.register(Record(heap, real, real, source))
@@ -100,7 +102,7 @@ def slice_shadow(heap: ShadowTableAPI, real: slice, source: Source) -> slice:
 
 
 def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """An empty container of the same class, into which items are brought as the step reads them."""
+    """Returns an empty container of the same class; items are added as the step reads them."""
     cls = type(real)
     heap.guard("type", source, cls)
     source.hooked = cls not in _NO_DEFAULTS
@@ -126,9 +128,9 @@ def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
 
 
 def builtin_method_shadow(heap: ShadowTableAPI, real: types.BuiltinMethodType, source: Source) -> Any:
-    """A bound method of an object of C, bound to the shadow of that.
+    """Returns a bound C method, bound to the shadow of its object.
 
-    Among arguments it is another object with every call, so there it is known by its owner and what it does to that.
+    In the arguments it is a new object at every call, so there it is identified by its owner and descriptor.
     """
     descriptor = descriptor_of(real)
     if not source.from_arguments:
@@ -143,14 +145,14 @@ def builtin_method_shadow(heap: ShadowTableAPI, real: types.BuiltinMethodType, s
     owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
     if owner is real.__self__:
         shadow = real
-    else:  # by its name one would get what a subclass has in its place
+    else:  # getattr would return an override of a subclass
         known = descriptor is not None and safe_isinstance(owner, descriptor.__objclass__)
         shadow = bound(descriptor, owner) if known else getattr(owner, real.__name__)
     return heap.register(Record(heap, real, shadow, source, source))
 
 
 def method_shadow(heap: ShadowTableAPI, real: types.MethodType, source: Source) -> Any:
-    """A bound method, bound to the stand-in of its object."""
+    """Returns a bound method, bound to the shadow of its object."""
     heap.guard("type", source, types.MethodType)
     heap.guard("is", heap.sources.slot(source, "__func__"), real.__func__)
     owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
@@ -158,7 +160,7 @@ def method_shadow(heap: ShadowTableAPI, real: types.MethodType, source: Source) 
 
 
 def _pinned(heap: ShadowTableAPI, real: Any, source: Source) -> Source:
-    """Guards the identity of what stands for itself, or its class where it is made anew; the path to its parts."""
+    """Guards an object's identity, or the class of a transient object; returns the path to its parts."""
     if transient_objects.is_transient(heap, real, source):
         heap.guard("type", source, type(real))
         return source
@@ -167,7 +169,7 @@ def _pinned(heap: ShadowTableAPI, real: Any, source: Source) -> Source:
 
 
 def partial_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """A partial of stand-ins."""
+    """Returns a partial of shadows."""
     base = _pinned(heap, real, source)
     func = heap.shadow(real.func, heap.sources.slot(base, "func"))
     spots, names = heap.sources.slot(base, "args"), heap.sources.slot(base, "keywords")
@@ -180,18 +182,18 @@ def partial_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
 
 
 def passthrough(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """What stands for itself: the step only hands it on, calls it, or asks for its attributes."""
+    """Registers a pass-through object: the step only passes it on, calls it, or reads its attributes."""
     heap.guard("is", source, real)
     base = heap.sources.const(real, source.label)
     record = Record(heap, real, real, base, base)
-    record.unshadowed = safe_isinstance(real, functools.partial)  # of a class of its own, which may say otherwise
+    record.unshadowed = safe_isinstance(real, functools.partial)  # a subclass may override what it calls
     if type(real) is types.FunctionType:
         record.instance = InstanceRecord(heap, real, Attributes(), base, base)
     return heap.register(record)
 
 
 def derived_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """A number or text of a class written in Python: it stands for itself, its attributes are as those of others."""
+    """Registers a number or string of a Python subclass: it passes through, its attributes have shadows."""
     cls = type(real)
     if shows_another(cls):
         check_hidden_dict(heap, real)
@@ -208,7 +210,7 @@ def derived_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
 
 
 def _with_attributes(heap: ShadowTableAPI, real: Any, base: Source) -> Any:
-    """The record of an object that stands for itself, but for what is in its ``__dict__``."""
+    """Registers a pass-through object whose ``__dict__`` has a shadow."""
     record = Record(heap, real, real, base, base)
     record.instance = InstanceRecord(heap, real, Attributes(), base, base)
     heap.register(record)
@@ -218,17 +220,17 @@ def _with_attributes(heap: ShadowTableAPI, real: Any, base: Source) -> Any:
 
 
 def member_shadow(heap: ShadowTableAPI, real: enum.Enum, source: Source) -> enum.Enum:
-    """A member of an enumeration: it stands for itself, its attributes are read and written like others."""
+    """Registers a member of an enumeration: it passes through, its attributes have shadows."""
     return _with_attributes(heap, real, heap.sources.const(real, source.label))
 
 
 def proxy_shadow(heap: ShadowTableAPI, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
-    """A view of a dict, which shows the shadow of that."""
+    """Returns a mapping proxy of the shadow of a proxy's dict."""
     heap.guard("is", source, real)
     base = heap.sources.const(real, source.label)
     (mapping,) = gc.get_referents(real)
     if not safe_isinstance(mapping, dict) or "__module__" in mapping:
-        heap.refuse("SFX104", f"{source.label} shows a mapping that is not a dict, or the namespace of a class")
+        heap.refuse("SFX104", f"{source.label} is a view of a mapping that is not a dict, or of a class namespace")
     shown = heap.shadow(mapping, heap.sources.const(mapping, f"the dict of {base.label}"))
     heap.by_real[id(mapping)].fill()
     shadow = types.MappingProxyType(shown)
@@ -236,13 +238,13 @@ def proxy_shadow(heap: ShadowTableAPI, real: types.MappingProxyType[Any, Any], s
 
 
 def weak_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """A weak reference to the stand-in of what it refers to."""
+    """Returns a weak reference to the shadow of its referent."""
     base = _pinned(heap, real, source)
     return heap.register(Record(heap, real, weak_references.shadow_of(heap, real, base), base, base))
 
 
 def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """An instance of the same class whose attributes are brought in as the step reads them."""
+    """Returns an instance of the same class whose attributes are added as the step reads them."""
     cls = type(real)
     if shows_another(cls):
         check_hidden_dict(heap, real)
@@ -251,7 +253,7 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     except TypeError:
         shadow = ABSENT
     if shadow is ABSENT:
-        readable = safe_isinstance(real, IMMUTABLE_C)  # by C code, past all guards
+        readable = safe_isinstance(real, IMMUTABLE_C)  # by C code, without guards
         is_transient = transient_objects.is_transient(heap, real, source)
         if is_transient and transient_objects.is_value(real):
             heap.guard("equal", source, real)
@@ -267,13 +269,13 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     if type(cls.__getattribute__) is types.FunctionType:
         source.hooked = base.hooked = True
     record = InstanceRecord(heap, real, shadow, source if base is source else base, base)
-    heap.register(record)  # first: what the attributes hold may lead back to it
+    heap.register(record)  # first: the attributes may refer back to it
     if record.has_dict:
         note_instance_dict(heap, record)
     return shadow
 
 
 def _is_of_c(cls: type) -> bool:
-    """True for a class of C that could be made empty, in a state that its methods do not expect (files, since 3.12)."""
+    """Returns True for a C class whose empty instances would break its methods (files, since 3.12)."""
     made_by_c = HEAP_TYPE | IMMUTABLE_CLASS
     return any(base.__flags__ & made_by_c == made_by_c for base in cls.__mro__)

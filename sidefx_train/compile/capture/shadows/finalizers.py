@@ -1,4 +1,4 @@
-"""Objects whose death the program notices: ``__del__``, generators that clean up, weak references that call back."""
+"""Objects with observable finalization: ``__del__``, generators with a pending finally, weakref callbacks."""
 
 from __future__ import annotations
 
@@ -34,45 +34,45 @@ HOLDING: frozenset[type] = frozenset(
         *(types.CellType, types.FunctionType, types.MethodType, functools.partial),
     }
 )
-"""Classes of Python's own whose instances take what they hold with them when they die."""
+"""Classes of Python's own whose instances keep what they hold alive."""
 
 _MOST = 200
-"""Objects looked at, of what a variable holds."""
+"""Limit of inspected objects reachable from a variable."""
 
 
 def takes_along(cls: type) -> bool:
-    """True if what instances of a class hold dies with them. A library's context managers, say, are left first."""
+    """Returns True if instances own what they hold. A library's context managers, say, are exited first."""
     return cls in HOLDING or not (is_library(cls.__module__) or issubclass(cls, (type, torch.Tensor, torch.nn.Module)))
 
 
 def deletes(cls: type) -> bool:
-    """True if instances of a class run Python code when they die."""
+    """Returns True if instances of a class run Python code when finalized."""
     return any(
         safe_isinstance(vars(base).get("__del__"), types.FunctionType) for base in type.__getattribute__(cls, "__mro__")
     )
 
 
 class Retired:
-    """What a shadow of a class with ``__del__`` becomes when its capture is over."""
+    """Class of shadows with ``__del__`` after their capture."""
 
 
-class RetiredAbstract(abc.ABC):  # noqa: B024 - for the layout in memory, which is another one below ``ABC``
-    """Likewise, for classes below ``abc.ABC``."""
+class RetiredAbstract(abc.ABC):  # noqa: B024 - classes below ``ABC`` have another memory layout
+    """The same for classes below ``abc.ABC``."""
 
 
 def retire(shadow: Any) -> None:
-    """Has a shadow die without its ``__del__``."""
+    """Lets a shadow be finalized without its ``__del__``."""
     for cls in (Retired, RetiredAbstract):
         try:
             object.__dict__["__class__"].__set__(shadow, cls)
-        except TypeError:  # another layout in memory
+        except TypeError:  # another memory layout
             continue
         return
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(shadow))  # it never dies, not even when the process ends
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(shadow))  # never finalized, not even at exit
 
 
 def finalization_observable(heap: ShadowTableAPI, value: Any) -> bool:
-    """True if the program notices when a value of the trace dies, or something that it holds."""
+    """Returns True if the program can observe the finalization of a traced value or of something it holds."""
     todo: list[Any] = [value]
     seen: set[int] = set()
     while todo and len(seen) < _MOST:
@@ -94,7 +94,8 @@ def finalization_observable(heap: ShadowTableAPI, value: Any) -> bool:
 
 
 def _may_be_missed(cls: type) -> bool:
-    """True for instances that a weak container may get to know behind a break, while a variable holds them."""
+    """Returns True for instances that a weak container may start to refer to after a break, while a variable holds
+    them."""
     if is_library(cls.__module__) or issubclass(cls, torch.nn.Module):
         return False
     return bool(type.__getattribute__(cls, "__weakrefoffset__") != 0)  # ``dir`` would run a metaclass's own method
@@ -105,12 +106,12 @@ def _observed_outside(real: Any) -> bool:
 
 
 def check_dropped(heap: ShadowTableAPI) -> None:
-    """Refuses a step that takes an object from where it is held outside, if its death may be noticed.
+    """Refuses a step that removes an object from an outside holder if its finalization may be observable.
 
-    Its stand-in does not die in the step, as the object may in eager, and the object dies after the graph.
+    The shadow is not finalized in the step, as eager's object may be; the real object is finalized after the graph.
 
     Raises:
-        Unsupported: the step does.
+        Unsupported: the step removes such an object.
     """
     for record in list(heap.by_real.values()):
         for item in _taken_from(heap, record):
@@ -122,16 +123,16 @@ def check_dropped(heap: ShadowTableAPI) -> None:
 def _observed_taken(heap: ShadowTableAPI, item: Any) -> str:
     cls = type(item)
     if cls in HOLDERS:
-        return "which cleans up when it dies" if has_pending_finally(item) else ""
+        return "which has a pending finally" if has_pending_finally(item) else ""
     if not takes_along(cls):
         return ""
     if id(item) in heap.watched:
-        return f"to which {heap.watched[id(item)]} refers weakly"
-    return "whose __del__ runs when it dies" if deletes(cls) else ""
+        return f"to which {heap.watched[id(item)]} has a weak reference"
+    return "whose class has __del__" if deletes(cls) else ""
 
 
 def _taken_from(heap: ShadowTableAPI, record: Record) -> Iterator[Any]:
-    """Objects that a container or instance from outside held, and its stand-in does not hold any more."""
+    """Yields objects that an outside container or instance held and its shadow no longer holds."""
     pairs: list[tuple[Any, Any]] = []
     if safe_isinstance(record, InstanceRecord):
         now = object.__getattribute__(record.shadow, "__dict__") if record.has_dict else {}

@@ -1,8 +1,8 @@
-"""Which object it is: guards for what a step compares by identity, or looks up in dicts and sets.
+"""Guards on object identity: for what a step compares by identity, or looks up in dicts and sets.
 
-An object from outside has a shadow of its own, so the step tells shadows apart as it would the objects. That two paths
-lead to two objects, and a key to the object it led to, are conditions of the entry where the objects may be others at
-the next call.
+Each outside object has one shadow, so the step distinguishes shadows as it would distinguish the objects. If the
+objects may be others at the next call, the entry guards that two paths lead to two objects, and that a path leads to
+the same key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Identities:
-    """What one capture told apart."""
+    """Objects that one capture has distinguished by identity."""
 
     def __init__(self, heap: ShadowTableAPI) -> None:
         self._heap = heap
@@ -31,7 +31,7 @@ class Identities:
         """Objects that served as keys, or that C code compared with others."""
 
     def guard_distinct(self, one: Any, other: Any) -> None:
-        """The step goes by two objects from outside not being one: they must not come to be."""
+        """Guards that two outside objects stay distinct: the step relies on it."""
         first, second = self._heap.record_of(one), self._heap.record_of(other)
         if first is None or second is None or first is second or type(first.real) is not type(second.real):
             return
@@ -42,18 +42,18 @@ class Identities:
                 self._heap.guards[key] = Guard("all_distinct", bases[0], bases, self._heap.locate())
 
     def note_hashed(self, key: Any) -> None:
-        """A key is about to be told from other keys, in a container of the step's own maybe."""
+        """Records that a key is compared with other keys, possibly in a container of the step."""
         for part in _parts([key]):
             self.note_distinguished(part)
 
     def note_distinguished(self, value: Any) -> None:
-        """An object is told from others of its kind: from those noted so far, and from those to come."""
+        """Records that an object is compared with all others of its type, earlier and later ones."""
         record = self._heap.record_of(value)
         if record is not None and (safe_isinstance(record, _DISTINGUISHED) or type(value) is types.FunctionType):
             self._distinguished.setdefault(id(record), record)
 
     def separated(self) -> list[Guard]:
-        """Objects that were told apart must not come to be one."""
+        """Returns guards that recorded objects stay distinct."""
         kinds: dict[type, list[Source]] = {}
         for record in self._distinguished.values():
             kinds.setdefault(type(record.real), []).append(record.base)
@@ -61,7 +61,7 @@ class Identities:
         return [Guard("all_distinct", bases[0], tuple(bases), None) for bases in varying if len(bases) > 1]
 
     def pin_key(self, key: Any) -> None:
-        """The step sees what a dict or set has under a key: where that depends on which object it is, so it stays."""
+        """Guards the identity of a key if an entry that the step reads depends on it."""
         todo = [key]
         for part in _parts(todo):
             record = self._heap.record_of(part)
@@ -75,7 +75,7 @@ class Identities:
 
 
 def _parts(todo: list[Any]) -> Iterator[Any]:
-    """What decides which keys composite ones are; ``todo`` may grow meanwhile."""
+    """Yields the parts that determine the equality of composite keys; the caller may append to ``todo``."""
     while todo:
         key = todo.pop()
         if safe_isinstance(key, tuple):

@@ -1,6 +1,6 @@
-"""What the kinds of shadows know of the table that holds them.
+"""Protocols of the shadow table for the kinds of shadows.
 
-Every file of this package is below ``shadow_table.py``, which makes shadows of all kinds. A record is ``Any`` here,
+All files of this package are below ``shadow_table.py``, which creates shadows of all kinds. A record is ``Any`` here,
 since ``records.py`` itself is typed against the table.
 """
 
@@ -17,25 +17,25 @@ from sidefx_train.compile.capture.recording.tracer import GraphTracer
 
 
 class DefinitionRecorder(Protocol):
-    """Notes which definitions were taken from modules and classes."""
+    """Records the definitions read from modules and classes."""
 
     def took(self, space: Any, name: str, value: Any) -> None: ...
 
 
 class IdentityRecorder(Protocol):
-    """Notes which objects were told from others by identity."""
+    """Records the objects that were distinguished by identity."""
 
     def pin_key(self, key: Any) -> None: ...
 
 
 class StorageRecorder(Protocol):
-    """Knows which tensors were given another storage."""
+    """Records the tensors whose storage was replaced."""
 
     def replaced(self) -> tuple[Any, ...]: ...
 
 
 class ShadowTableAPI(GuardRecorder, ABC):
-    """The table of shadows as its parts see it; ``ShadowTable`` documents each member."""
+    """The shadow table's interface to its parts; ``ShadowTable`` documents each member."""
 
     tracer: GraphTracer
     specialization: Specialization

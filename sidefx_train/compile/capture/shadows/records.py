@@ -1,4 +1,4 @@
-"""What the heap knows of each outside object: its shadow, where it is found, and how it looked when first read."""
+"""Records of outside objects: the shadow, the source, and the state at first read."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Record:
     """One outside object and its shadow.
 
     Attributes:
-        real: the object outside; never written during a capture.
-        shadow: its stand-in inside the capture (the object itself where nothing can change).
+        real: the outside object; never written during a capture.
+        shadow: its replacement inside the capture (the object itself if nothing can change).
         source: path to the object at entry.
-        base: path from which its parts are reached (the object itself, where it is guarded by identity).
-        through: Python's own container class below the object's class, ``None`` if it is that class itself
-            and has every operator that an effect needs.
+        base: path to its parts (the object itself, if it is guarded by identity).
+        through: Python's own container class below the object's class, ``None`` if it is that class itself and has
+            every operator that an effect needs.
         plain: the object is a container of exactly one of Python's own classes.
         instance: the attributes of a container whose class is a subclass.
-        unshadowed: the object stands for itself though C code could change it.
+        unshadowed: the object passes through although C code could change it.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class Record:
         self.unshadowed = False
 
     NOTES: tuple[str, ...] = ()
-    """Attributes that say what the step has read and written: part of a checkpoint."""
+    """Attributes that record what the step has read and written: part of a checkpoint."""
 
     def fill(self) -> None:
-        """Brings the whole contents in, guarded: C code is about to read them."""
+        """Reads and guards all contents: C code is about to read them."""
 
     def save(self) -> dict[str, Any]:
-        """The notes as they are now; the shadow's contents are saved by the checkpoint."""
+        """Returns the current values of :attr:`NOTES`; the checkpoint saves the shadow's contents."""
         return {name: _copied(getattr(self, name)) if name in _COPIED else getattr(self, name) for name in self.NOTES}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Takes notes of :meth:`save` back."""
+        """Restores the result of :meth:`save`."""
         for name, value in saved.items():
             setattr(self, name, _copied(value) if name in _COPIED else value)
 
     def reset(self) -> None:
-        """Takes back what the step wrote since the object was first read."""
+        """Reverts what the step wrote since the object was first read."""
 
 
 def _copied(value: Any) -> Any:
@@ -68,27 +68,27 @@ def _copied(value: Any) -> Any:
 
 
 _COPIED = frozenset({"snapshot", "missing", "written", "removed", "values"})
-"""Notes that are containers of the record itself."""
+"""Attributes of :attr:`Record.NOTES` that are containers of the record itself."""
 
 
 UNREAD: Any = type("Unread", (), {"__repr__": lambda self: "<gradient not read>"})()
-"""``TensorRecord.grad`` of a leaf whose gradient the step has not looked at: nothing is guarded."""
+"""``TensorRecord.grad`` of a leaf whose gradient the step has not read: nothing is guarded."""
 
 OVERWRITTEN: Any = type("Overwritten", (), {"__repr__": lambda self: "<gradient overwritten>"})()
-"""``TensorRecord.grad`` of a leaf whose gradient the step replaced without looking at the old one."""
+"""``TensorRecord.grad`` of a leaf whose gradient the step replaced without reading the old one."""
 
 
 class TensorRecord(Record):
     """A tensor; its shadow is a fake tensor with a proxy.
 
     Attributes:
-        hooks: those of the shadow of a leaf before anything ran.
-        home: a stand-in for the memory that it had, with its version counter, where the step gave it another
-            (``.data =``).
-        given: the memory that it has when the step has ended.
-        grown: that is its own, which got larger (``resize_``).
-        returned: it has the memory that it had.
-        accumulator_hooked: the node that accumulates its gradient has hooks.
+        hooks: hooks of a leaf's shadow before anything ran.
+        home: fake tensor of the entry storage, with its version counter, if the step replaced the storage (``.data
+            =``).
+        given: fake tensor of the storage at the end of the step.
+        grown: that storage is the resized entry storage (``resize_``).
+        returned: the tensor has its entry storage again.
+        accumulator_hooked: its ``AccumulateGrad`` node has hooks.
     """
 
     NOTES = ("grad",)
@@ -109,16 +109,16 @@ class TensorRecord(Record):
 
     @property
     def memory(self) -> Any:
-        """A stand-in for the tensor in the memory that it has at entry."""
+        """The fake tensor of the storage that the tensor has at entry."""
         return self.shadow if self.home is None else self.home
 
     @property
     def version(self) -> int:
-        """The version of the shadow; tensors made in inference mode have none."""
+        """Version of the shadow; tensors created in inference mode have none."""
         return 0 if self.shadow.is_inference() else int(self.shadow._version)
 
     def own_attributes(self) -> InstanceRecord:
-        """What the program keeps in the tensor's ``__dict__``."""
+        """Returns the record of the tensor's ``__dict__``."""
         if self.instance is None:
             self.instance = InstanceRecord(self.heap, self.real, Attributes(), self.source, self.source)
         return self.instance
@@ -133,14 +133,14 @@ class TensorRecord(Record):
 
 
 class Attributes:
-    """Holds the attributes that a step sets on an outside function, which stands for itself, or tensor."""
+    """Holds the attributes that a step sets on an outside function, which passes through, or tensor."""
 
 
 class InstanceRecord(Record):
-    """An instance of a Python class; attributes come in one by one, when read.
+    """An instance of a Python class; attributes are read one by one.
 
     Attributes:
-        shared: its ``__dict__`` is the shadow of a dict that another record is about, and that notes the changes.
+        shared: its ``__dict__`` is the shadow of a dict with its own record, which tracks the changes.
     """
 
     NOTES = ("snapshot", "missing", "written", "removed", "filled")
@@ -159,7 +159,7 @@ class InstanceRecord(Record):
             self.space, self.has_dict = {}, False
 
     def get(self, name: str) -> Any:
-        """Entry of the instance ``__dict__``, or :data:`ABSENT`."""
+        """Returns an entry of the instance ``__dict__``, or :data:`ABSENT`."""
         if not self.has_dict:
             return ABSENT
         mine = object.__getattribute__(self.shadow, "__dict__")
@@ -173,7 +173,7 @@ class InstanceRecord(Record):
         return value
 
     def _bring(self, name: str) -> Any:
-        """What the entry was when the step began, guarded; :data:`ABSENT` where there was none."""
+        """Returns the entry at the beginning of the step, guarded; :data:`ABSENT` if there was none."""
         if name in self.snapshot:
             return self.snapshot[name]
         if self.filled or name in self.missing:
@@ -189,22 +189,22 @@ class InstanceRecord(Record):
     def set(self, name: str, value: Any) -> None:
         mine = object.__getattribute__(self.shadow, "__dict__")
         if name not in mine:
-            self.written.pop(name, None)  # new attributes come last, in the order they came
+            self.written.pop(name, None)  # new attributes come last, in insertion order
         self.written[name] = None
         mine[name] = value
 
     def delete(self, name: str) -> bool:
-        """True if the attribute was there."""
+        """Returns True if the attribute existed."""
         if self.get(name) is ABSENT:
             return False
-        self._bring(name)  # whether there is anything to take out of the object outside
+        self._bring(name)  # must the attribute of the real object be deleted?
         self.written[name] = None
         self.removed.add(name)
         del object.__getattribute__(self.shadow, "__dict__")[name]
         return True
 
     def get_slot(self, name: str) -> Any:
-        """An attribute kept in a ``__slots__`` entry."""
+        """Returns an attribute stored in a slot of ``__slots__``."""
         try:
             return object.__getattribute__(self.shadow, name)
         except AttributeError:
@@ -217,7 +217,7 @@ class InstanceRecord(Record):
         return value
 
     def _bring_slot(self, name: str) -> Any:
-        """What the slot held when the step began, guarded; :data:`ABSENT` where it was not set."""
+        """Returns the slot's value at the beginning of the step, guarded; :data:`ABSENT` if it was not set."""
         if name in self.snapshot:
             return self.snapshot[name]
         if name in self.missing:
@@ -235,11 +235,11 @@ class InstanceRecord(Record):
         object.__setattr__(self.shadow, name, value)
 
     def delete_slot(self, name: str) -> None:
-        """Raises AttributeError as Python does if the slot is not set."""
+        """Deletes a slot's value; raises AttributeError like Python if it is not set."""
         if name not in self.written:
             self.get_slot(name)
         object.__delattr__(self.shadow, name)
-        self._bring_slot(name)  # whether there is anything to take out of the object outside
+        self._bring_slot(name)  # must the slot of the real object be cleared?
         self.written[name] = None
 
     def fill(self) -> None:

@@ -1,8 +1,8 @@
 """The table of outside objects and their shadows.
 
-Every object that the traced program reaches from outside passes through :meth:`ShadowTable.shadow` once. What it
-returns is safe to change: the object itself where it is immutable, a fake tensor for a tensor, and a real object of the
-same class with shadow contents for everything else.
+Every outside object that the traced program reaches passes through :meth:`ShadowTable.shadow` once. The result is safe
+to change: the object itself if it is immutable, a fake tensor for a tensor, and a real object of the same class with
+shadow contents for everything else.
 """
 
 from __future__ import annotations
@@ -96,24 +96,24 @@ class ShadowTable(ShadowTableAPI):
     """Shadows, records and guards of one capture.
 
     Args:
-        tracer: where tensors and symbolic numbers become graph inputs.
-        locate: gives the user's line that is being interpreted.
-        written_names: names that the running code stores to; numbers read under such a name are symbolic.
-        specialization: which values are treated as changing.
-        is_part: the step is what comes after a graph break: floats among its arguments change every time.
+        tracer: makes tensors and symbolic numbers graph inputs.
+        locate: returns the user's line that is being interpreted.
+        written_names: names that the running code stores to; a number read under such a name is symbolic.
+        specialization: the values treated as changing.
+        is_part: the step follows a graph break: floats among its arguments change at every call.
 
     Attributes:
-        sizes: symbolic sizes and strides of inputs, with where they are found.
-        iterators: where those are whose place is guarded.
-        watched: ids of outside objects that the step reached by weak references, with the label of one.
-        memories: which held tensors share memory, one object for the same tensors.
-        dropped: told when the program drops an iterator that cleans up.
-        identities: which objects the step told from others.
-        reenter: wraps a Python callable so that C code calling it comes back to the interpreter.
-        own_key: makes a stand-in ready to be hashed and compared by the heap's own bookkeeping.
-        definitions: what was taken from modules and classes.
-        memory: which tensors were given other memory.
-        new_namespaces: ``__dict__`` of instances made in the step that was looked at, with its instance.
+        sizes: symbolic sizes and strides of inputs, with their sources.
+        iterators: sources of iterators whose position is guarded.
+        watched: ids of outside objects that the step reached through weak references, with the label of one.
+        memories: storage sharing of held tensors, one object per set of tensors.
+        dropped: called when the program drops an iterator with a pending finally.
+        identities: the objects that the step distinguished.
+        reenter: wraps a Python callable so that C code calling it re-enters the interpreter.
+        own_key: prepares a shadow for hashing and comparison by the table's own bookkeeping.
+        definitions: definitions read from modules and classes.
+        memory: tensors whose storage was replaced.
+        new_namespaces: instance dicts, read by the step, of instances that it created, with the instance.
     """
 
     definitions: Definitions
@@ -136,8 +136,8 @@ class ShadowTable(ShadowTableAPI):
         self.by_real: dict[int, Record] = {}
         self.by_shadow: dict[int, Record] = {}
         self.in_memory: dict[int, list[TensorRecord]] = {}
-        self.leaves: list[TensorRecord] = []  # of tensors whose gradients may be accumulated
-        self.accumulators: list[Any] = []  # nodes of shadows that have hooks
+        self.leaves: list[TensorRecord] = []  # tensors whose gradients may be accumulated
+        self.accumulators: list[Any] = []  # hooked nodes of shadows
         self.cells: dict[int, CellRecord] = {}
         self.namespaces: dict[int, NamespaceRecord] = {}
         self.new_namespaces: dict[int, tuple[dict[str, Any], Any]] = {}
@@ -163,14 +163,14 @@ class ShadowTable(ShadowTableAPI):
     # --- shadows -------------------------------------------------------------------------------------------------
 
     def trusts(self, namespace: dict[str, Any]) -> bool:
-        """True for installed packages and the standard library: their definitions are guarded by namespace."""
+        """Returns True for installed packages and the standard library: their definitions are guarded by namespace."""
         found = self._trusted.get(id(namespace))
         if found is None:
             found = self._trusted[id(namespace)] = is_library(str(namespace.get("__name__", "")))
         return found
 
     def shadow(self, real: Any, source: Source, name: str = "") -> Any:
-        """The stand-in of an outside object.
+        """Returns the shadow of an outside object.
 
         Args:
             real: the object.
@@ -243,11 +243,11 @@ class ShadowTable(ShadowTableAPI):
         return instance_shadow(self, real, source)
 
     def shadows(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The stand-ins of the step's positional arguments."""
+        """Returns the shadows of the step's positional arguments."""
         return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
 
     def _passed(self, real: str, source: Source) -> DeferredValue:
-        """A text that is only handed on: stored, formatted or shown, never decided on."""
+        """Returns a pass-through string: it is stored, formatted or printed, but no branch depends on it."""
         found = self._texts.get(id(source))
         if found is None:
             self.guard("type", source, str)
@@ -256,12 +256,12 @@ class ShadowTable(ShadowTableAPI):
         return found
 
     def record_of(self, shadow: Any) -> Record | None:
-        """The record of a shadow, or ``None`` for an object made in the trace."""
+        """Returns the record of a shadow, or ``None`` for an object created in the trace."""
         record = self.by_shadow.get(id(shadow))
         return record if record is not None and record.shadow is shadow else None
 
     def real_key(self, key: Any) -> Any:
-        """The outside object that a dict key of the trace stands for, or :data:`ABSENT`."""
+        """Returns the outside object of a dict key of the trace, or :data:`ABSENT`."""
         record = self.record_of(key)
         if record is not None:
             return record.real
@@ -275,7 +275,7 @@ class ShadowTable(ShadowTableAPI):
         return key
 
     def shadow_key(self, real_key: Any, base: Source, position: int) -> Any:
-        """The stand-in of a dict's key; keys are covered by the dict's ``keys`` guard."""
+        """Returns the shadow of a dict's key; the dict's ``keys`` guard covers keys."""
         if is_plain(real_key) or safe_isinstance(real_key, (*BY_IDENTITY, *BY_VALUE, *PASSED_THROUGH)):
             return real_key
         place = self.sources.const(real_key, f"key {position} of {base.label}")
@@ -288,7 +288,8 @@ class ShadowTable(ShadowTableAPI):
         return record
 
     def _cell(self, real: types.CellType, source: Source) -> types.CellType:
-        """A cell reached as a value: by its own path, since a part of a step is given new ones at every call."""
+        """Returns the shadow of a cell reached as a value: by its own path, since a part gets new cells at every
+        call."""
         known = self.cells.get(id(real))
         if known is not None:
             if known.source is not source:
@@ -306,7 +307,7 @@ class ShadowTable(ShadowTableAPI):
         return record
 
     def register(self, record: Record) -> Any:
-        """Enters an object that is met for the first time; its shadow."""
+        """Adds the record of a new object and returns its shadow."""
         self.by_real[id(record.real)] = record
         self.by_shadow[id(record.shadow)] = record
         return record.shadow
@@ -319,10 +320,10 @@ class ShadowTable(ShadowTableAPI):
             self.guard("same", source, record.source)
 
     def bind(self, real: Any, source: Source) -> Source:
-        """Guards the identity of an object and gives the path that starts at it; by type for arguments."""
+        """Guards the identity of an object and returns the path that starts at it; guards arguments by type."""
         if source.kind == "const":
             return source
-        if source.kind == "call":  # a weak reference gives but one object, which must be free to die
+        if source.kind == "call":  # a weak reference has one referent, which must be free to die
             self.guard("type", source, type(real))
             return source
         by_type = source.from_arguments and not issubclass(type(real), (torch.nn.Module, torch.optim.Optimizer))
@@ -331,7 +332,7 @@ class ShadowTable(ShadowTableAPI):
             return source
         self.guard("is", source, real)
         base = self.sources.const(real, source.label)
-        self.guard("type", base, type(real))  # ``obj.__class__ = ...`` leaves the identity as it is
+        self.guard("type", base, type(real))  # ``obj.__class__ = ...`` keeps the identity
         self._inherit(source, base)
         return base
 
@@ -348,7 +349,7 @@ class ShadowTable(ShadowTableAPI):
         symbolic = source.label in self.specialization.symbolic_numbers or (bool(name) and name in self.written_names())
         if not symbolic and safe_isinstance(real, float):
             symbolic = self.below(source, self._symbolic_roots) or (self.is_part and source.from_arguments)
-        if not symbolic or not math.isfinite(real):  # algebra knows no NaN
+        if not symbolic or not math.isfinite(real):  # sympy has no NaN
             self.guard("equal", source, real)
             return real
         self.guard("type", source, type(real))
@@ -361,12 +362,13 @@ class ShadowTable(ShadowTableAPI):
         return number
 
     def length(self, real: int, source: Source) -> Any:
-        """A symbolic length."""
+        """Returns a symbolic length."""
         found = self._numbers_by_source.get(id(source))
         return self._symbolic_number(real, source) if found is None else found
 
     def version_of(self, tensor: torch.Tensor) -> Any:
-        """``tensor._version``: that of an outside tensor, or of a view of one, goes on from what it is at entry."""
+        """Returns ``tensor._version``; for an outside tensor or a view of one, it continues from the version at
+        entry."""
         records = [record for record in self.by_shadow.values() if safe_isinstance(record, TensorRecord)]
         counted = [record for record in records if compat.share_version_counter(record.shadow, tensor)]
         if not counted:
@@ -377,7 +379,7 @@ class ShadowTable(ShadowTableAPI):
         )
 
     def item_of(self, record: TensorRecord) -> Any:
-        """The number that a 0-dim CPU tensor holds at entry: symbolic, or guarded if it is a bool or not finite."""
+        """Returns the number in a 0-dim CPU tensor at entry: symbolic, or guarded if it is a bool or not finite."""
         source = self.sources.call(self.sources.slot(record.source, "item"))
         found = self._numbers_by_source.get(id(source))
         if found is not None:
@@ -387,13 +389,13 @@ class ShadowTable(ShadowTableAPI):
         if type(real) is bool:
             self.guard("is", source, real)
             return real
-        if not math.isfinite(real):  # algebra knows no NaN, and no infinity
+        if not math.isfinite(real):  # sympy has no NaN, and infinity is special
             self.guard("equal", source, real)
             return real
         return self._symbolic_number(real, source)
 
     def read_grad(self, fake: Any) -> None:
-        """Brings the gradient of a leaf in, guarded, before anything looks at it or adds to it."""
+        """Reads and guards the gradient of a leaf before anything uses it or accumulates into it."""
         record = self.record_of(fake)
         if not safe_isinstance(record, TensorRecord) or record.grad is not UNREAD:
             return
@@ -404,15 +406,15 @@ class ShadowTable(ShadowTableAPI):
         record.grad = shadow
 
     def overwrite_grad(self, fake: Any) -> None:
-        """Notes that a gradient is replaced: what it was does not matter if nothing has looked at it."""
+        """Records that a gradient is replaced: its old value does not matter if nothing has read it."""
         record = self.record_of(fake)
         if safe_isinstance(record, TensorRecord) and record.grad is UNREAD:
             record.grad = OVERWRITTEN
 
     def retire(self) -> None:
-        """Ends the shadows' lives quietly: a ``__del__`` is for the real object to run.
+        """Prevents ``__del__`` of shadows: only the real object runs it.
 
-        What remains of the capture may live on for a while, which real objects must not because of it.
+        Remains of the capture may live for a while; they must not keep real objects alive.
         """
         for record in self.by_real.values():
             shadow = record.shadow
@@ -422,10 +424,11 @@ class ShadowTable(ShadowTableAPI):
         for table in (self.by_real, self.by_shadow, self.cells):
             table.clear()
 
-    # --- attributes with a special nature -------------------------------------------------------------------------
+    # --- special attributes ---------------------------------------------------------------------------------------
 
     def instance_attr(self, record: InstanceRecord, name: str) -> Any:
-        """Entry of an instance's ``__dict__``; marks what lies below optimizer groups, parameters and buffers."""
+        """Returns an entry of an instance's ``__dict__``; marks values below optimizer groups, parameters and
+        buffers."""
         value = record.get(name)
         if value is not ABSENT and name in _MARKED_NAMES:
             source = self.sources.attr(record.base, name)
@@ -445,10 +448,10 @@ class ShadowTable(ShadowTableAPI):
         return False
 
     def check_arrays(self, writes: WriteLog) -> None:
-        """Refuses what arrays cannot be used for in a step.
+        """Checks the uses of arrays in the step.
 
         Raises:
-            Unsupported: an array is read and written, or shares its memory with a tensor and leaves the step.
+            Unsupported: an array is read and written, or shares memory with a tensor and leaves the step.
         """
         self.made_arrays.check(self, writes)
         for record in list(self.by_real.values()):

@@ -1,8 +1,8 @@
-"""Outside objects that are known by what they are made of, because a program makes them anew for every call.
+"""Transient objects: outside objects that a program recreates at every call, guarded by structure.
 
-Functions, partials and weak references stand for themselves in a capture, so they are told by identity. What a step
-made before a break, or is given, is another object at every call: a closure over the step's own variables, the
-``lambda`` of an argument. Such a function is its code, its globals and what its cells hold.
+Functions, partials and weak references pass through a capture, guarded by identity. Those created before a break in the
+same step, or passed as an argument, differ at every call: a closure over the step's own variables, a ``lambda``
+argument. Such a function is guarded by its code, globals and cell contents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def is_transient(heap: ShadowTableAPI, real: object, source: Source) -> bool:
-    """True if the object under a path is to be expected to be another at the next call."""
+    """Returns True if the object under a path is expected to be another at the next call."""
     if source.kind == "const":
         return False
     if source.label in heap.specialization.refetched:
@@ -35,7 +35,7 @@ def is_transient(heap: ShadowTableAPI, real: object, source: Source) -> bool:
 
 
 def same_structure(old: object, new: object) -> bool:
-    """True if one object took the place of another that is made the same way."""
+    """Returns True if one object replaced another of the same structure."""
     if type(old) is types.FunctionType and type(new) is types.FunctionType:
         return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
     return type(old) is type(new) and not isinstance(old, _ITSELF)
@@ -53,29 +53,29 @@ _ITSELF = (
     torch.layout,
     torch.memory_format,
 )
-"""What a step is captured for: another of them is another step."""
+"""Objects that a step is captured for: another one makes another step."""
 
 
 HANDLES = (contextvars.Token,)
-"""Classes of C whose instances are handed back to what gave them, which makes one for every call."""
+"""C classes of handles, which are created at every call and passed back to their creator."""
 
 
 def is_value(real: object) -> bool:
-    """True for an object of C that is told by what it equals: two such objects that are equal are alike."""
+    """Returns True for a C object that is interchangeable with any equal one."""
     if type(real) in (datetime.datetime, datetime.time):
         return real.tzinfo is None and not real.fold  # type: ignore[attr-defined]
     return type(real) in (datetime.date, datetime.timedelta, re.Pattern)
 
 
 def function(heap: ShadowTableAPI, real: types.FunctionType, source: Source) -> Record:
-    """The record of a function that stands for itself: whatever it refers to is reached by its path."""
+    """Returns the record of a pass-through function: everything it refers to is reached by its path."""
     sources = heap.sources
     heap.guard("type", source, types.FunctionType)
     for name in ("__code__", "__globals__"):
         heap.guard("is", sources.slot(source, name), getattr(real, name))
     record = Record(heap, real, real, source, source)
     record.instance = InstanceRecord(heap, real, Attributes(), source, source)
-    heap.register(record)  # before its cells, which may hold it
+    heap.register(record)  # before its cells, which may refer to it
     for name in ("__defaults__", "__kwdefaults__"):
         heap.shadow(getattr(real, name), sources.slot(source, name))
     closure = sources.slot(source, "__closure__")

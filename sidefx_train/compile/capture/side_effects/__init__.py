@@ -1,1 +1,1 @@
-"""What a step did to Python objects."""
+"""Side effects of a step on Python objects."""

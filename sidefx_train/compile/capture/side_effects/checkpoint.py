@@ -1,8 +1,8 @@
-"""The contents of every object of a trace at one moment, and the way back to it.
+"""Checkpoint: the contents of every object of a trace at one moment, and rollback to it.
 
-Shadows are real objects of the outside object's class, so they are saved and restored like objects that the step made:
-by their items, entries, attributes and slots. What the heap noted about a shadow (read or not, how it was at entry) is
-saved with it. Guards are never taken back: they are conditions on what has been read, and more of them is still right.
+Shadows are real objects of the outside object's class, so they are saved and restored like objects created in the step:
+by items, entries, attributes and slots. The record of a shadow (read or not, state at entry) is saved with it. Guards
+are never removed: they are conditions on what has been read, and additional ones are still correct.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contents:
-    """One mutable object as it was.
+    """Contents of one mutable object at the checkpoint.
 
     Attributes:
-        value: the object, kept alive so that its ``id`` stays its own.
+        value: the object, kept alive so that its ``id`` stays unique.
         items: members of a list, deque or set; ``None`` for anything else.
         entries: a dict's entries in order; ``None`` for anything else.
         attributes: its ``__dict__``.
         slots: its ``__slots__``, where set.
-        cell: what a closure cell held, :data:`ABSENT` if empty.
+        cell: contents of a closure cell, :data:`ABSENT` if empty.
         tensor: number of writes so far, ``requires_grad``, gradient and hooks of a tensor.
     """
 
@@ -58,7 +58,7 @@ class Contents:
 
     @classmethod
     def of(cls, value: Any, writes: WriteLog) -> Contents | None:
-        """The contents of an object of the trace, or ``None`` if it has none that could change."""
+        """Returns the contents of an object of the trace, or ``None`` if it has no mutable contents."""
         if safe_isinstance(value, types.FunctionType):
             return cls(value, attributes=dict(vars(value)))
         if safe_isinstance(value, (*_FIXED, *DEFINITIONS)):
@@ -80,7 +80,7 @@ class Contents:
         return cls(value, items, entries, dict(_space(value)), slots)
 
     def parts(self) -> Iterator[Any]:
-        """What the object refers to."""
+        """Yields the objects that the object refers to."""
         yield from self.items or ()
         for key, value in self.entries or ():
             yield key
@@ -93,7 +93,7 @@ class Contents:
             yield self.tensor[2]
 
     def restore(self) -> None:
-        """Gives the object these contents again."""
+        """Restores these contents."""
         value = self.value
         if self.tensor is not None:
             _restore_tensor(value, self.tensor)
@@ -122,15 +122,15 @@ class Contents:
 
 
 class Checkpoint:
-    """Everything a trace can change, at one moment.
+    """State that a trace can change, at one moment.
 
     Args:
         world: the world of the capture.
-        live: further objects of the trace that must come back: locals and stacks of the frames being interpreted.
+        live: further objects of the trace to save: locals and stacks of the frames being interpreted.
 
     Attributes:
         contents: by ``id``, every mutable object that a shadow or something live reaches.
-        running: ``id`` of the running frames, their variables and stacks: where a step is, not what it has done.
+        running: ``id`` of the running frames, their variables and stacks: the position of a step, not its effects.
     """
 
     def __init__(self, world: CaptureContext, live: Iterable[Any] = ()) -> None:
@@ -159,21 +159,22 @@ class Checkpoint:
         self._reach(roots)
 
     def rollback(self) -> None:
-        """Makes every shadow, and every object saved, as it was. What was read since stays guarded.
+        """Restores every shadow and every saved object. Values read since stay guarded.
 
-        Frames that are running get their variables back and go on where they are; suspended generators are rewound.
+        Running frames get their variables back and continue from their current instruction; suspended generators are
+        rewound.
 
         Raises:
-            Unsupported: a tensor was changed in place, or optimizer state was made, since: the graph has recorded that.
+            Unsupported: a tensor was changed in place, or optimizer state was created, since: the graph contains that.
         """
         world = self.world
         if len(world.pending_state) != self.states:
-            world.heap.refuse("SFX111", "takes back optimizer state that was made in between")
+            world.heap.refuse("SFX111", "reverts the creation of optimizer state")
         if world.heap.memory.count != self.given:
-            world.heap.refuse("SFX111", "takes back a change of a tensor's memory")
+            world.heap.refuse("SFX111", "reverts a storage replacement")
         for value, writes in self._writes():
             if len(world.writes.to(value)) != writes:
-                world.heap.refuse("SFX111", "takes back a change made to a tensor in place")
+                world.heap.refuse("SFX111", "reverts an in-place change of a tensor")
         running = {id(part) for frame in frames(world) for part in (frame, frame.stack)}
         changing = [saved for key, saved in self.contents.items() if key not in running]
         changing.sort(
@@ -195,13 +196,13 @@ class Checkpoint:
         world.freed.update(self.freed)
 
     def clone(self) -> Checkpoint:
-        """A copy whose objects can be forgotten without this one forgetting them."""
+        """Returns a copy; pruning it does not change this checkpoint."""
         copied = copy.copy(self)
         copied.contents = dict(self.contents)
         return copied
 
     def prune(self, roots: Iterable[Any]) -> int:
-        """Forgets objects made in the step that ``roots`` do not reach; says how many."""
+        """Removes objects created in the step that ``roots`` do not reach; returns their number."""
         kept = self._walk(roots)
         dead = [key for key, saved in self.contents.items() if key not in kept and not self.is_shadow(saved.value)]
         for key in dead:
@@ -209,7 +210,7 @@ class Checkpoint:
         return len(dead)
 
     def made(self) -> list[Any]:
-        """Objects made in the step, in the order they are reached."""
+        """Returns the objects created in the step, in traversal order."""
         inner = (Frame, types.CellType)
         values = [saved.value for saved in self.contents.values() if not safe_isinstance(saved.value, inner)]
         return [value for value in values if not self.is_shadow(value) and not self._is_part_of_frame(value)]
@@ -218,7 +219,7 @@ class Checkpoint:
         return self.world.heap.record_of(value) is not None
 
     def parts(self, value: Any) -> Iterator[Any]:
-        """What an object referred to at this moment; nothing for objects that are the outside world's own."""
+        """Yields what an object referred to at this moment; nothing for the outside world's own objects."""
         saved = self.contents.get(id(value))
         if saved is not None:
             yield from saved.parts()
@@ -242,7 +243,7 @@ class Checkpoint:
             todo += list(self.parts(value))[::-1]
 
     def _is_outside(self, value: Any) -> bool:
-        """True for what stands for itself in a trace: it is never written there, and never here."""
+        """Returns True for pass-through objects: the trace never writes to them."""
         world = self.world
         record = world.heap.record_of(value)
         if record is not None:
@@ -271,7 +272,7 @@ class Checkpoint:
 
 
 def all_records(world: CaptureContext) -> list[Record]:
-    """Records of objects, of attributes of containers, of cells and of namespaces."""
+    """Returns the records of objects, attributes of containers, cells and namespaces."""
     heap = world.heap
     found: list[Record] = list(heap.by_real.values())
     found += [record.instance for record in heap.by_real.values() if record.instance is not None]
@@ -279,7 +280,7 @@ def all_records(world: CaptureContext) -> list[Record]:
 
 
 def frames(world: CaptureContext) -> Iterator[Frame]:
-    """The frames being interpreted, innermost first."""
+    """Yields the frames being interpreted, innermost first."""
     frame = world.interp.current_frame
     while frame is not None:
         yield frame
@@ -287,7 +288,7 @@ def frames(world: CaptureContext) -> Iterator[Frame]:
 
 
 def fixed_parts(value: Any) -> Iterable[Any]:
-    """What an object refers to for good: members of a tuple, a function's cells, a method's owner."""
+    """Yields the immutable references of an object: members of a tuple, a function's cells, a method's owner."""
     if safe_isinstance(value, (tuple, frozenset)):
         return value
     if type(value) is slice:
@@ -328,7 +329,7 @@ def _space(value: Any) -> dict[str, Any]:
 
 
 def _base(value: Any) -> Any:
-    """The class whose methods move members without running overrides."""
+    """Returns the class whose methods change members without running overrides."""
     for base in (OrderedDict, dict, list, deque, set):
         if safe_isinstance(value, base):
             return base

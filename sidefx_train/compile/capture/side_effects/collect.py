@@ -1,6 +1,6 @@
-"""What the step did to Python: the difference between the shadows now and what was first read.
+"""Collects side effects: the difference between the shadows now and their state at first read.
 
-Effects name their target by source and their values as values of the trace; the residual stage turns them into code.
+An effect has the source of its target, and values of the trace; the residual stage generates code for it.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 
 def observe(world: CaptureContext, live: Iterable[Any] = ()) -> SideEffects:
-    """The effects so far, in the middle of a capture.
+    """Returns the effects so far, during a capture.
 
     Args:
         world: the world of the capture.
-        live: values of the trace to come back to as well, besides those of the frames being interpreted.
+        live: values of the trace to restore, in addition to those of the frames being interpreted.
     """
     changes = _changes(world, finished=False)
     return SideEffects(changes, list(world.deferred), Checkpoint(world, live))
 
 
 def collect(world: CaptureContext) -> SideEffects:
-    """The effects of a finished step.
+    """Returns the effects of a finished step.
 
     Raises:
-        Unsupported: the step leaves something that cannot be written back.
+        Unsupported: an effect cannot be written back.
     """
     changes = _changes(world, finished=True)
     check_dropped(world.heap)
@@ -62,7 +62,7 @@ def collect(world: CaptureContext) -> SideEffects:
 def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
     """Compares every shadow with its snapshot."""
     changes: list[Effect] = []
-    advanced: list[Effect] = []  # after what they walk over has its new contents
+    advanced: list[Effect] = []  # after the effects on their containers
     heap = world.heap
     for record in list(heap.by_real.values()):
         if safe_isinstance(record, ExceptionRecord) and record.raised_again():
@@ -102,7 +102,7 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
 
 
 def _numbered(world: CaptureContext) -> range:
-    """Numbers that the capture gave to objects of counting classes."""
+    """Returns the range of numbers that the capture assigned to objects of counting classes."""
     starts = list(registry.COUNTERS.values())
     return range(min(starts), max(starts) + (1 << 30)) if starts else range(0)
 
@@ -135,12 +135,12 @@ def _instance(record: InstanceRecord) -> list[Effect]:
 
 
 def _dict_effect(record: InstanceRecord) -> list[Effect]:
-    """Changes to an instance ``__dict__`` that was read whole, also by C code and past the interpreter."""
+    """Returns changes of an instance ``__dict__`` that was read completely, also by C code past the interpreter."""
     now = object.__getattribute__(record.shadow, "__dict__")
     kept = [name for name in record.space if name in now]
     order = list(now)
     start = next((i for i, name in enumerate(kept) if order[i] != name), len(kept))
-    moved = set(order[start:])  # deleted and added again: they come after what was kept
+    moved = set(order[start:])  # deleted and added again: they follow the kept names
     changes = [Effect("del_attr", record.base, name) for name in record.space if name not in now or name in moved]
     for name, value in now.items():
         if name in moved or record.snapshot.get(name, ABSENT) is not value:
@@ -198,15 +198,16 @@ def _set(record: SetRecord, finished: bool) -> list[Effect]:
 def _history(record: TensorRecord) -> Any:
     try:
         return record.shadow.grad_fn
-    except RuntimeError as error:  # autograd forbids some views to be looked at once their base was changed
-        reason = f"{record.source.label} is a tensor of which autograd says: {str(error).splitlines()[0]}"
+    except RuntimeError as error:  # autograd forbids reading some views after their base was changed
+        reason = f"{record.source.label} cannot be read after the step: {str(error).splitlines()[0]}"
         return record.heap.refuse("SFX107", reason)
 
 
 def updated(world: CaptureContext, record: TensorRecord) -> bool:
-    """True for a tensor, no view of another, to which the step gives a value that autograd knows.
+    """Returns True for a base tensor that gets a value with autograd history in the step.
 
-    Outside it becomes a result of the captured part, in its own memory. Autograd makes the history of its views anew.
+    Outside, it becomes a result of the captured part, in its own storage. Autograd regenerates the history of its
+    views.
     """
     now = _history(record)
     if now is None or now is (record.edge.node if record.edge is not None else None):
@@ -215,7 +216,7 @@ def updated(world: CaptureContext, record: TensorRecord) -> bool:
 
 
 def _written_under(record: TensorRecord) -> bool:
-    """True for a view from outside whose memory was written, perhaps through another: autograd makes its node anew."""
+    """Returns True for an outside view whose storage was written: autograd regenerates its node."""
     if not record.real._is_view():
         return False
     memory = compat.storage_id(record.memory)
@@ -224,9 +225,9 @@ def _written_under(record: TensorRecord) -> bool:
 
 
 def bases_wanted(world: CaptureContext) -> frozenset[str]:
-    """Labels of views from outside that get their history from a tensor to which the step gives a new value.
+    """Returns labels of outside views whose history comes from a base that gets a new value in the step.
 
-    Such a tensor must be known before anything is written: the capture is made again with it.
+    Such a base must be known before anything is written: the step is captured again with it.
     """
     heap = world.heap
     views = [r for r in heap.by_real.values() if safe_isinstance(r, TensorRecord) and _written_under(r)]
@@ -235,7 +236,7 @@ def bases_wanted(world: CaptureContext) -> frozenset[str]:
 
 
 def _metadata_mutated_view(record: TensorRecord) -> bool:
-    """True for a view with a history that goes on from its own, not from that of its base: it was turned (``t_``)."""
+    """Returns True for a view whose history continues its own, not its base's: its metadata was mutated (``t_``)."""
     if record.edge is None or not record.real._is_view():
         return False
     seen, waiting = set[Any](), [_history(record)]
@@ -250,7 +251,7 @@ def _metadata_mutated_view(record: TensorRecord) -> bool:
 
 
 def history_regenerated(world: CaptureContext, record: TensorRecord) -> bool:
-    """True for such a view that has another history than it had."""
+    """Returns True for a view with history from its base that differs from its history at entry."""
     if record.source.label not in world.heap.specialization.views_needing_base or not follows(world, record):
         return False
     now = _history(record)
@@ -258,7 +259,7 @@ def history_regenerated(world: CaptureContext, record: TensorRecord) -> bool:
 
 
 def follows(world: CaptureContext, record: TensorRecord) -> bool:
-    """True for a view from outside that has its history from its base, as the base has it when the step has ended."""
+    """Returns True for an outside view whose history comes from its base's history at the end of the step."""
     base = world.heap.by_real.get(id(record.real._base))
     if not safe_isinstance(base, TensorRecord) or base.home is not None or record.home is not None:
         return False
@@ -276,19 +277,21 @@ def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list
         record.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
     if finished and record.edge is not None:
         if fake.requires_grad and history is None:
-            reason = f"{record.source.label}, made outside the step with a history, is detached, and made a leaf, in it"
+            reason = f"{record.source.label}, which has an outside history, is detached and becomes a leaf in the step"
             record.heap.refuse("SFX107", reason)
         if turned and not fake.requires_grad:
-            reason = f"{record.source.label}, made outside the step with a history, is detached and turned in it"
+            reason = f"{record.source.label}, which has an outside history, is detached and has its metadata mutated"
             record.heap.refuse("SFX107", reason)
         if turned and history is not None and str(output_of(history, fake.output_nr)[0]) != str(tuple(fake.shape)):
-            reason = f"{record.source.label}, made outside the step with a history, is turned with autograd off"
+            reason = f"{record.source.label}, which has an outside history, has its metadata mutated with autograd off"
             record.heap.refuse("SFX107", reason)
         changed = (history is not None and history is not record.edge.node and not updated(world, record)) or (
             _written_under(record)
         )
         if changed and _metadata_mutated_view(record):
-            record.heap.refuse("SFX107", f"{record.source.label}, a view made outside the step, is turned in it")
+            record.heap.refuse(
+                "SFX107", f"{record.source.label}, a view made outside the step, has its metadata mutated"
+            )
         if changed and not follows(world, record):
             record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
     joins = record.edge is None and history is not None

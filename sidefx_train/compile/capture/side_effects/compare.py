@@ -1,4 +1,4 @@
-"""What two courses of a step did differently, in words."""
+"""Describes how the effects of two runs of a step differ."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ if TYPE_CHECKING:
 
 
 def difference(first: SideEffects, second: SideEffects, same_tensor: Callable[[Any, Any], bool] | None = None) -> str:
-    """How ``second`` differs, one line for each difference; empty if the two leave equal objects.
+    """Returns one line for each difference of ``second``; empty if the two leave equal objects.
 
-    Objects that both made are compared by their contents and by what refers to what, not by identity.
+    Objects that both created are compared by contents and references, not by identity.
 
     Args:
-        first: effects of a capture, taken by ``observe``.
+        first: effects of a capture, from ``observe``.
         second: effects of the same capture, for example after another branch.
-        same_tensor: says whether two fake tensors (or symbolic numbers) stand for the same value; identity if
-            ``None``.
+        same_tensor: returns True if two fake tensors (or symbolic numbers) have the same value; identity if ``None``.
 
     Raises:
-        ValueError: one of the two was not taken by ``observe``.
+        ValueError: one of the two is not a result of ``observe``.
     """
     return "\n".join(Comparison(first, second, same_tensor).lines())
 
 
 class Comparison:
-    """Compares two effects of one capture.
+    """Compares the effects of two runs of one capture.
 
-    Objects made by both are matched in pairs: the same object on one side must be the same object on the other wherever
-    it turns up.
+    Objects created by both are matched in pairs: an object on one side always corresponds to the same object on the
+    other.
 
     Args:
-        first: one course.
-        second: the other.
-        same_tensor: says whether two fake tensors stand for the same value.
+        first: effects of one run.
+        second: effects of the other.
+        same_tensor: returns True if two fake tensors have the same value.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Comparison:
         self._back: dict[int, int] = {}
 
     def lines(self) -> Iterator[str]:
-        """One line for each difference."""
+        """Yields one line for each difference."""
         yield from self._changes()
         yield from self._calls()
         for key, saved in list(self.left.contents.items()):
@@ -106,7 +105,7 @@ class Comparison:
             yield from self._values((a.args, a.kwargs), (b.args, b.kwargs), f"arguments of {where}")
 
     def _values(self, a: Any, b: Any, where: str) -> Iterator[str]:
-        """Differences between what two values were, each at its own moment."""
+        """Yields the differences of two values, each at its own checkpoint."""
         todo = [(a, b, where)]
         while todo:
             a, b, where = todo.pop()
@@ -159,7 +158,7 @@ class Comparison:
 
 
 def _contents(mine: Any, yours: Any, where: str) -> tuple[list[tuple[Any, Any, str]], str]:
-    """Pairs to compare further, and what is already seen to differ."""
+    """Returns pairs to compare further, and the first difference."""
     pairs: list[tuple[Any, Any, str]] = []
     if mine.items is not None:
         if len(mine.items) != len(yours.items):

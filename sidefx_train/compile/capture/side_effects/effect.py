@@ -36,12 +36,12 @@ EffectKind = Literal[
 
 @dataclass(frozen=True)
 class Effect:
-    """One change to make after the graph has succeeded.
+    """One change to apply after the graph has succeeded.
 
     Attributes:
-        kind: what to do.
-        target: the object that changes.
-        key: attribute name or dict key, where there is one.
+        kind: kind of the change.
+        target: source of the object to change.
+        key: attribute name or dict key, if any.
         value: value of the trace (shadow, fake tensor, symbolic number, plain value, container of such).
         through: class whose method makes the change, for containers whose own class may override it.
     """
@@ -54,7 +54,7 @@ class Effect:
 
     @property
     def switches(self) -> bool:
-        """A tensor begins or ceases to require gradients: it does so before views of it are made."""
+        """Returns True for a change of ``requires_grad``, which precedes the creation of views."""
         return self.kind in ("detach", "set_requires_grad")
 
     def describe(self) -> str:
@@ -88,15 +88,15 @@ class Effect:
 
 @dataclass
 class SideEffects:
-    """What a captured step has done to Python.
+    """Python side effects of a captured step.
 
-    Two kinds: :func:`collect` gives those of a finished step, for the residual. :func:`observe` gives those up to a
-    point in the middle of one, which can be compared with others and be returned to.
+    :func:`collect` returns those of a finished step, for the residual. :func:`observe` returns those up to a point in
+    the middle of one, which can be compared with others and rolled back to.
 
     Attributes:
         changes: writes to outside objects.
-        calls: deferred calls, in order.
-        checkpoint: contents of everything the step may still change; ``None`` for a finished step.
+        calls: deferred calls, in program order.
+        checkpoint: contents of everything that the step may still change; ``None`` for a finished step.
     """
 
     changes: list[Effect] = field(default_factory=list)
@@ -107,47 +107,47 @@ class SideEffects:
         return [change.describe() for change in self.changes] + [call.describe() for call in self.calls]
 
     def clone(self) -> SideEffects:
-        """A copy with lists of its own. Neither shows what the step does after it was taken."""
+        """Returns a copy with its own lists, which later effects of the step do not change."""
         point = None if self.checkpoint is None else self.checkpoint.clone()
         return SideEffects(list(self.changes), list(self.calls), point)
 
     def rollback(self) -> None:
-        """Takes back everything the step did after these effects were taken.
+        """Reverts everything the step did after these effects were taken.
 
-        Shadows, objects made in the step, variables of running frames and suspended generators are as they were; what
-        was read in between stays guarded. Iterators of C classes that were advanced in between, and random numbers that
-        were drawn, are not taken back.
+        Shadows, objects created in the step, variables of running frames and suspended generators are restored; values
+        read in between stay guarded. C iterators that were advanced in between, and random numbers that were drawn, are
+        not reverted.
 
         Raises:
-            ValueError: the effects were not taken by :func:`observe`.
-            Unsupported: a tensor was changed in place in between: the graph has recorded that.
+            ValueError: the effects are not a result of :func:`observe`.
+            Unsupported: a tensor was changed in place in between: the graph contains that.
         """
         self.point().rollback()
 
     def made(self) -> list[Any]:
-        """Objects that the step made and something still refers to.
+        """Returns the objects that the step created and something still refers to.
 
         Raises:
-            ValueError: the effects were not taken by :func:`observe`.
+            ValueError: the effects are not a result of :func:`observe`.
         """
         return self.point().made()
 
     def prune(self, live: Iterable[Any] = ()) -> int:
-        """Forgets objects made in the step that neither an effect nor ``live`` reaches.
+        """Removes objects created in the step that neither an effect nor ``live`` reaches.
 
         Args:
-            live: values that are still needed: what the step returns, variables of frames that go on.
+            live: values that are still needed: what the step returns, variables of frames that continue.
 
         Returns:
-            How many objects were forgotten.
+            The number of removed objects.
 
         Raises:
-            ValueError: the effects were not taken by :func:`observe`.
+            ValueError: the effects are not a result of :func:`observe`.
         """
         return self.point().prune([*live, *self.values()])
 
     def values(self) -> list[Any]:
-        """Values that the effects write, and arguments of the deferred calls."""
+        """Returns the values that the effects write, and arguments of the deferred calls."""
         found: list[Any] = [change.key.value for change in self.changes if isinstance(change.key, TraceKey)]
         found += [change.value for change in self.changes]
         return [*found, *self.calls]

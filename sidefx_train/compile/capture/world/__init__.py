@@ -1,1 +1,1 @@
-"""The interpreter's environment over shadows: attributes, calls of C functions, what is deferred."""
+"""The interpreter's world over shadows: attributes, calls of C functions, deferred calls."""

@@ -1,4 +1,4 @@
-"""Arguments of calls made after the graph, as they were when the step made the call."""
+"""Argument snapshots of deferred calls: the arguments at the time the step made the call."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class ArgumentSnapshot:
-    """Copies containers with all that they hold; objects that other objects refer to twice are copied once.
+    """Copies containers with their contents; an object with several references is copied once.
 
     Args:
         world: the world of the capture.
-        shown: only the text of the value matters: objects with a ``__str__`` or ``__repr__`` of their own are
-            replaced by the text that they have now.
+        shown: only the string of the value is used: objects with a ``__str__`` or ``__repr__`` of their own are
+            replaced by their current strings.
     """
 
     def __init__(self, world: CaptureContext, shown: bool) -> None:
@@ -46,7 +46,7 @@ class ArgumentSnapshot:
         return {name: self.value(value) for name, value in values.items()}
 
     def value(self, value: Any) -> Any:
-        """The value as it is now."""
+        """Returns a snapshot of a value."""
         cls = type(value)
         if cls in PLAIN_TYPES or safe_isinstance(value, (*compat.SYMBOLS, DeferredValue)):
             return value
@@ -92,10 +92,10 @@ class ArgumentSnapshot:
 def deferred_string(
     world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
 ) -> DeferredValue:
-    """Text that is made when the values in it exist.
+    """Returns a deferred string, made when the values in it exist.
 
     Raises:
-        Unsupported: making it raises, whatever the values are, which must not wait until then.
+        Unsupported: formatting raises whatever the values are, so the error must not be deferred.
     """
     kwargs = kwargs or {}
     made = DeferredValue(
@@ -107,12 +107,13 @@ def deferred_string(
                 _sample(made, number)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        world.heap.refuse("SFX106", f"makes text of a value that is known only after the step, which raises {message}")
+        world.heap.refuse("SFX106", f"formats a value that is known only after the step, which raises {message}")
     return made
 
 
 def _sample(value: Any, number: float) -> Any:
-    """Something of the kind that a frozen value will be, a float ``number``: its formatting succeeds or fails alike."""
+    """Returns a sample of a snapshot's type, floats being ``number``; formatting it succeeds or fails as it will
+    later."""
     if safe_isinstance(value, compat.SYMBOLS):
         if not compat.is_unbacked(value):
             return _KINDS[type(value)](compat.hint_of(value))
@@ -140,9 +141,9 @@ _KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 def _has_own_text(cls: type) -> bool:
-    """True for the user's classes whose text is made by Python code.
+    """Returns True for the user's classes whose string is made by Python code.
 
-    Modules and objects of libraries show what they are, which a step leaves alone, and print themselves afterwards.
+    Modules and objects of libraries print their state, which a step does not change, so they are formatted afterwards.
     """
     if is_library(cls.__module__) or issubclass(cls, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type)):
         return False

@@ -1,4 +1,4 @@
-"""Attributes in the capturing world: of classes, of instances, and of values of C."""
+"""Attribute access in the capturing world: of classes, instances, and C objects."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstan
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_ALL_NUMBERS = frozenset({"__class__", "__doc__", "imag", "denominator"})
-"""Attributes that are the same for all numbers of a kind."""
+"""Attributes that are equal for all numbers of a type."""
 _OTHER_NAMESPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
-"""What has a ``__dict__`` that is not simply that of an instance."""
+"""Objects whose ``__dict__`` is not a plain instance dict."""
 
 _SHOWN_TYPES: dict[type, type] = {
     weak_references.ShadowRef: weakref.ref,
@@ -182,18 +182,18 @@ class Attributes:
             elif record.has_dict:
                 record.set(name, value)
             else:
-                object.__setattr__(obj, name, value)  # raises: there is nowhere to keep it
+                object.__setattr__(obj, name, value)  # raises: there is no storage for it
         elif record is not None:
             self.heap.refuse("SFX104", f"sets {name!r} of {record.source.label}, which cannot be shadowed")
         else:
-            if name == "__dict__":  # all that it shares from now on
+            if name == "__dict__":  # everything that it shares from now on
                 self.world.touch(value, deep=False)
             if type(obj) is compat.FakeTensor and type(field) not in _C_DESCRIPTORS:
                 self.world.tagged.setdefault(id(obj), (obj, {}))[1][name] = None
             object.__setattr__(obj, name, value)
 
     def _function(self, fn: types.FunctionType) -> None:
-        """Has the attributes of an outside function shadowed."""
+        """Makes the attributes of an outside function shadowed."""
         if id(fn) not in self.world.new_functions and self.heap.record_of(fn) is None:
             self.heap.shadow(fn, self.heap.sources.const(fn, fn.__qualname__))
 
@@ -229,7 +229,7 @@ class Attributes:
 
     def native_getattr(self, obj: Any, name: str) -> Any:
         record = self.heap.record_of(obj)
-        if name == "__dict__" and type(obj) is compat.FakeTensor:  # it is the stand-in's
+        if name == "__dict__" and type(obj) is compat.FakeTensor:  # the fake tensor's own
             self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
         if name == "__dict__" and issubclass(type(obj), LOCAL):
             return thread_dict(self.heap, obj).shadow

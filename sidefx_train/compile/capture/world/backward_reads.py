@@ -1,4 +1,4 @@
-"""What Python that runs in a backward reads: when the engine comes there outside, it may be something else."""
+"""Records what Python code in a backward reads: it may have changed when the engine runs that backward outside."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Reads:
-    """Reads of variables, attributes and containers that a program could change, as long as somebody listens.
+    """Reads of variables, attributes and containers that a program could change, recorded while enabled.
 
-    Recomputing a checkpointed region is not listened to: the region is to do what it did.
+    The recomputation of a checkpointed region is not recorded: it must repeat what the region did.
 
     Attributes:
-        listening: somebody does.
+        listening: recording is enabled.
     """
 
     def __init__(self, world: CaptureContext) -> None:
@@ -35,7 +35,7 @@ class Reads:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Notes what is read meanwhile."""
+        """Context that records reads."""
         self.listening = True
         try:
             yield
@@ -43,7 +43,7 @@ class Reads:
             self.listening = False
 
     def attribute(self, obj: Any, name: str, value: Any) -> None:
-        """``obj.name`` is looked up in the object itself, which may not have it."""
+        """Records a lookup of ``obj.name`` in the object itself, which may not have it."""
         if issubclass(type(obj), type):
             self.class_attribute(obj, name, value)
         elif issubclass(type(obj), types.ModuleType):
@@ -52,19 +52,19 @@ class Reads:
             self._note(obj, f".{name}", value)
 
     def variable(self, holder: Any, name: str, value: Any) -> None:
-        """A cell, or a variable of a module or its namespace."""
+        """Records a read of a cell, or of a variable of a module or its namespace."""
         space = vars(holder) if safe_isinstance(holder, types.ModuleType) else holder
         trusted = type(space) is dict and self.world.heap.trusts(space)
         if not trusted and not safe_isinstance(value, (torch.Tensor, torch.nn.Module)):
             self._note(space, name, value)
 
     def class_attribute(self, cls: type, name: str, value: Any) -> None:
-        """An attribute of a class that is no method or property."""
+        """Records a read of a class attribute that is neither a method nor a property."""
         if value is not ABSENT and not is_library(cls.__module__) and not hasattr(type(value), "__get__"):
             self._note(cls, f".{name}", value)
 
     def containers(self, values: Iterable[Any]) -> None:
-        """C code reads what of it is a container."""
+        """Records that C code reads the containers among the values."""
         for value in values:
             if base_container(type(value)) is not None:
                 record = self.world.heap.record_of(value)
@@ -72,10 +72,10 @@ class Reads:
                     self._note(value, "", None)
 
     def changeable(self, leaving: Container[int]) -> str:
-        """What of it the program may change before a backward outside: one of them, in words, or ``""``.
+        """Describes one recorded value that the program may change before an outside backward; ``""`` if there is none.
 
         Args:
-            leaving: ``id`` of the objects made in the step that leave it.
+            leaving: ids of the objects created in the step that leave it.
         """
         heap = self.world.heap
         for holder, name in self._found:

@@ -50,7 +50,7 @@ class Branches:
                 return bool(known)
             number = host_value(self.world, value)
             if number is not None:
-                value = number  # a comparison: algebra may decide it, past NaN and infinity
+                value = number  # a comparison: sympy may decide it, except for NaN and infinity
         decided = decided_by_algebra(self.tracer, value)
         if decided is not None:
             return self._by_algebra(value, *decided)
@@ -58,7 +58,7 @@ class Branches:
         if finite is not None and self.grant(value, finite):
             return finite
         if id(value) in self.world.module_namespaces:
-            return True  # there is at least its name
+            return True  # it contains at least __name__
         self.world.touch(value, asked="contains")
         try:
             return self.world.guarded(bool, (value,), {})
@@ -69,23 +69,25 @@ class Branches:
             raise Unsupported("SFX101", reason, stop.location) from stop
 
     def _by_algebra(self, condition: torch.SymBool, holds: bool, floats: list[Any]) -> bool:
-        """What algebra says of floats, where these are such that arithmetic says the same."""
+        """Returns the algebraic truth of a comparison of floats if arithmetic gives the same; else evaluates or assumes
+        it."""
         if not float_comparisons.known_before(floats):
             if self.grant(condition, holds):
                 return holds
             raise Unsupported("SFX101", "compares a number, which exists only when the graph runs", self.world.locate())
         if not float_comparisons.of_one_number(self.tracer, condition) or not float_comparisons.rely_on_finite(floats):
-            builtin_methods.concrete_within(floats)  # they must be what they are now: so is what comes of them
+            builtin_methods.concrete_within(floats)  # the result depends on their current values
             return float_comparisons.worked_out(self.tracer, condition)
         return holds
 
     def grant(self, condition: Any, holds: bool) -> bool:
-        """Takes the truth of what only the graph knows for granted, and has it checked; false where that cannot be."""
+        """Assumes a condition that only the graph knows and adds a runtime assert; returns False if that is not
+        possible."""
         may = not (self.world.branching or self.world.specialization.assumes_nothing)
         return may and self._noted(runtime_asserts.grant(self.tracer, condition, holds))
 
     def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
-        """Likewise that a number is not infinite, or not NaN."""
+        """Assumes in the same way that a number is not infinite, or not NaN."""
         may = not (self.world.branching or self.world.specialization.assumes_nothing)
         return may and self._noted(runtime_asserts.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
 

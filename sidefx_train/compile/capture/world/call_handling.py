@@ -1,4 +1,4 @@
-"""How the capturing world treats calls: what C code may see, what is deferred, what is refused."""
+"""Calls in the capturing world: what C code may see, what is deferred, what is refused."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
 _WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
-"""Classes of what C code makes, and what otherwise comes from outside and stands for itself."""
+"""Classes that C code can instantiate; outside instances pass through."""
 _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 
 
@@ -106,12 +106,12 @@ class Calls:
         self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
 
     def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
-        """C code is about to read a container: bring its contents in, nested ones too if ``deep``.
+        """Reads the contents of a container before C code does, nested ones too if ``deep``.
 
         Args:
             value: the container, or anything else.
-            deep: nested ones too.
-            asked: name of the function or method: the order of a set makes no difference to some.
+            deep: nested containers too.
+            asked: name of the function or method: for some the order of a set does not matter.
         """
         given, todo, seen = value, [value], set()
         while todo:
@@ -129,7 +129,7 @@ class Calls:
                     if safe_isinstance(record, SetRecord):
                         record.look()
                         if record.unordered and asked not in HIDDEN_FROM_AUTOGRAD:
-                            why = f"reads {record.source.label}, a set, in the order of its history"
+                            why = f"reads {record.source.label}, a set, in an order that depends on its history"
                             self.heap.refuse("SFX111", why)
                 elif safe_isinstance(record, ArrayRecord) or (
                     safe_isinstance(record, InstanceRecord) and compares_in_python(type(value))
@@ -142,20 +142,18 @@ class Calls:
                 elif not safe_isinstance(value, (tuple, types.MappingProxyType, functools.partial, BaseException)):
                     continue
             elif type(value) in (set, frozenset) and asked not in HANDED_ON and by_address(self.heap, value):
-                self.heap.refuse("SFX111", "reads a set of objects in the order of their addresses")
+                self.heap.refuse("SFX111", "reads a set of objects in an order that depends on their addresses")
             if not deep:
                 return
             if id(value) not in seen:
                 seen.add(id(value))
                 todo += [item for item in held_by(value) if type(item) not in PLAIN_TYPES]
-                if value is not given and compares_in_python(
-                    type(value)
-                ):  # the methods of the object itself are led back
+                if value is not given and compares_in_python(type(value)):  # the methods of the object itself re-enter
                     todo += [item for item in attributes_of(value) if type(item) not in PLAIN_TYPES]
 
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cls = type(fn)
-        if cls in compat.OPERATORS:  # their Python only finds the kernel
+        if cls in compat.OPERATORS:  # their Python code only finds the kernel
             handler = registry.INTERCEPTORS.get(cls)
             answer = ABSENT if handler is None else handler(self.world, (fn, *args), kwargs)
             return self.native_call(fn, args, kwargs) if answer is ABSENT else answer
@@ -216,12 +214,12 @@ class Calls:
         frame = self.interp.current_frame
         if fn is id and len(args) == 1 and not kwargs:
             return self.world.keys.address(args[0], frame)
-        if fn is sys.getrecursionlimit and not args and not kwargs:  # a capture sets one of its own
+        if fn is sys.getrecursionlimit and not args and not kwargs:  # a capture sets its own limit
             source = self.heap.sources.call(self.heap.sources.const(fn, "sys.getrecursionlimit"))
             self.heap.guard("equal", source, self.interp.max_depth)
             return self.interp.max_depth
         if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
-            return fn()  # a library tells threads apart: a step runs in one
+            return fn()  # a library distinguishes threads: a step runs in one
         if safe_isinstance(fn, weakref.ReferenceType):
             return ABSENT if args or kwargs else weakref_calls.called(self.world, fn)
         if fn is weakref.ref:
@@ -243,7 +241,8 @@ class Calls:
         return ABSENT
 
     def _writes_inside(self, file: Any) -> bool:
-        """True if ``print`` goes to an object whose contents the step may read: one of Python, or made in the step."""
+        """Returns True if ``print`` writes to an object that the step may read: a Python object, or created in the
+        step."""
         if file is None:
             space = self.heap.namespaces.get(id(vars(sys)))
             if space is None or "stdout" not in space.values:
@@ -278,7 +277,7 @@ class Calls:
                 if safe_isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
         torch_call = trace_rules.is_torch_callable(fn)
-        if torch_call:  # which takes symbols for numbers, but none for a flag
+        if torch_call:  # it accepts symbols as numbers, but not as flags
             args, kwargs = builtin_methods.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:
             self._check_generator(fn)
@@ -346,7 +345,7 @@ class Calls:
             )
         kind = fn if safe_isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if safe_isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
-            self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose __del__ runs when it dies")
+            self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose class has __del__")
         if id(fn) in BARE:
             return self.guarded(fn, args, kwargs)
         if not any(fn is known for known in READS_TYPE):
@@ -381,7 +380,7 @@ class Calls:
             args, kwargs = as_tensors(self.guarded, args, kwargs)
         made = self.guarded(fn, args, kwargs) if torch_call else self.run_native(fn, args, kwargs)
         if safe_isinstance(into, torch.Tensor) and into._version == before:
-            # Some of torch's composite operators forget to write where tensors are not plain ones.
+            # Some of torch's composite operators do not write ``out`` if tensors are not plain.
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
         if safe_isinstance(made, STANDING):
             self._note_made(fn, args, made)
@@ -394,7 +393,7 @@ class Calls:
         return made
 
     def _note_made(self, fn: Any, args: tuple[Any, ...], made: Any) -> None:
-        """Notes what C code has just made of a class in :data:`STANDING`."""
+        """Records an object of a class in :data:`STANDING` that C code has created."""
         if not safe_isinstance(fn, type) and attribute_of(fn, "__name__") not in _MAKES_DESCRIPTOR:
             return
         if type(made) is types.CellType:
@@ -409,15 +408,15 @@ class Calls:
             self.world.new_descriptors[id(made)] = made
 
     def _watch_from_outside(self, name: str, owner: Any) -> None:
-        """``retain_grad`` and hooks on an autograd graph from outside: a backward after this graph runs them."""
+        """Handles ``retain_grad`` and hooks on an outside autograd graph: a backward after this graph runs them."""
         records = [r for r in self.heap.by_real.values() if safe_isinstance(r, TensorRecord) and r.edge is not None]
         if name == "retain_grad" and any(record.shadow is owner for record in records):
             self.world.defer(torch.Tensor.retain_grad, (owner,), {})
         elif any(record.edge.node is owner for record in records):
-            self.heap.refuse("SFX111", "registers a hook in an autograd graph that was made before")
+            self.heap.refuse("SFX111", "registers a hook in an autograd graph from before the step")
 
     def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
-        """C methods that every object has (``__reduce_ex__``, ``__dir__``...) read the whole instance."""
+        """Reads the whole instance for C methods that every object has (``__reduce_ex__``, ``__dir__``...)."""
         owner = attribute_of(fn, "__self__")
         if owner is None and safe_isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
             owner = args[0]
@@ -428,7 +427,7 @@ class Calls:
             record.fill()
         elif safe_isinstance(owner, tuple) and record.instance is not None:
             record.instance.fill()
-        elif is_derived(type(owner)) and hasattr(object, fn.__name__):  # ``__reduce_ex__``: of the object itself
+        elif is_derived(type(owner)) and hasattr(object, fn.__name__):  # ``object.__reduce_ex__`` and similar
             own = next((base for base in type(owner).__mro__ if fn.__name__ in vars(base)), object)
             if own is object and record.instance is not None:
                 if record.instance.space or vars(record.instance.shadow) or slot_names(type(owner)):
@@ -437,7 +436,7 @@ class Calls:
                 record.instance.fill()
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
-        """C code must not get hold of an outside object that has no shadow and could be changed."""
+        """Refuses to pass C code a mutable outside object that has no shadow."""
         for value in (attribute_of(fn, "__self__"), *args):
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value and record.unshadowed:
@@ -445,7 +444,7 @@ class Calls:
                 self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} gets {record.source.label}, a {kind}")
 
     def run_native(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs C code, which sees the values of numbers that change where it takes Python's own only."""
+        """Runs C code; passes the values of symbolic numbers if it accepts only Python's own."""
         if wants_values(fn):
             return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
         try:
@@ -464,7 +463,7 @@ class Calls:
         return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
 
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs C code; torch's complaints about values it cannot know stop the capture."""
+        """Runs C code; torch's errors about unknown values stop the capture."""
         try:
             if type(fn) is types.FunctionType:
                 return deferred_warnings.call_watched(self.world, fn, args, kwargs)
@@ -485,13 +484,13 @@ class Calls:
                 )
                 raise Unsupported("SFX106", reason, self.world.locate()) from error
             if is_fake_tensor_error(error) and self._is_handled():
-                reason = f"{trace_rules.describe(fn)} raises what eager says in other words: {first_line(error)}"
+                reason = f"{trace_rules.describe(fn)} raises another message than eager: {first_line(error)}"
                 raise Unsupported("SFX102", reason, self.world.locate()) from error
             self.world.last_error = (error, fn, self.world.locate())
             raise
 
     def _is_handled(self) -> bool:
-        """True if the program may catch what is raised now."""
+        """Returns True if the program may catch an exception raised now."""
         frame = self.interp.current_frame
         while frame is not None:
             if frame.instructions[frame.pc - 1].handler is not None:
@@ -500,7 +499,7 @@ class Calls:
         return False
 
     def _check_generator(self, fn: Any) -> None:
-        """Refuses methods of a generator of the step that has drawn by then, in the graph, and what seeds it anew."""
+        """Refuses methods of a generator of the step that the graph has drawn from, and ``seed``."""
         if fn.__name__ == "seed":
             self.heap.refuse("SFX110", "calls torch.Generator.seed")
         held = [value for value in vars(self.tracer.tracer.root).values() if safe_isinstance(value, torch.Generator)]
@@ -514,14 +513,14 @@ class Calls:
         self.heap.refuse("SFX103", f"calls {trace_rules.describe(fn)}, which may have effects outside the step")
 
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
-        # By a weak reference: autograd graphs hold such functions, and the world holds tensors with these graphs,
-        # a cycle that Python's collector cannot see whole.
+        # A weak reference: autograd graphs hold such functions, and the world holds tensors with these graphs, a cycle
+        # that Python's collector cannot see completely.
         number, world = len(self.world.reentry_callbacks), weakref.ref(self.world)
         self.world.reentry_callbacks.append(reenter)
 
         def reentry_callbacks(*args: Any, **kwargs: Any) -> Any:
             alive = world()
-            assert alive is not None, f"{fn!r} is called by a capture that is over"
+            assert alive is not None, f"{fn!r} is called after its capture"
             call = alive.reentry_callbacks[number]
             swapped, watching = alive.reentry.swapped, sys.getprofile()
             if watching is not None:

@@ -23,7 +23,7 @@ class Deferral:
         self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
 
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Replays a call after the graph, with its arguments as they are now."""
+        """Defers a call until after the graph, with a snapshot of its arguments."""
         shown = trace_rules.shows_text(fn)
         snapshots = ArgumentSnapshot(self.world, shown)
         caller = self.interp.current_frame
@@ -34,16 +34,16 @@ class Deferral:
             self.world.mutated_after_graph[id(args[0])] = trace_rules.describe(fn)
 
     def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
-        """Replays ``fn(*args)``, which changes its first argument, after the graph; who reads that first breaks it."""
+        """Defers ``fn(*args)``, which changes its first argument; reading that argument first breaks the graph."""
         self.defer(fn, args, {})
         self.world.mutated_after_graph[id(args[0])] = what
 
     def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
-        """Replays a call after the graph; what it returns may be stored, returned or given to other such calls."""
+        """Defers a call whose result the step may store, return or pass to other deferred calls."""
         self.defer(fn, args, kwargs)
         result = self.world.deferred[-1].result = CallResult()
         return result
 
     def freeze(self, value: Any) -> Any:
-        """A value that text is made of, as it is at this moment."""
+        """Returns a snapshot of a value for a deferred string."""
         return ArgumentSnapshot(self.world, shown=True).value(value)

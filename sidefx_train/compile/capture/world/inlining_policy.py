@@ -1,4 +1,4 @@
-"""Which Python functions the interpreter inlines."""
+"""Decides which Python functions the interpreter inlines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sidefx_train.compile.common.trace_rules import (
 
 
 class TraceRulesPolicy:
-    """The policy of a capture, by the tables of ``common/trace_rules.py``."""
+    """The policy of a capture, from the tables of ``common/trace_rules.py``."""
 
     def inline(self, fn: types.FunctionType) -> bool:
         if is_continuation(fn):  # of a function that was interpreted up to a break
             return True
-        # Both: ``functools.wraps`` gives a user's function torch's __module__, and torch's wrappers a user's.
+        # Both: ``functools.wraps`` copies torch's __module__ to a user's function, and a user's to torch's wrappers.
         modules = (fn.__module__ or "", str(fn.__globals__.get("__name__", "")))
         return any(_inlined(module, fn.__name__, fn.__code__.co_varnames[:1]) for module in modules)
 

@@ -39,11 +39,11 @@ class Keys:
         return builtin_methods.concrete(key)
 
     def own_key(self, key: Any, pin: bool = True) -> Any:
-        """A key for an outside dict or set, which the heap hashes and compares on its own account.
+        """Prepares a key of an outside dict or set for hashing and comparison by the table's own bookkeeping.
 
         Args:
             key: the key.
-            pin: the step sees whether it is there, so that another object would be another step.
+            pin: the step depends on whether the key exists, so its identity is guarded.
         """
         key = builtin_methods.concrete(key)
         cls = type(key)
@@ -55,26 +55,26 @@ class Keys:
         if pin:
             self.heap.identities.pin_key(key)
         if safe_isinstance(key, weakref.ReferenceType):
-            self.own_key(key(), pin)  # its hash and equality are those of what it refers to
+            self.own_key(key(), pin)  # its hash and equality are those of its referent
         if not compares_in_python(cls) or issubclass(cls, torch.Tensor):
             return key
         self.compares_by(cls)
         if not only_looks(cls):
-            reason = f"uses a {cls.__qualname__} as a key outside, whose __hash__ or __eq__ does more than look at it"
+            reason = f"uses a {cls.__qualname__} as an outside key, whose __hash__ or __eq__ does more than read it"
             self.heap.refuse("SFX111", reason)
         self.world.touch(key, asked="hash")
         builtin_methods.settle(key)
         return key
 
     def compares_by(self, cls: type) -> None:
-        """C code is about to run the methods by which instances of a class are told apart."""
+        """Guards the methods by which C code is about to hash and compare instances of a class."""
         for name in ("__hash__", "__eq__"):
             method = self.interp.world.class_attr(cls, name)
             if safe_isinstance(method, types.FunctionType):
                 self.heap.definitions.runs(method)
 
     def guard_distinct(self, values: list[Any]) -> None:
-        """C code is about to compare objects, those of most classes by what they are."""
+        """Records that C code is about to compare objects, most of them by identity."""
         found, todo, seen = [], values, set()
         while todo:
             value = todo.pop()
@@ -93,9 +93,9 @@ class Keys:
                 self.heap.identities.note_distinguished(value)
 
     def address(self, value: Any, frame: Frame | None) -> int:
-        """``id(value)``: that of the object outside, which is guarded where the number may be kept.
+        """Returns ``id(value)`` of the outside object, guarded if the program may keep the number.
 
-        The standard library (``copy``, say) only tells objects apart, and a library keeps no address of an argument.
+        The standard library (``copy``, say) only distinguishes objects, and a library keeps no address of an argument.
         """
         record = self.heap.record_of(value)
         if record is None:

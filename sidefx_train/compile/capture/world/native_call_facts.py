@@ -1,4 +1,4 @@
-"""What is known of C functions: what they read, store, hash and hand on, and where their errors come from."""
+"""Facts about C functions: what they read, store, hash and pass on, and where their errors come from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 
 def is_fake_tensor_error(error: Exception) -> bool:
-    """True if an error comes from torch's Python rules for fake tensors, not from the checks that eager makes."""
+    """Returns True if an error comes from torch's Python rules for fake tensors, not from checks that eager makes."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -29,11 +29,11 @@ def is_fake_tensor_error(error: Exception) -> bool:
 
 
 _RULES = ("_refs", "_prims", "_decomp", "_meta_registrations", "_subclasses")
-"""Where in torch these rules are."""
+"""Modules of torch with these rules."""
 
 
 def compares_in_python(cls: type) -> bool:
-    """True if hashing or comparing an instance runs Python code that reads its attributes."""
+    """Returns True if hashing or comparing an instance runs Python code that reads its attributes."""
     if cls.__flags__ & IMMUTABLE_CLASS:
         return False
     return any(
@@ -42,18 +42,18 @@ def compares_in_python(cls: type) -> bool:
 
 
 def wants_values(fn: Any) -> bool:
-    """True for C code that takes a number of another class for an object."""
+    """Returns True for C code that treats a number of another class as an object."""
     module = attribute_of(fn, "__module__") or getattr(attribute_of(fn, "__objclass__"), "__module__", None)
     return type(fn).__module__ == "_json" or (safe_isinstance(module, str) and module.split(".")[0] == "numpy")
 
 
 def joins(fn: Any) -> bool:
-    """True for ``str.join`` of a text."""
+    """Returns True for ``str.join`` of a string."""
     return type(fn) is types.BuiltinMethodType and fn.__name__ == "join" and type(fn.__self__) is str
 
 
 def asks_missing(fn: Any, args: tuple[Any, ...]) -> bool:
-    """True for ``dict.__getitem__`` of a dict whose class says in Python what it gives for a missing key."""
+    """Returns True for ``dict.__getitem__`` of a dict whose class defines ``__missing__`` in Python."""
     owner = attribute_of(fn, "__self__", args[0] if args else None)
     missing = getattr(type(owner), "__missing__", None) if issubclass(type(owner), dict) else None
     return attribute_of(fn, "__name__", "") == "__getitem__" and safe_isinstance(missing, types.FunctionType)
@@ -64,7 +64,7 @@ def is_fromkeys(fn: Any) -> bool:
 
 
 def inside(value: Any) -> Iterator[Any]:
-    """What is in nested arguments."""
+    """Yields the leaves of nested arguments."""
     if safe_isinstance(value, (list, tuple)):
         for item in value:
             yield from inside(item)
@@ -76,7 +76,7 @@ def inside(value: Any) -> Iterator[Any]:
 
 
 def known_late(value: Any, error: Exception) -> bool:
-    """True for a number that exists only when the graph runs, or a tensor that C code cannot take for one."""
+    """Returns True for a number that only the graph knows, or a tensor that C code cannot convert to one."""
     if safe_isinstance(value, DeferredValue):
         return True
     if safe_isinstance(value, compat.SYMBOLS):
@@ -85,7 +85,7 @@ def known_late(value: Any, error: Exception) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's first line that says something."""
+    """Returns an error's first nonempty line."""
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
@@ -96,26 +96,26 @@ BUFFERS = (io.StringIO, io.BytesIO)
 STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
 READS_TYPE = (builtins.isinstance, issubclass, type, id, callable)
-"""C functions that look at the class or the identity of what they are given."""
+"""C functions that read the class or the identity of their arguments."""
 
 
 HASHED = (set, frozenset, dict)
-"""What finds a value by its hash: its keys have been brought in when they were put there."""
+"""Functions that look up by hash: the keys were read when they were inserted."""
 
 
 PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
-"""C functions that hand on the items of a container without looking at them."""
+"""C functions that pass on the items of a container without reading them."""
 
 
 DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
 COMPARES_IDENTITY = frozenset(
     {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
 )
-"""Names of functions and methods that ask whether two objects are one, or equal."""
+"""Names of functions and methods that compare objects by identity or equality."""
 
 
 KEYED_METHODS = frozenset({"__setitem__", "setdefault", "get", "pop"})
-"""Methods of dicts whose first argument is a key, and the other a value."""
+"""Dict methods with a key as the first argument, and a value as the second."""
 
 
 READS_NOTHING = frozenset(

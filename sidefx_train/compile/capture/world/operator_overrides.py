@@ -138,7 +138,7 @@ class Operators:
 
     def _text(self, name: str, args: tuple[Any, ...]) -> Any:
         for value in args:
-            self.world.touch(value)  # numbers that change are only then to be seen
+            self.world.touch(value)  # only then symbolic numbers are visible
         if name == "build_string":
             parts = tuple(args[0])
             return deferred_string(self.world, join_text, (parts,)) if deferred_in(parts) else ABSENT
@@ -148,10 +148,10 @@ class Operators:
 
     def check_hidden(self, name: str, found: str) -> None:
         if found == "hidden":
-            self.heap.refuse("SFX106", f"{name} of a value that is known only after the step, within an object of C")
+            self.heap.refuse("SFX106", f"{name} of a value that is known only after the step, inside a C object")
 
     def _percent(self, text: str, values: Any) -> Any:
-        """``text % values``, where it shows what is only known later; else :data:`ABSENT`."""
+        """Returns ``text % values`` if it contains deferred values; else :data:`ABSENT`."""
         if safe_isinstance(values, tuple):  # a tuple of any class is a tuple of values
             values = tuple(tuple.__iter__(values))
         self.world.touch(values)
@@ -160,7 +160,7 @@ class Operators:
         return deferred_string(self.world, percent, (text, values)) if found else ABSENT
 
     def wrapped_text(self, method: str, value: Any) -> Any:
-        """The text that a slot wrapper (``list.__repr__``, say) makes of a value; else :data:`ABSENT`."""
+        """Returns the string that a slot wrapper (``list.__repr__``, say) makes of a value; else :data:`ABSENT`."""
         self.world.touch(value)
         found = deferred_in(value)
         if not found:
@@ -173,7 +173,7 @@ class Operators:
 
 
 def _decides(value: Any) -> bool:
-    """True for an instance of a class written in Python, whose own methods say what an operator does."""
+    """Returns True for an instance of a Python class, whose own methods define operators."""
     cls = type(value)
     return cls not in _TRACED and not is_static(cls) and not issubclass(cls, _VALUES)
 
@@ -186,7 +186,7 @@ def _is_text(value: Any) -> bool:
 
 
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
-"""Operators that torch's symbolic truth values have not, or not with Python's own."""
+"""Operators that torch's symbolic booleans do not support, or not like Python."""
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _TRACED = frozenset({compat.FakeTensor, *compat.SYMBOLS})
 _TEXT: dict[str, Callable[..., Any]] = {

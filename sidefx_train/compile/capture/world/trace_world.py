@@ -1,4 +1,4 @@
-"""The capturing world: every access of the interpreted program goes to shadows, and what it read is guarded."""
+"""The capturing world: every access of the interpreted program goes to shadows, and reads are guarded."""
 
 from __future__ import annotations
 
@@ -46,39 +46,39 @@ from sidefx_train.errors import Location, Unsupported
 
 
 class TraceWorld(CaptureWorldAPI):
-    """The world of a capture: the interpreter's ``World`` (``interpreter/interfaces.py``) over a :class:`ShadowTable`.
+    """Implements :class:`~sidefx_train.compile.capture.interpreter.world.World` over a :class:`ShadowTable`.
 
     It holds the state of one capture. Its collaborators do the work, a topic each.
 
     Attributes:
         attributes, branches, calls, deferral, keys, operators, variables: the collaborators.
-        heap: the shadows.
-        specialization: which outside values are treated as changing, and what is not captured.
+        heap: the shadow table.
+        specialization: the outside values treated as changing, and the calls that are not captured.
         running: objects of its opaque classes whose method is being interpreted.
-        deferred: calls to replay after the graph, in order.
-        mutated_after_graph: by the address of objects (held by those calls), the deferred method that changes them.
+        deferred: calls to replay after the graph, in program order.
+        mutated_after_graph: deferred method that changes an object, by the object's ``id`` (the call keeps it alive).
         context: context variables that the step reads, sets and resets.
-        locks: locks that it takes and releases.
-        reads: what Python that runs in a recorded backward reads.
+        locks: locks that it acquires and releases.
+        reads: what Python code in a recorded backward reads.
         freed: autograd nodes whose graph a backward pass has freed.
         hooked: autograd nodes of tensors on which the step registered a hook.
-        replayed: how often the replay of views after the graph will move the version counter of what they are made of.
-        reentry_callbacks: what C code calls in place of functions of the step.
-        queries: what the step asked of global state.
-        warns: code that was seen to warn.
+        replayed: by how much replaying views after the graph will increment the version counter of their base.
+        reentry_callbacks: callbacks that C code calls in place of functions of the step.
+        queries: queries of global state.
+        warns: code that has called ``warnings.warn``.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
-        assumptions: lines whose conditions on tensors are assumed.
+        assumptions: locations of assumed conditions.
         writes: operations that write to tensors.
-        inference: contexts of inference mode that the step has entered.
-        reentering_classes: subclasses of ``torch.autograd.Function`` classes whose methods are interpreted.
+        inference: inference mode contexts that the step has entered.
+        reentering_classes: re-entering subclasses of ``torch.autograd.Function`` classes.
         module_namespaces: namespaces of modules that the program holds as dicts.
         own_namespaces: dicts of the trace that executed code uses as its globals.
-        defined_at: where the step is defined.
-        tagged: tensors made in the step on which it set attributes of its own, with their names.
-        pending_state: (commit, undo) pairs of optimizer state made early, for right before the first run.
+        defined_at: location of the step's definition.
+        tagged: tensors created in the step on which it set attributes, with the names.
+        pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TraceWorld(CaptureWorldAPI):
             self.attribute_hooks.setdefault(name, []).append((base, hook))
 
     def locate(self) -> Location | None:
-        """The user's line that is being interpreted, or where the step is defined."""
+        """Returns the user's line that is being interpreted, or the line of the step's definition."""
         return self.interp.location() if self.interp.current_frame is not None else self.defined_at
 
     def refusal(self, error: BaseException) -> Unsupported | None:
@@ -160,9 +160,9 @@ class TraceWorld(CaptureWorldAPI):
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Leaves inference mode for a step that stopped inside it: none of its ``__exit__`` methods is run then.
+        """Leaves inference mode for a step that stopped inside it, since none of its ``__exit__`` methods runs then.
 
-        Shadows whose class has ``__del__`` are retired, and generators that are still suspended never run again.
+        Retires shadows whose class has ``__del__``; generators that are still suspended never run again.
         """
         try:
             yield
@@ -172,10 +172,10 @@ class TraceWorld(CaptureWorldAPI):
             for context in reversed(self.inference):
                 guard = vars(context).get("_inference_mode_context")
                 if guard is not None:
-                    guard.__exit__(None, None, None)  # does nothing the second time
+                    guard.__exit__(None, None, None)  # no effect the second time
 
     def _outside_exception(self) -> BaseException | None:
-        """What was being handled when the step was entered."""
+        """Returns the exception handled when the step was entered."""
         sources, error = self.heap.sources, self.interp.handled_natively
         source = sources.call(sources.const(sys.exception, "sys.exception"))
         if error is None:

@@ -1,4 +1,4 @@
-"""Attention taken apart computes what the fused kernel computes; what it does not cover stays fused."""
+"""Decomposed attention computes the results of the fused kernel; unsupported cases stay fused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Mixer(nn.Module):
 
 @pytest.fixture
 def chosen(monkeypatch, tmp_path):
-    new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
+    new_cache(tmp_path, monkeypatch)  # cached graphs that were lowered with other timings are not used
     monkeypatch.setattr(attention, "timings", lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, "products": 0.1}))
     with compat.inductor_options({"cpp_cache_precompile_headers": False}):
         yield
@@ -75,7 +75,7 @@ def test_a_mask_tensor_stays_fused(chosen):
 
 
 def test_a_forward_without_its_backward_stays_fused(chosen):
-    """A model compiled alone: its backward is another graph, which gets the log-sum-exp."""
+    """A model compiled alone: its backward is a separate graph that reads the log-sum-exp."""
     torch.manual_seed(0)
     model = Mixer(True)
     x = torch.randn(2, 6, 16)
@@ -87,7 +87,7 @@ def test_a_forward_without_its_backward_stays_fused(chosen):
 
 
 EACH_PAIR = [("wide", False, False), ("wide", True, True), ("tiles", False, True), ("tiles", True, False)]
-"""Way, contiguous and autocast, so that each two of them meet in every way."""
+"""Combinations of way, contiguous and autocast in which each pair of values occurs."""
 ALL_THREE = [
     pytest.param(*given, marks=[] if given in EACH_PAIR else pytest.mark.slow)
     for given in itertools.product(("wide", "tiles"), (False, True), (False, True))

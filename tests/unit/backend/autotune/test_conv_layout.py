@@ -1,4 +1,4 @@
-"""The layout of a graph's convolutions: chosen by times, right in both, the captured one where it is channels-last."""
+"""The layout of a graph's convolutions: chosen by timings, correct in both, unchanged where it is channels-last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.disk_cache import new_cache
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
-    new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
+    new_cache(tmp_path, monkeypatch)  # cached graphs that were lowered with other timings are not used
     with compat.inductor_options({"cpp_cache_precompile_headers": False}):
         yield
 
@@ -84,7 +84,7 @@ def test_right_in_both_layouts(monkeypatch: pytest.MonkeyPatch, way: str, net: s
 
 @pytest.mark.parametrize("way", [LAST, AS_CAPTURED])
 def test_inductor_turns_nothing_in_a_contiguous_graph(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """It would turn each image where oneDNN is there."""
+    """Otherwise Inductor would convert each image if oneDNN is available."""
     choose(monkeypatch, way)
     lower, seen = compat.inductor_compile, []
 

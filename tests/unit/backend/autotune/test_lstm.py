@@ -1,4 +1,4 @@
-"""Layers of an LSTM by the native module compute what oneDNN's compute; what it does not cover stays with oneDNN."""
+"""LSTM layers in the native module compute the results of oneDNN; unsupported cases stay with oneDNN."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def threads(request):
 
 @pytest.fixture
 def chosen(monkeypatch, tmp_path):
-    new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
+    new_cache(tmp_path, monkeypatch)  # cached graphs that were lowered with other timings are not used
     monkeypatch.setattr(lstm, "timings", lambda tasks: dict.fromkeys(tasks, {"onednn": 1.0, "native": 0.1}))
     with compat.inductor_options({"cpp_cache_precompile_headers": False}):
         yield
 
 
 def wanted_of(x, weights, hx, cx, reverse, grads):
-    """Results and gradients in float64."""
+    """Returns results and gradients in float64."""
     leaves = [t.double().clone().requires_grad_() for t in (x, *weights, hx, cx)]
     x, w_ih, w_hh, b_ih, b_hh, h, c = leaves
     out = [h] * len(x)
@@ -81,7 +81,7 @@ def test_results_and_gradients_are_those_of_float64(length, rows, inputs, units,
     zeros = torch.zeros(rows, units)
     hx, cx = (zeros if state is None else state for state in states)
     results, gradients = wanted_of(x, weights, hx, cx, reverse, grads)
-    gradients = [*gradients[:4], *gradients[3:]]  # of each bias
+    gradients = [*gradients[:4], *gradients[3:]]  # one for each bias
     for have, want in zip((out, hy, cy, *made), (*results, *gradients), strict=True):
         assert have.is_contiguous() and have.shape == want.shape
         assert (have - want).abs().max() <= 5e-6 * want.abs().max()
@@ -172,7 +172,7 @@ CASES = {
 
 
 WITHOUT_X_GRAD = ("plain", "two layers, both directions, no biases")
-"""Cases in which the first layer's input needs no gradient, of one layer and of several."""
+"""Cases in which the first layer's input needs no gradient, with one layer and with several."""
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_others_run(chosen, case):
 
 
 def test_a_forward_without_its_backward_stays(chosen):
-    """A model compiled alone: its backward is another graph, which gets what oneDNN keeps."""
+    """A model compiled alone: its backward is a separate graph that reads oneDNN's workspace."""
     torch.manual_seed(0)
     model, x = nn.LSTM(6, 10), torch.randn(4, 7, 6)
     call = sidefx_train.compile(model, fullgraph=True)
@@ -267,7 +267,7 @@ def test_where_nothing_is_chosen_onednn_stays(monkeypatch, chosen):
 
 
 def test_python_calls_it_too(chosen, monkeypatch):
-    """Where a graph is no C++ function."""
+    """The graph is not one C++ call."""
     monkeypatch.setattr(sidefx_train.compile.backend.inductor, "_one_cpp_call", lambda module: False)
     torch.manual_seed(0)
     model, x = nn.LSTM(6, 10, bidirectional=True), torch.randn(4, 7, 6)

@@ -1,4 +1,4 @@
-"""Matrix products by the native module, and the choice among libraries."""
+"""Matrix products by the native module, and the choice between libraries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_products_module_is_built() -> None:
 
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
-"""Of one product, relative: in bfloat16 half of the last of its 8 digits, and the float32 of the sum."""
+"""Relative error of one product: in bfloat16 half a unit of its 8th digit, in float32 the error of the sum."""
 
 SIZES = (1, 2, 5, 7, 16, 33, 64, 65, 130)
 
@@ -42,7 +42,7 @@ SIZES = (1, 2, 5, 7, 16, 33, 64, 65, 130)
 def _stored(rows: int, columns: int, layout: str, dtype: torch.dtype) -> torch.Tensor:
     if layout == "columns":
         return torch.randn(columns, rows, dtype=dtype).t()
-    if layout == "part":  # of a larger matrix, with gaps in both directions
+    if layout == "part":  # a block of a larger matrix, with gaps in both directions
         return torch.randn(2 * rows, 3 * columns + 1, dtype=dtype)[::2, 1 : 3 * columns + 1 : 3]
     if layout == "one row":
         return torch.randn(columns, dtype=dtype).expand(rows, columns)
@@ -53,7 +53,7 @@ def _stored(rows: int, columns: int, layout: str, dtype: torch.dtype) -> torch.T
 @pytest.mark.parametrize("right", ["rows", "columns", "part", "one row"])
 @pytest.mark.parametrize("left", ["rows", "columns", "part", "one row"])
 def test_every_shape_and_layout(left: str, right: str, dtype: torch.dtype) -> None:
-    """Compared with float64; what lies around the result is left alone."""
+    """Compares with float64; memory around the result stays unchanged."""
     torch.manual_seed(0)
     for height, depth, width in itertools.product(SIZES, (1, 3, 16, 40, 64), SIZES):
         a, b = _stored(height, depth, left, dtype), _stored(depth, width, right, dtype)
@@ -71,7 +71,7 @@ def test_every_shape_and_layout(left: str, right: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("threads", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.bfloat16)])
 def test_batches(turned: tuple[bool, bool], threads: int, dtype: torch.dtype) -> None:
-    """Also of one matrix, of one that all have in common, and with gaps between them."""
+    """Includes batches of one matrix, batches that share one matrix, and gaps between the matrices."""
     torch.manual_seed(0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -96,13 +96,13 @@ def test_batches(turned: tuple[bool, bool], threads: int, dtype: torch.dtype) ->
 
 
 def _turned(matrices: torch.Tensor) -> torch.Tensor:
-    """The same numbers, stored by columns."""
+    """Returns the same numbers, stored by columns."""
     return matrices.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @pytest.mark.parametrize("operator", ["bmm", "matmul"])
 def test_a_step_with_batched_products(operator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    new_cache(tmp_path, monkeypatch)  # a graph that was lowered by other figures is not taken
+    new_cache(tmp_path, monkeypatch)  # cached graphs that were lowered with other timings are not used
     times = lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.5})  # noqa: E731
     monkeypatch.setattr(matmul, "timings", times)
     multiply = getattr(torch, operator)
@@ -124,7 +124,7 @@ def test_a_step_with_batched_products(operator: str, monkeypatch: pytest.MonkeyP
 
 
 def test_what_time_did_not_reach_is_computed_as_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has most to do is measured first; batches and single products are told apart."""
+    """Products with the most work are timed first; batches and single products are separate."""
     asked: list[int] = []
 
     def timings(tasks: dict[str, timing.Task]) -> dict[str, timing.Times]:
@@ -176,7 +176,7 @@ def test_relu_lets_nan_through() -> None:
 
 @pytest.mark.parametrize("read_before", [False, True])
 def test_a_relu_is_part_of_its_product(read_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless something else reads what it is made of."""
+    """Unless another node reads the relu's input."""
     monkeypatch.setattr(matmul, "timings", lambda tasks: dict.fromkeys(tasks, {"mkl": 1.0, "tiles": 0.1}))
     a, b, bias = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
 
@@ -221,7 +221,7 @@ def _targets(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> tuple[
     ],
 )
 def test_the_fastest_is_used(times: dict[str, float], used: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another than the usual one only where it is clearly faster, or nothing was measured."""
+    """A library other than the default is used only if it is clearly faster, or nothing was measured."""
     targets, note, (choice,) = _targets(times, monkeypatch)
     assert used in targets
     assert bool(note) == (used != "aten.mm.default")
@@ -269,7 +269,7 @@ def test_the_fastest_is_used_in_bfloat16(times: dict[str, float], used: str, mon
 
 
 def test_a_step_under_autocast_rounds_where_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands and results are bfloat16: on float32 numbers all but the last result would be others."""
+    """Operands and results are bfloat16: with float32 intermediates, all but the last result would differ."""
     monkeypatch.setattr(matmul, "timings", lambda tasks: dict.fromkeys(tasks, {"torch": 1.0, "tiles": 0.5}))
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 8, 16), torch.randn(16, 16), torch.randn(16)
@@ -283,7 +283,7 @@ def test_a_step_under_autocast_rounds_where_eager_does(monkeypatch: pytest.Monke
     compiled = sidefx_train.compile(step, on_failure="raise", fullgraph=True)
     for have, want in zip(compiled(x, weight, bias), step(x, weight, bias), strict=True):
         assert have.dtype == want.dtype == torch.bfloat16
-        torch.testing.assert_close(have, want, rtol=0.004, atol=0)  # one rounding: the order of sums is another
+        torch.testing.assert_close(have, want, rtol=0.004, atol=0)  # one rounding: the summation order differs
     assert "3 of 3 matrix products by tiles" in "; ".join(compiled.report().captures[0].notes)
 
 
@@ -292,7 +292,7 @@ def test_a_step_under_autocast_rounds_where_eager_does(monkeypatch: pytest.Monke
 def test_of_large_products_a_part_is_measured(
     batch: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for products of which one takes a second."""
+    """Timing must not take long for products that take a second each."""
     asked: list[float] = []
 
     def measured(make: Callable[[], dict[str, Callable[[], None]]], flops: float, threads: int) -> dict[str, float]:
@@ -347,7 +347,7 @@ def test_a_bias_with_gaps_or_broadcast_stays_torchs(bias: torch.Tensor, monkeypa
 
 
 def test_products_of_products() -> None:
-    """Each reads the one that took the place of the one before."""
+    """Each reads the replacement of the one before."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
     step = sidefx_train.compile(lambda x: model(x).sum())
@@ -416,7 +416,7 @@ def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(
     def candidate(seconds: float) -> Callable[[], None]:
         def run() -> None:
             asked.append(torch.get_num_threads())
-            now[0] += seconds if torch.get_num_threads() == 1 else 0.016  # another process's turn
+            now[0] += seconds if torch.get_num_threads() == 1 else 0.016  # the core is busy with another process
 
         return run
 
@@ -442,11 +442,11 @@ def test_a_caller_of_products_needs_no_header_of_torchs() -> None:
 
 
 def test_no_time_for_measuring(tmp_path, monkeypatch):
-    """What is not measured is torch's choice, and the report says that it was not."""
+    """Products that are not measured use torch's choice, and the report states that they were not measured."""
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(timing, "_memory", {})
     step = sidefx_train.compile(lambda a, b: a @ b, fullgraph=True, autotune_seconds=0)
     step(torch.randn(24, 40), torch.randn(40, 56))
     (choice,) = step.report().captures[0].choices
     assert choice.chosen == "mkl" and not choice.seconds
-    assert "the time was up" in step.report().details()
+    assert "the time limit was reached" in step.report().details()

@@ -1,4 +1,4 @@
-"""A forked worker measures with several threads, though those of the process that it was forked from are not there."""
+"""A forked worker measures with several threads, although the threads of its parent process do not exist in it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_what_the_dispatcher_is_given_is_freed(tmp_path, monkeypatch):
 
 
 def test_the_same_where_the_environment_says_ci(monkeypatch):
-    """Inductor then refuses to call what a decomposition is written for."""
+    """Inductor then refuses to call operators that have a decomposition."""
     from torch._inductor import lowering
 
     monkeypatch.setenv("CI", "true")

@@ -1,4 +1,4 @@
-"""Work that a fork of the process shares with it."""
+"""Lowering shared with a fork of the process."""
 
 from __future__ import annotations
 

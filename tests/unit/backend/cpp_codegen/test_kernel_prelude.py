@@ -1,4 +1,4 @@
-"""Kernels compiled without torch's header compute what they compute with it, bit by bit."""
+"""Kernels compiled without torch's header compute the same results as with it, bit by bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def _numbers(*size: int) -> torch.Tensor:
-    """Some of all kinds: large, small, denormal, zeros of both signs, infinite, not a number."""
+    """Returns numbers of all kinds: large, small, denormal, zeros of both signs, infinite, NaN."""
     values = torch.randn(*size) * 3
     flat = values.view(-1)
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 3e38, -3e38, 88.8, -104.0, 1.0, -1.0, 0.5, 2.5]
@@ -73,7 +73,7 @@ def integers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 
 
 def wide_numbers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-    """Learning rates and the like: numbers in float64 beside vectors."""
+    """Float64 numbers, like learning rates, combined with vectors."""
     finite = y.nan_to_num(0.5, 2.0, -2.0)
     a, b = finite[0, 1].double() * 0.1, finite[1, 0].double() - 0.3
     numbers = [
@@ -86,7 +86,7 @@ def wide_numbers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 
 
 def narrow_numbers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-    """Numbers in bfloat16, alone and with float32."""
+    """Bfloat16 numbers, alone and with float32."""
     a, b = x.bfloat16(), y.bfloat16()
     finite = torch.where((a.abs() < 1e3) & ~a.isnan(), a, 1.0)
     return [
@@ -111,7 +111,7 @@ def layouts(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _computed(program: Callable[..., Any], given: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a program for each two of the tensors."""
+    """Returns the results of a program for each pair of the tensors."""
 
     def step(*given: torch.Tensor) -> list[torch.Tensor]:
         return [made for x, y in zip(given[::2], given[1::2], strict=True) for made in program(x, y)]
@@ -121,14 +121,14 @@ def _computed(program: Callable[..., Any], given: list[torch.Tensor]) -> list[to
 
 @pytest.fixture
 def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Per part of kernels that is built, whether it was without torch's header."""
+    """Records for each compiled part of the kernels whether it was built without torch's header."""
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     found: list[bool] = []
     build = build_library._build
 
     def noted(units: list[Any], *rest: Any) -> str:
-        name = build(units, *rest)  # a source that is refused is not noted
+        name = build(units, *rest)  # a refused source is not recorded
         found.extend(compat.KERNEL_HEADER not in unit.text for unit in units[2:])
         return name
 
@@ -166,7 +166,7 @@ def test_results_are_those_of_torchs_header_bit_by_bit(
     torch.manual_seed(1)
     given = [numbers for size in sizes for numbers in (_numbers(*size), _numbers(*size).flip(0))]
     lean = _computed(program, given)
-    own = program is not reductions or torch.__version__ >= "2.12"  # of 2.11 some helpers are unknown to the header
+    own = program is not reductions or torch.__version__ >= "2.12"  # the header lacks some helpers of 2.11
     assert builds and all(builds) is own, "kernels were compiled with torch's header"
     builds.clear()
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "other"))

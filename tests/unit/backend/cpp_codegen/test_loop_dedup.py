@@ -1,4 +1,4 @@
-"""Loops that are alike are generated once, and are what Inductor generates for each."""
+"""Equal loops are generated once, and equal Inductor's code for each of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.disk_cache import new_cache
 
 
 class Block(nn.Module):
-    """Norms, attention that is written out, and what is between: reductions, local buffers, in-place writes."""
+    """Norms, attention written as its formula, and other layers: reductions, local buffers, in-place writes."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Network(nn.Module):
 
 @pytest.fixture
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What stood in for Inductor's generator in each lowering, and the kernels of each."""
+    """Records the generator used in each lowering, and the kernels of each."""
     new_cache(tmp_path, monkeypatch)
     found: list[Any] = []
     build = build_library.build_library
@@ -95,7 +95,7 @@ def _trained(width: int, dtype: torch.dtype = torch.float32, counts: bool = True
 def test_the_code_is_what_inductor_generates(
     width: int, counts: bool, seen: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inductor, "may_fork", lambda: False)  # what a fork of the process generates is not counted here
+    monkeypatch.setattr(inductor, "may_fork", lambda: False)  # code generated in a fork is not counted here
     reused: list[int] = []
     generating = LoopDedup.generating
 
@@ -115,13 +115,13 @@ def test_the_code_is_what_inductor_generates(
     each = _trained(width, counts=counts)
     assert max(reused) >= 9, "the layers repeat each other, in 48 loops: a layer norm and what follows it are one"
     assert all(torch.equal(a, b) for a, b in zip(alike, each, strict=True))
-    if not counts:  # an argument that is read and then written has two names, of which either may be used
+    if not counts:  # an argument that is read and then written has two names; either may be used
         (caller, kernels), (other_caller, other_kernels) = seen
         assert kernels == other_kernels and _calls(caller) == _calls(other_caller)
 
 
 def _calls(caller: str) -> list[str]:
-    """What a caller does; how often it declares a list of sizes depends on the torch."""
+    """Returns the calls of a caller; how often it declares a list of sizes depends on the torch version."""
     lines = [line for line in caller.splitlines() if not re.search(r"constexpr int64_t \*?int_array", line)]
     return [re.sub(r"int_array_\d+", "sizes", line) for line in lines]
 
@@ -132,7 +132,7 @@ def test_small_types_are_left_to_inductor(seen: list[Any]) -> None:
 
 
 def test_what_differs_is_generated_anew(seen: list[Any]) -> None:
-    """Equal operations, with another constant, another index, or another type."""
+    """Equal operations with another constant, another index, or another type."""
 
     def step(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b, c = x.mm(x) * 2, x.mm(x).mm(x) * 3, x.mm(x).t() * 2

@@ -1,4 +1,4 @@
-"""What Inductor overlooks: multiples in sums beside matrix products, types of running sums, integer powers."""
+"""Inductor bugs: multiples in sums with matrix products, types of running sums, integer powers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_sum(name, dtype, autotune):
 
 
 def test_update_written_by_hand():
-    """A gradient is a product, and the update a sum with a multiple of it: the rate went unnoticed."""
+    """A gradient is a product, and the update a sum with a multiple of it: Inductor dropped the learning rate."""
 
     def trained(compiled: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -80,7 +80,7 @@ SIZES = ((7, 9, 8), (8, 5, 6))
 
 
 def _pooled(xs: list[torch.Tensor], dims: int) -> list[torch.Tensor]:
-    """Averages over windows, also of squares, and their gradients: a window may reach past the end."""
+    """Returns averages over windows, also of squares, and their gradients: a window may extend past the end."""
     results = []
     for x in xs:
         for dim, kernel, stride, padding, counts in POOLINGS:
@@ -103,7 +103,7 @@ def test_windows_past_the_end(dims):
 
 
 def test_windows_past_the_end_of_sizes_that_change():
-    """Inductor decides on sizes while it lowers: what it compiled for one such decision is not another's."""
+    """Inductor decides on sizes while it lowers: code compiled for one such decision is not used for another."""
 
     def pooled(x):
         x = x.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Operators that stay whole: layer norms where nothing would be fused, windows, what is turned, complex numbers."""
+"""Composite operators that stay whole: layer norms where nothing would be fused, windows, flips, rolls, complex ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def everything_is_large(tmp_path, monkeypatch):
 
 
 def trained(forward, *modules, x, config=None):
-    """Eager and compiled: result, gradients after two steps; and what the report says."""
+    """Returns eager's and compiled results: result, gradients after two steps; and the notes of the report."""
     found = []
     for compiles in (False, True):
         given = x.detach().clone().requires_grad_(x.requires_grad)
@@ -41,7 +41,7 @@ def trained(forward, *modules, x, config=None):
 
 
 def count(notes):
-    return sum(int(note.split()[0]) for note in notes if note.endswith("operators stay whole"))
+    return sum(int(note.split()[0]) for note in notes if note.endswith("composite operators kept whole"))
 
 
 def assert_equal(have, want, exactly):
@@ -207,7 +207,7 @@ def test_small_windows_are_taken_apart(monkeypatch):
 
 
 def into_zeros(x):
-    """A part of complex zeros is written, and all of them are returned."""
+    """Writes a part of complex zeros, and returns all of them."""
     whole = torch.zeros(4, 40, dtype=torch.complex64)
     whole[:, 3 : 3 + x.shape[1]] = x
     return whole
@@ -232,7 +232,7 @@ COMPLEX = {
 
 
 OFTEN = ("spectrum", "short-time", "there and back", "channels last", "what is put in place", "signs")
-"""The other ways compile torch's headers for some ten seconds each, for what these do too: ``make slow``."""
+"""Always run: the other ways take about ten seconds each for torch's headers and test the same (``make slow``)."""
 
 
 @pytest.mark.parametrize(

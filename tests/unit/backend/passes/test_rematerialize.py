@@ -1,4 +1,4 @@
-"""Values made again in the backward of a whole step, what a step holds, and what it updates in place."""
+"""Rematerialization in the backward of a whole step, the memory of a step, and its in-place updates."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def small_gpt():
 @pytest.fixture
 def any_size(monkeypatch, tmp_path):
     monkeypatch.setattr(rematerialize, "_LEAST", 0)
-    monkeypatch.setattr(attention, "_LARGEST", 0)  # short attention taken apart is faster, and holds its weights
-    new_cache(tmp_path, monkeypatch)  # a graph from the cache would not be lowered
+    monkeypatch.setattr(attention, "_LARGEST", 0)  # short attention is faster decomposed, and then saves its weights
+    new_cache(tmp_path, monkeypatch)  # a cached graph would not be lowered
 
 
 def both(optimizer):
-    """(losses and parameters, MiB held by a step), eagerly and captured, and the captured step."""
+    """Returns (losses and parameters, MiB held by a step), eagerly and captured, and the captured step."""
     model, batches = small_gpt()
     found = []
     for captured in (False, True):
@@ -53,7 +53,9 @@ def both(optimizer):
             step = sidefx_train.compile(step, fullgraph=True, on_failure="raise")
         values = [step(batch) for batch in batches] + [p.detach().clone() for p in mine.parameters()]
         found.append((values, held_mb(step, batches[0])))
-    assert any("made again" in note for capture in step.report().captures for note in capture.notes), step.report()
+    assert any("recomputed in the backward" in note for capture in step.report().captures for note in capture.notes), (
+        step.report()
+    )
     return found
 
 
@@ -72,7 +74,7 @@ def test_small_steps_are_left_alone():
     model, batches = small_gpt()
     step = sidefx_train.compile(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), fullgraph=True)
     step(batches[0])
-    assert not any("made again" in note for capture in step.report().captures for note in capture.notes)
+    assert not any("recomputed in the backward" in note for capture in step.report().captures for note in capture.notes)
 
 
 OPTIMIZERS = {
@@ -86,7 +88,7 @@ OPTIMIZERS = {
 
 
 OF_EACH_KIND = ("SGD, one by one", "AdamW", "fused AdamW", "fused SGD")
-"""With Inductor the others differ in their formula alone: ``make slow``."""
+"""Always run: with Inductor the others differ only in their formula (``make slow``)."""
 
 
 def on_both_backends(names):
@@ -120,7 +122,7 @@ def test_parameters_and_state_stay_where_they_are(name, backend):
         assert "copy_" not in sources["inductor"], "an update of an input is a copy"
     returned = re.search(r"^ *(\(?.*?\)?) = graph\(given\)", sources["runner"], re.MULTILINE)
     results = re.findall(r"r\d+", returned[1]) if returned else []
-    gradients = len(list(model.parameters())) if name == "fused AdamW" else 0  # read by the update behind the graph
+    gradients = len(list(model.parameters())) if name == "fused AdamW" else 0  # read by the update after the graph
     assert len(results) == 1 + gradients, f"the graph returns {results}: the loss and {gradients} gradients are needed"
 
 
@@ -133,7 +135,7 @@ FUSED = {
 
 @pytest.mark.parametrize(("name", "backend"), on_both_backends([*OPTIMIZERS, *FUSED]))
 def test_buffers_and_averages_stay_where_they_are(name, backend):
-    """Batch norm's buffers and an average of the parameters are written behind the update, which then is no tail."""
+    """Batch norm's buffers and an average of the parameters are written after the update, so it is not a tail."""
     found = []
     for captured in (False, True):
         torch.manual_seed(0)
@@ -174,7 +176,7 @@ def test_buffers_and_averages_stay_where_they_are(name, backend):
 
 
 def test_gradients_are_freed_before_the_next_step(any_size):
-    """What a step forgets is not held when it ends."""
+    """Values that a step drops are freed at its end."""
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
     step = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
     compiled = sidefx_train.compile(step, fullgraph=True, on_failure="raise")

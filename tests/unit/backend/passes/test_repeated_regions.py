@@ -1,4 +1,4 @@
-"""Graphs that repeat themselves are lowered by parts, and compute what they compute as a whole."""
+"""Graphs with repeated regions are lowered by parts, with the same results as lowered whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Block(nn.Module):
     def __init__(self, width: int, p: float, hidden: int) -> None:
         super().__init__()
         self.first, self.second, self.dropout = nn.LayerNorm(width), nn.LayerNorm(width), nn.Dropout(p)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)  # the gradient of keys' bias is nothing but rounding
+        self.qkv = nn.Linear(width, 3 * width, bias=False)  # the gradient of the keys' bias is only rounding error
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Network(nn.Module):
 
 @pytest.fixture
 def divisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Division | None]]:
-    """How each graph was divided."""
+    """Records how each graph was divided."""
     new_cache(tmp_path, monkeypatch)
     found: list[Division | None] = []
 
@@ -214,7 +214,7 @@ def test_every_value_that_a_part_takes_is_given_before() -> None:
     assert division is not None
     there = {node for node in graph.nodes if node.op == "placeholder"}
     for part, kind in zip(division.parts, division.kinds, strict=True):
-        assert set(part.takes) <= there, "taken before it is made"
+        assert set(part.takes) <= there, "taken before it is computed"
         there |= {part.items[i] for i in part.gives}
         first = division.parts[kind]
         assert [node.target for node in part.items] == [node.target for node in first.items]

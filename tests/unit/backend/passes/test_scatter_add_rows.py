@@ -1,4 +1,4 @@
-"""Rows added up by index, by the native module."""
+"""Index-add of rows by the native module."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ LEFT = {
 
 def rewritten(net, x):
     module = make_fx(net, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
-    for node in module.graph.nodes:  # as a decomposition writes zeros
+    for node in module.graph.nodes:  # the form of zeros that a decomposition makes
         if node.target is aten.zeros.default:
             node.target, node.args = aten.full.default, (node.args[0], 0)
     mode = next(n.meta["val"].fake_mode for n in module.graph.nodes if hasattr(n.meta.get("val"), "fake_mode"))
@@ -127,7 +127,7 @@ def test_others_stay(name):
 
 
 def captured_and_eager(make_step, calls=3):
-    """Results of a step, eager and captured, of each call."""
+    """Returns the results of each call of a step, eager and captured."""
     eager, captured = make_step(), sidefx_train.compile(make_step())
     pairs = [(eager(), captured()) for _ in range(calls)]
     report = captured.report()
@@ -172,7 +172,7 @@ def test_messages_to_the_nodes_of_a_graph(threads):
 
 
 def test_a_sum_is_the_same_each_time():
-    """With atomic additions of several threads the order differs, and the last digits with it."""
+    """With atomic additions of several threads the order differs, and with it the last digits."""
     torch.manual_seed(0)
     index, x = torch.randint(0, 4, (20000,)), torch.randn(20000, 16)
     step = sidefx_train.compile(lambda: torch.zeros(4, 16).index_add(0, index, x))

@@ -1,4 +1,4 @@
-"""A graph in float64: what it takes, what it draws, and what it does not run."""
+"""A graph in float64: supported graphs, random draws, and refused graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidefx_train.compile.backend.verification.exact import CannotRunExactly, Ex
 
 
 def both(fn, *args):
-    """The results of a function, and of its graph in float64."""
+    """Returns the results of a function, and of its graph in float64."""
     graph = make_fx(fn)(*args)
     torch.manual_seed(3)
     want = fn(*args)

@@ -66,7 +66,7 @@ def test_wrong_backend_raises_on_request():
 
 
 def _changed(change):
-    """A backend whose every result is ``change(result)``."""
+    """Returns a backend whose every result is ``change(result)``."""
 
     def backend(gm, example_inputs):
         return lambda *args: [change(out) if isinstance(out, torch.Tensor) else out for out in gm(*args)]
@@ -75,7 +75,7 @@ def _changed(change):
 
 
 def _updated_slightly_otherwise(gm, example_inputs):
-    """The parameter's update is one per cent too large: a change of the parameter in the sixth digit."""
+    """A backend whose parameter update is one percent too large: the parameter differs in the sixth digit."""
 
     def run(*args):
         before = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
@@ -120,11 +120,11 @@ def test_not_a_number_is_no_zero():
 
 
 def test_a_graph_whose_results_are_zeros_is_compared_again():
-    """Wrong by a factor, which shows in nothing at first."""
+    """Wrong by a factor, which the first results do not show."""
     step = sidefx_train.compile(lambda x: x * 3, backend=_changed(lambda out: out * 1.5))
     for _ in range(3):
         assert torch.equal(step(torch.zeros(3)), torch.zeros(3))
-    step(torch.zeros(3))  # compared again, in vain
+    step(torch.zeros(3))  # compared again without effect
     with pytest.warns(SideFXWarning, match="SFX205"):
         results = [step(torch.ones(3)) for _ in range(40)]
     assert torch.equal(results[-1], torch.full((3,), 3.0))
@@ -163,7 +163,7 @@ def _with_norm(clamp):
 
 @pytest.mark.parametrize("clamp", [nn.ReLU6(), nn.Hardtanh(-0.2, 0.2)], ids=["relu6", "hardtanh"])
 def test_what_is_all_rounding_is_no_mistake(clamp):
-    """Gradients of biases before a norm are nothing but rounding, and Adam makes steps of full size of them."""
+    """Gradients of biases before a norm are only rounding error, and Adam makes full-size steps from them."""
     step = sidefx_train.compile(_with_norm(clamp), verify=3, fullgraph=True)
     for seed in range(3):
         step(torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(seed)))
@@ -203,7 +203,7 @@ def test_nothing_stays_in_the_way_of_a_graph_that_has_proved_itself():
 
 
 class Drawing(nn.Module):
-    """Masks, noise and integers that are drawn in the step."""
+    """Draws masks, noise and integers in the step."""
 
     def __init__(self):
         super().__init__()
@@ -250,7 +250,7 @@ def test_comparing_draws_no_random_number():
 
 
 def test_a_kept_graph_that_draws_random_numbers_is_compared_once(tmp_path, monkeypatch):
-    """What it is compared with takes a functionalization to make; a proof holds for one library."""
+    """The reference for the comparison needs a functionalization; a proof is valid for one library."""
     new_cache(tmp_path, monkeypatch)
 
     def text(**options):
@@ -293,7 +293,7 @@ def test_a_graph_that_failed_leaves_no_proof(tmp_path, monkeypatch):
 
 
 def test_integers_are_equal_or_not():
-    """A relative difference of one in ten thousand is none that rounding makes."""
+    """Rounding cannot cause a relative difference of one in ten thousand between integers."""
     off_by_one = _changed(lambda out: out + 1 if not out.is_floating_point() else out)
     step = sidefx_train.compile(lambda x: (x > 0).long() + 10_001, backend=off_by_one)
     with pytest.warns(SideFXWarning, match="SFX205"):
@@ -327,7 +327,7 @@ def test_inputs_that_have_gaps_or_overlap(view):
 
 
 def test_noise_that_leads_out_of_a_domain_is_no_error_of_the_step():
-    """Probabilities of exactly one may not be moved: without a run that tells what rounding does, a doubt stays one."""
+    """Probabilities of exactly one cannot be perturbed: without a rounding reference, the result stays uncertain."""
     step = sidefx_train.compile(
         lambda p, y: F.binary_cross_entropy((p * 1.0), y), backend=_changed(lambda out: out * 1.01)
     )
@@ -339,7 +339,7 @@ def test_noise_that_leads_out_of_a_domain_is_no_error_of_the_step():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_who_overflows_on_the_way_is_no_measure(dtype):
-    """Eager's kernel for GELU has infinities, and not a number, where the compiled one has the right values."""
+    """Eager's GELU kernel overflows to infinity or NaN where the compiled one has the right values."""
     numbers = torch.tensor([3e38, -3e38, 1.8e38, 1e38, float("inf"), float("-inf"), float("nan"), 1e20, -10.0, 0.5] * 4)
     step = sidefx_train.compile(lambda x: F.gelu(x))
     step(numbers.to(dtype))
@@ -349,7 +349,7 @@ def test_who_overflows_on_the_way_is_no_measure(dtype):
 
 
 def test_an_infinity_at_the_edge_of_a_domain_hides_nothing_else():
-    """Rounding decides whether one element is finite; the others are wrong all the same."""
+    """Rounding decides whether one element is finite; the other elements are still wrong."""
     step = sidefx_train.compile(lambda x: torch.log1p(-(x * 1.0)), backend=_changed(lambda out: out * 1.1))
     x = torch.tensor([0.5, 1.0, 0.25, 0.125] * 8)
     with pytest.warns(SideFXWarning, match="SFX205"):
@@ -386,7 +386,7 @@ def _ill_conditioned():
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_graph_that_is_more_exact_than_eager_is_no_mistake(right):
-    """Eager's float32 leaves two digits of the solution; what decides is the same in float64."""
+    """Eager's float32 has two correct digits of the solution; the comparison in float64 decides."""
     backend = _in_float64 if right else _changed(lambda out: out * 1.1)
     step = sidefx_train.compile(torch.linalg.solve, backend=backend)
     matrix, side = _ill_conditioned()
@@ -418,7 +418,7 @@ def test_the_first_wrong_value_is_named_with_its_operator_and_line():
 
 
 def _wrong_from(operator):
-    """A backend whose every call of an operator gives something else."""
+    """Returns a backend that changes the result of every call of an operator."""
 
     def backend(gm, example_inputs):
         class Wrong(torch.fx.Interpreter):

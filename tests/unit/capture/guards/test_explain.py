@@ -1,4 +1,4 @@
-"""Guards evaluated the slow way, where the world has become quite another one."""
+"""Guards evaluated in Python one by one, after the world has changed a lot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GUARDS = {
 @pytest.mark.parametrize("kind", GUARDS)
 @pytest.mark.parametrize("args", [((), ()), (None, None), ("text", (1,)), (3.5, [])], ids=str)
 def test_a_guard_fails_where_what_it_is_about_is_gone(kind: str, args: tuple[Any, ...]) -> None:
-    """The second path leads nowhere, and the first to something of another kind."""
+    """The second path no longer resolves, and the first leads to an object of another kind."""
     missed, found = failing(GUARDS[kind], args, {})
     assert missed and found is not None
 

@@ -1,4 +1,4 @@
-"""Guards on held objects: the native program, the generated Python, and the slow way agree after every change."""
+"""Guards on held objects: the native program, the generated Python, and the slow path agree after every change."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def taken(space: Any, *names: str) -> NamespaceFacts:
 
 
 def everything(thing: Thing) -> list[Guard]:
-    """Guards of every kind on one object."""
+    """Returns guards of every kind on one object."""
     table = SourceTable()
     root = table.const(thing, "thing")
 
@@ -217,7 +217,7 @@ def _checks(guards: list[Guard]) -> dict[str, Callable[[], bool]]:
 
 
 def test_tensors_are_readable() -> None:
-    """The header ships with torch: on a supported version the fast way must be in use."""
+    """The header ships with torch: on a supported version the fast path must be in use."""
     assert _native().tensors_readable()
 
 
@@ -284,7 +284,7 @@ def test_nobody_waits_for_the_guards(tmp_path: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_further_parameter_adds_few_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all tensors and their hooks one instruction, and what is behind a gate is skipped."""
+    """All tensors and their hooks take one instruction, and instructions behind a gate are skipped."""
     _native()
     made: list[Any] = []
     instructions = native_check.instructions
@@ -332,7 +332,7 @@ def test_what_is_put_back_holds_again() -> None:
 
 
 def test_objects_in_a_list_are_compared_at_once() -> None:
-    """Of a dict with the same keys each is read: its entries may stand in another order."""
+    """A dict with the same keys is read entry by entry, because its entries may be in another order."""
     thing = Thing()
     tests = [TESTS[line[4]] for line in native_check.instructions(everything(thing))]
     assert tests.count("items") == 1
@@ -361,7 +361,7 @@ def test_other_objects_as_different() -> None:
 
 
 def test_another_dict_with_the_same_contents() -> None:
-    """A gate remembers a dict by identity and version; an equal new one is read anew."""
+    """A gate keeps a dict's identity and version; an equal new dict is read again."""
     thing = Thing()
     check = _checks(everything(thing))["native"]
     assert check()
@@ -388,7 +388,7 @@ def test_other_names_of_a_namespace_do_not_matter() -> None:
 
 
 def test_plain_keys_are_compared_by_value() -> None:
-    """A dict filled anew has other key objects, and is the same to eager."""
+    """A dict that is filled again has other key objects, and is the same to eager."""
     thing = Thing()
     thing.table = {(1, "a"): 1, 2.5: 2, b"x" * 3: 3}
     table = SourceTable()
@@ -461,7 +461,7 @@ def _module_number(number: int) -> tuple[Guard, Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("make", [_function_number, _class_number, _module_number])
 def test_each_of_many_definitions_counts(make: Callable[[int], tuple[Guard, Any, dict[str, Any]]]) -> None:
-    """More of them than are fetched ahead; each is changed between two calls, and changed back."""
+    """More definitions than are prefetched; each is changed between two calls, and changed back."""
     definitions = [make(number) for number in range(21)]
     check = _native().guard_program(native_check.instructions([guard for guard, _, _ in definitions]))
     for _, owner, space in definitions:

@@ -1,4 +1,4 @@
-"""What our recorder leaves out is nothing that the graph shows."""
+"""Operations that our recorder leaves out do not appear in the graph."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _of_torch(tracer: Any) -> Any:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["exact", "symbolic"])
 def test_the_graph_is_what_torch_records(program: Any, dynamic: bool) -> None:
     if dynamic and program in (_layers, _constants, _bits, _other_memory):
-        program = _alike_but_for_types  # a condition on the size is no matter of recording
+        program = _alike_but_for_types  # recording does not affect a condition on the size
     assert _recorded(compat.RecordingMode, program, dynamic) == _recorded(_of_torch, program, dynamic)
 
 

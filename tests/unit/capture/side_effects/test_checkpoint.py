@@ -1,4 +1,4 @@
-"""Side effects in the middle of a capture: compared, copied, taken back, pruned."""
+"""Side effects in the middle of a capture: compared, copied, rolled back, pruned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sidefx_train.errors import Unsupported
 
 
 class Plain:
-    """A user's own object."""
+    """An instance of a user class."""
 
 
 class Slotted:
@@ -37,11 +37,11 @@ class Slotted:
 
 
 def mark() -> None:
-    """The test takes the effects so far when the step calls this."""
+    """Called by the step; the test then saves the effects so far."""
 
 
 def back(index: int) -> None:
-    """The test returns to the effects taken as number ``index``."""
+    """Called by the step; the test then returns to the effects saved as number ``index``."""
 
 
 TOTAL = 0
@@ -49,7 +49,7 @@ TOTAL = 0
 
 @contextmanager
 def traced() -> Iterator[tuple[TraceWorld, list[SideEffects]]]:
-    """A capture in which ``mark`` and ``back`` work."""
+    """Yields a capture in which ``mark`` and ``back`` work."""
     tracer = GraphTracer()
     world = TraceWorld(tracer)
     taken: list[SideEffects] = []
@@ -63,7 +63,7 @@ def traced() -> Iterator[tuple[TraceWorld, list[SideEffects]]]:
 
 
 def run(step: Callable[..., Any], *args: Any) -> tuple[Any, list[str], list[SideEffects]]:
-    """Captures ``step(*args)``: what it returned, its effects in words, and the effects taken at each ``mark``."""
+    """Captures ``step(*args)``; returns its result, its effects as text, and the effects saved at each ``mark``."""
     with traced() as (world, taken):
         heap = world.heap
         target = heap.shadow(step, heap.sources.const(step, "step"))
@@ -73,7 +73,7 @@ def run(step: Callable[..., Any], *args: Any) -> tuple[Any, list[str], list[Side
 
 
 def differences(step: Callable[..., Any], *args: Any) -> str:
-    """``diff`` of the effects at marks 1 and 2; the step returns to mark 0 in between."""
+    """Returns ``diff`` of the effects at marks 1 and 2; the step returns to mark 0 in between."""
     _, _, taken = run(step, *args)
     return difference(taken[1], taken[2])
 

@@ -179,7 +179,7 @@ class PendingFinally(Kind):
     """The iterator would run code of the program if it were finalized now, or would not."""
 
     def describe(self, guard: Guard) -> str:
-        return f"{guard.source.label} {'cleans' if guard.value else 'does not clean'} up when it is finalized"
+        return f"{guard.source.label} {'cleans' if guard.value else 'does not clean'} up when it dies"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
         return f"{writer.constant(has_pending_finally)}({writer.value(guard.source)}) is not {guard.value}"
@@ -195,7 +195,7 @@ class Names(Kind):
     native = True
 
     def describe(self, guard: Guard) -> str:
-        return f"{len(guard.value.names)} names of {guard.source.label} are what they were"
+        return f"{len(guard.value.names)} names of {guard.source.label} are unchanged"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
         return _unless_it_holds(writer, guard)
@@ -216,7 +216,7 @@ class Code(Kind):
     native = True
 
     def describe(self, guard: Guard) -> str:
-        return f"{guard.source.label} has the code and defaults it had"
+        return f"{guard.source.label} has the same code and defaults"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
         return _unless_it_holds(writer, guard)

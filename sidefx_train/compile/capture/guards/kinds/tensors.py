@@ -40,7 +40,7 @@ class NoSharedStorage(Kind):
     phase = "relation"
 
     def describe(self, guard: Guard) -> str:
-        return f"{guard.source.label} shares no memory with {guard.value.label}"
+        return f"{guard.source.label} shares no storage with {guard.value.label}"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
         storage = writer.constant(compat.storage_address, "storage_address")
@@ -60,7 +60,7 @@ class NoOverlap(Kind):
     phase = "relation"
 
     def describe(self, guard: Guard) -> str:
-        return f"{guard.source.label} shares no memory with {len(guard.value)} tensors that the step holds"
+        return f"{guard.source.label} shares no storage with {len(guard.value)} tensors that the step holds"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
         storage = writer.constant(compat.storage_address, "storage_address")
@@ -124,7 +124,7 @@ class StorageSharing(Kind):
     native = True
 
     def describe(self, guard: Guard) -> str:
-        return f"{guard.value} share memory as they did"
+        return f"{guard.value} share storage as before"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
         return f"not {writer.constant(guard.value.refresh, 'share_memory_as_before')}()"

@@ -1,1 +1,1 @@
-"""Functions of other libraries that a capture treats specially."""
+"""Interceptors for functions of other libraries."""

@@ -1,8 +1,8 @@
-"""torchmetrics during a capture: in the graph where possible, replayed whole after it where not.
+"""torchmetrics during a capture: metrics run in the graph if possible, else as opaque calls after it.
 
-A metric that branches on the values it is given (curve metrics select, some check their inputs) cannot be in a graph.
-Its ``forward``, ``update``, ``compute`` and ``reset`` are then replayed after the graph on the step's real tensors, in
-the step's order: the state and the results are eager's, at eager's speed.
+A metric that branches on its values (curve metrics select, some check their inputs) cannot be in a graph. Its
+``forward``, ``update``, ``compute`` and ``reset`` are then called after the graph on the step's real tensors, in the
+step's order: state and results are eager's, at eager's speed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ METHODS = ("forward", "update", "compute", "reset")
 
 
 def _stub(name: str) -> Any:
-    """A function that stands for a metric's method while a step is captured."""
+    """Returns a function that replaces a metric's method during a capture."""
 
     def method(metric: Any, *args: Any, **kwargs: Any) -> Any:
-        raise AssertionError(f"the stand-in of Metric.{name} was called outside a capture")
+        raise AssertionError(f"the substitute of Metric.{name} was called outside a capture")
 
     method.__name__, method.__qualname__ = name, f"Metric.{name}"
     registry.LOOKED_UP[method] = name
@@ -51,7 +51,7 @@ def _stub(name: str) -> Any:
 
 @registry.late
 def register() -> bool:
-    """Plugs in once torchmetrics has been imported; a step that has a metric has imported it."""
+    """Registers the interceptors after torchmetrics was imported; a step with a metric has imported it."""
     metric = getattr(sys.modules.get("torchmetrics"), "Metric", None)
     if metric is None:
         return False
@@ -71,6 +71,6 @@ def register() -> bool:
 
 
 def _is_installed(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Whether a package is installed does not change while a program runs: asked once, of a copy."""
+    """Checks once, on a copy, whether a package is installed: the result is a process constant."""
     record = world.heap.record_of(args[0])
     return ABSENT if record is None else bool(copy.copy(record.real))

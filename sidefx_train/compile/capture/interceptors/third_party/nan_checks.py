@@ -1,7 +1,7 @@
 """torchmetrics' running means and sums without their branch on data.
 
-``MeanMetric`` and ``SumMetric`` ask whether a value is NaN before they add it, and drop it if so. A graph cannot
-branch, so a captured step adds zero with weight zero instead, which is the same sum, and warns after the graph where
+``MeanMetric`` and ``SumMetric`` check whether a value is NaN before they add it, and drop it if so. A graph cannot
+branch, so a captured step adds zero with weight zero instead, which gives the same sum, and warns after the graph where
 eager would have warned.
 """
 
@@ -33,7 +33,7 @@ def _nan_check(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _without_nans(metric: Any, x: Any, weight: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the method returns, interpreted in its place."""
+    """Computes the method's result; the interpreter runs this function instead."""
     if not safe_isinstance(x, torch.Tensor):
         x = torch.as_tensor(x, dtype=metric.dtype, device=metric.device)
     if weight is None:
@@ -49,7 +49,7 @@ def _without_nans(metric: Any, x: Any, weight: Any = None) -> tuple[torch.Tensor
 
 
 def warn_of_nans(found: torch.Tensor) -> None:
-    """torchmetrics' warning, if ``found``."""
+    """Issues torchmetrics' warning if ``found`` is true."""
     if found.item():
         warnings.warn("Encountered `nan` values in tensor. Will be removed.", UserWarning, stacklevel=2)
 

@@ -1,7 +1,7 @@
-"""``transformers`` during a capture: its models ask whether they are traced before they look into a mask.
+"""``transformers`` during a capture: its models check whether they are traced before they read a mask.
 
-Eagerly they leave an attention mask out where it masks nothing, which is a branch on data. A captured step keeps the
-mask, as the library itself does for every tracer: the same attention by another kernel, equal up to rounding.
+Eagerly they omit an attention mask that masks nothing, which is a branch on data. A captured step keeps the mask, as
+the library does for every tracer: the same attention by another kernel, equal up to rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @registry.late
 def register() -> bool:
-    """Plugs in once transformers has been imported."""
+    """Registers the interceptors after transformers was imported."""
     asks = getattr(sys.modules.get("transformers.utils.import_utils"), "is_tracing", None)
     if asks is None:
         return False

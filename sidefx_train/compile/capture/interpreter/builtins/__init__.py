@@ -1,1 +1,1 @@
-"""Builtin functions that call back into Python code: the interpreter's own versions."""
+"""Substitutes for builtin functions that call back into Python code."""

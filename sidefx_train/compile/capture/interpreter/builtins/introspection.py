@@ -1,7 +1,7 @@
-"""Substitutes for builtins that run Python code of their arguments or look at classes and frames.
+"""Substitutes for builtins that run Python code of their arguments or inspect classes and frames.
 
-``find`` gives the substitute of a callable; each has the signature ``(interp, args, kwargs)``. Where the
-arguments need nothing special, a substitute calls the builtin natively through the world.
+``find`` returns the substitute of a callable; each has the signature ``(interp, args, kwargs)``. If the arguments need
+no special treatment, a substitute calls the builtin natively through the world.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MISSING: Any = object()
 
 
 def find(interp: InterpreterAPI, fn: Any) -> Substitute | None:
-    """The substitute of ``fn``, if it has one."""
+    """Returns the substitute of ``fn``, or ``None``."""
     found = _TABLE.get(id(fn))
     if found is None and type(fn) is types.BuiltinFunctionType:
         owner = fn.__self__
@@ -54,7 +54,7 @@ def find(interp: InterpreterAPI, fn: Any) -> Substitute | None:
 
 
 def keeps_callables(fn: Any) -> bool:
-    """True for C callables that store or look at a callable argument but never call it themselves."""
+    """Returns True for C callables that store or inspect a callable argument but never call it."""
     if id(fn) in _KEEPS:
         return True
     if type(fn) is types.BuiltinFunctionType:
@@ -70,9 +70,10 @@ def keeps_callables(fn: Any) -> bool:
 
 
 def call_method_wrapper(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a bound slot wrapper (``super().__setattr__`` of a C base): as the slot wrapper, if that is known."""
+    """Calls a bound slot wrapper (``super().__setattr__`` of a C base) like the slot wrapper itself, if that is
+    known."""
     owner = fn.__objclass__
-    if owner is functools.partial and fn.__name__ == "__call__":  # what the class overrides must not be called again
+    if owner is functools.partial and fn.__name__ == "__call__":  # do not call an override of the class again
         return function_calls.call_partial(interp, fn.__self__, args, kwargs)
     wrapper = vars(owner).get(fn.__name__, _MISSING)
     if id(wrapper) in _TABLE:
@@ -81,7 +82,7 @@ def call_method_wrapper(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], 
 
 
 def _plain(fn: Any) -> Callable[[Substitute], Substitute]:
-    """Registers a substitute of ``fn``."""
+    """Decorator that registers a substitute of ``fn``."""
 
     def register(substitute: Substitute) -> Substitute:
         _TABLE[id(fn)] = substitute
@@ -148,7 +149,7 @@ def _type_getattribute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: di
 
 
 def _of_another_kind(wrapper: Any, obj: Any) -> bool:
-    """True if ``wrapper`` must not be applied to ``obj``: ``object.__setattr__`` to a class, and the reverse."""
+    """Returns True if ``wrapper`` does not apply to ``obj``: ``object.__setattr__`` to a class, or the reverse."""
     return issubclass(type(obj), type) != (wrapper.__objclass__ is type)
 
 
@@ -236,7 +237,7 @@ def _super(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def zero_arg_super(interp: InterpreterAPI) -> tuple[Any, Any]:
-    """The class and the instance that ``super()`` means in the current frame."""
+    """Returns the class and the instance that ``super()`` means in the current frame."""
     frame = interp.current_frame
     if frame is None:
         raise RuntimeError("super(): no current frame")
@@ -268,7 +269,7 @@ def _type(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _with_module(interp: InterpreterAPI, args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
-    """Names the program's module in a new class's namespace: ``type`` would take it from the native frame."""
+    """Adds the program's module to a new class's namespace: ``type`` would read it from the native frame."""
     frame = interp.current_frame
     if frame is None or len(args) <= position or not safe_isinstance(args[position], dict):
         return args
@@ -291,7 +292,7 @@ def _isinstance(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def is_instance(interp: InterpreterAPI, obj: Any, cls: Any) -> bool:
-    """``isinstance(obj, cls)`` on the classes that the program sees."""
+    """``isinstance(obj, cls)`` with the classes that the program sees."""
     seen = _shown_type(interp, obj)
     if seen is cls:
         return True
@@ -317,7 +318,7 @@ def is_instance(interp: InterpreterAPI, obj: Any, cls: Any) -> bool:
 def _default_instance(interp: InterpreterAPI, obj: Any, seen: type, cls: type) -> bool:
     if attributes.is_subtype(seen, cls):
         return True
-    if type(obj) in weakref.ProxyTypes:  # an attribute of a proxy is that of the object
+    if type(obj) in weakref.ProxyTypes:  # an attribute of a proxy is that of its referent
         return attributes.is_subtype(interp.getattr(obj, "__class__"), cls)
     if is_static(type(obj)):
         return False
@@ -341,7 +342,7 @@ def _type_instancecheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: d
 
 @_plain(_abc._abc_instancecheck)
 def _abc_instancecheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # Through the Python method: typing looks at the module that its caller belongs to.
+    # The Python method is called directly: typing reads the module of its caller.
     cls, obj = args
     seen = _shown_type(interp, obj)
     if seen is type(obj):
@@ -397,7 +398,7 @@ def _locals(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def local_names(interp: InterpreterAPI) -> Any:
-    """What ``locals()`` gives in the current frame."""
+    """Returns what ``locals()`` returns in the current frame."""
     frame = interp.current_frame
     if frame is None:
         raise RuntimeError("locals() outside any interpreted frame")
@@ -482,6 +483,6 @@ _TABLE.update(
 _CLASS_METHODS = {
     fn: substitute for fn, substitute in iterables.TABLE.items() if safe_isinstance(fn, types.BuiltinFunctionType)
 }
-"""Substitutes of class methods made in C: every access gives a new object, equal to the others."""
+"""Substitutes of class methods written in C: every access returns a new, equal object."""
 _CLASS_METHOD_NAMES = frozenset(fn.__name__ for fn in _CLASS_METHODS)
 _KEEPS = {id(fn) for fn in operator_functions.KEEPS}

@@ -1,7 +1,6 @@
 """Substitutes for builtins over iterables and for methods of builtin containers.
 
-C code that iterates, calls back or compares gets its arguments prepared, so that the Python code in them is
-interpreted.
+Arguments of C code that iterates, calls back or compares are wrapped, so that the Python code in them is interpreted.
 """
 
 from __future__ import annotations
@@ -68,7 +67,8 @@ def _reversed(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _iterables_first(fn: Any, count: int | None = None, callables: int = 0) -> None:
-    """``fn`` takes iterables after ``callables`` leading arguments; those that run Python code are wrapped."""
+    """Registers ``fn``, whose iterables follow ``callables`` leading arguments; iterables that run Python are
+    wrapped."""
 
     def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         last = len(args) if count is None else callables + count
@@ -82,9 +82,9 @@ def _iterables_first(fn: Any, count: int | None = None, callables: int = 0) -> N
 
 
 def _for_call(interp: InterpreterAPI, fn: Any) -> Any:
-    """``fn`` for C code that calls it: it re-enters the interpreter, C functions too.
+    """Wraps a callable that C code will call so that it re-enters the interpreter, also if it is a C function.
 
-    C code hands items on that the step has not looked into: what reads them must go through the world.
+    C code passes items that the step has not read: a function that reads them must go through the world.
     """
     if fn is None:
         return fn
@@ -174,7 +174,7 @@ _extreme(max, "gt")
 
 
 class _Ordered:
-    """Sort key that compares by interpreting."""
+    """Sort key whose comparisons are interpreted."""
 
     __slots__ = ("interp", "value")
 
@@ -203,7 +203,7 @@ def _in_order(interp: InterpreterAPI, items: list[Any], key: Any, reverse: Any) 
     return [items[i] for i in order]
 
 
-# Methods of builtin containers, by their descriptor.
+# Methods of builtin containers, by descriptor.
 
 METHODS: dict[Any, Substitute] = {}
 
@@ -261,7 +261,7 @@ def _str_format(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str,
     template, *rest = args
 
     class Formatter:
-        """Stands for a value: its formatting re-enters the interpreter."""
+        """Wraps a value so that formatting it re-enters the interpreter."""
 
         def __init__(self, value: Any) -> None:
             self.__value = value
@@ -304,7 +304,7 @@ for _fn in _TAKE_ITERABLES:
 
 
 def bound_method(fn: Any, owner: Any) -> Substitute | None:
-    """The substitute of a bound C method, with its owner filled in."""
+    """Returns the substitute of a bound C method, with its owner bound."""
     for base in type(owner).__mro__:
         found = vars(base).get(fn.__name__)
         if found is not None:
@@ -321,7 +321,7 @@ def _dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def for_mapping(interp: InterpreterAPI, source: Any) -> Any:
-    """``source`` for C code that fills a dict: mappings written in Python become dicts."""
+    """Prepares ``source`` for C code that fills a dict: mappings written in Python become dicts."""
     if is_static(type(source)) or safe_isinstance(source, dict):
         return source
     if interp.world.class_attr(interp.type_of(source), "keys") is not ABSENT:

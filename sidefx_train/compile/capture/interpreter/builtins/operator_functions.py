@@ -1,4 +1,4 @@
-"""Substitutes for builtins over iterables and for those that dispatch to one dunder method."""
+"""Substitutes for operator functions and for builtins that dispatch to one dunder method."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONTAINERS = (
     list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType, str, bytes, property, classmethod,
     staticmethod, functools.partial, types.SimpleNamespace, types.MethodType,
 )  # fmt: skip
-"""Types whose methods store callables or look at them, and call none but the key of ``list.sort``."""
+"""Types whose methods store or inspect callables, and call none except the key of ``list.sort``."""
 KEEPS: list[Any] = [
     id, hash, repr, callable, len, print, property, staticmethod, classmethod, functools.partial, types.MethodType,
     weakref.ref, weakref.proxy, builtins.isinstance, issubclass, type, type.__new__, object.__new__, object.__init__,
@@ -47,7 +47,7 @@ KEEPS: list[Any] = [
     list, tuple, dict, set, frozenset, types.SimpleNamespace, setattr, getattr, hasattr, delattr, dir, vars,
     inspect.unwrap, types.FunctionType, builtins.__build_class__, pickle.dumps, pickle.dump, pickle.Pickler,
 ]  # fmt: skip
-"""C callables that store or look at callables but do not call them."""
+"""C callables that store or inspect callables but do not call them."""
 
 
 def _register(fn: Any) -> Callable[[Substitute], Substitute]:
@@ -77,7 +77,7 @@ def _two_operands(fn: Any, apply: Callable[[InterpreterAPI, Any, Any], Any]) -> 
 
 
 def _named(apply: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``apply`` with the operator's name filled in."""
+    """Binds the operator's name to ``apply``."""
     return lambda interp, *operands: apply(interp, name, *operands)
 
 
@@ -146,7 +146,7 @@ def _len(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _register_dunders() -> None:
-    """Builtins that call one dunder of their only argument and check the class of the answer."""
+    """Registers builtins that call one dunder of their only argument and check the class of the result."""
 
     def make(fn: Any, names: tuple[str, ...], want: Any) -> None:
         def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -162,7 +162,7 @@ def _register_dunders() -> None:
                     answer = call_special(interp, method, args[0], args[1:], kwargs)
                     if want is None:
                         return answer
-                    if interp.type_of(answer) is want and type(answer) is not want:  # a number that changes
+                    if interp.type_of(answer) is want and type(answer) is not want:  # a symbolic number
                         return interp.world.as_key(answer) if fn is hash else answer
                     if not safe_isinstance(answer, want):
                         raise TypeError(_wrong_answer(interp, name, want, args[0], answer))
@@ -212,14 +212,14 @@ def _warn(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _register_type_parameters() -> None:
-    """From 3.12 on these are C code that takes its caller's module for its own."""
+    """Registers type parameters: since 3.12 they are C code that reads the module of its caller."""
     for cls in (typing.TypeVar, typing.ParamSpec, getattr(typing, "TypeVarTuple", None)):
         if cls is not None and _made_in_c(cls):
             TABLE[cls] = _in_module(cls)
 
 
 def _made_in_c(cls: type) -> bool:
-    """True if instances are made by C code."""
+    """Returns True if C code creates the instances."""
     return not safe_isinstance(cls.__new__, types.FunctionType) and not safe_isinstance(
         inspect.getattr_static(cls, "__init__"), types.FunctionType
     )
@@ -245,7 +245,7 @@ def run_code(
     kwargs: dict[str, Any],
     local_names: Callable[[InterpreterAPI], Any],
 ) -> Any:
-    """Runs a code object of ``eval`` or ``exec`` in the given namespaces."""
+    """Runs a code object of ``eval`` or ``exec`` in the namespaces ``spaces``."""
     frame = interp.current_frame
     given = (*spaces, None, None)
     space = kwargs.get("globals", given[0])

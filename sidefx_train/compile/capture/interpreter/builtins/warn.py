@@ -1,4 +1,4 @@
-"""``warnings.warn`` of the interpreted program: about the program's own lines, not the interpreter's."""
+"""``warnings.warn`` of the interpreted program: warnings name the program's lines, not the interpreter's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WarningSite:
-    """A warning about one line of one module.
+    """The module and line that a warning refers to.
 
     Args:
         space: the module's globals.
@@ -23,7 +23,7 @@ class WarningSite:
         line: the line.
 
     Attributes:
-        registry: remembers in the module which of its warnings have been shown; made when needed.
+        registry: the module's ``__warningregistry__`` of warnings that were shown; created when needed.
     """
 
     def __init__(self, space: dict[str, Any], file: str, line: int) -> None:
@@ -49,10 +49,10 @@ def arguments(
     *,
     skip_file_prefixes: tuple[str, ...] = (),
 ) -> tuple[Any, Any, int, Any, tuple[str, ...]]:
-    """Message, category, level, source and skipped files of a call of ``warnings.warn``.
+    """Parses the arguments of ``warnings.warn``: message, category, level, source and skipped files.
 
     Raises:
-        TypeError: the category is none.
+        TypeError: the category is not a Warning subclass.
     """
     if safe_isinstance(message, Warning):
         category = type(message)
@@ -65,7 +65,7 @@ def arguments(
 
 
 def place(interp: InterpreterAPI, level: int, skipped: tuple[str, ...] = ()) -> WarningSite:
-    """Where a warning with this ``stacklevel`` belongs."""
+    """Returns the module and line of a warning with this ``stacklevel``."""
     if skipped:
         level = max(level, 2)
     frame = interp.current_frame
@@ -93,7 +93,7 @@ def _of_imports(file: str) -> bool:
 
 
 def _below_the_program(interp: InterpreterAPI, level: int) -> WarningSite:
-    """A line of what called the interpreter, or none."""
+    """Returns the module and line below the interpreter; ``sys`` if the stack ends there."""
     outer = sys._getframe(1)
     while outer is not None and (outer.f_code.co_filename.startswith(PACKAGE_DIR) or level > 1):
         level -= not outer.f_code.co_filename.startswith(PACKAGE_DIR)
@@ -104,7 +104,7 @@ def _below_the_program(interp: InterpreterAPI, level: int) -> WarningSite:
 
 
 def warn(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``warnings.warn(*args, **kwargs)``, now."""
+    """Calls ``warnings.warn(*args, **kwargs)`` immediately."""
     message, category, level, source, skipped = arguments(*args, **kwargs)
     site = place(interp, level, skipped)
     registry = site.space.setdefault("__warningregistry__", {})

@@ -1,8 +1,8 @@
 """The attribute protocol: instances, classes, modules and ``super`` objects.
 
-Order of a load: ``world.override_getattr``, a Python-level ``__getattribute__``, data descriptors, the
-instance's own entry, other descriptors, ``__getattr__``. Python-level descriptors and hooks are interpreted,
-C-level ones are left to ``world.native_getattr``.
+Order of a load: ``world.override_getattr``, a Python-level ``__getattribute__``, data descriptors, the instance's own
+entry, other descriptors, ``__getattr__``. Python-level descriptors and hooks are interpreted; ``world.native_getattr``
+handles C-level ones.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _GENERIC = frozenset(
         defaultdict, deque, property, staticmethod, classmethod, functools.partial, types.SimpleNamespace, LOCAL,
     }
 )  # fmt: skip
-"""C types whose ``__getattribute__`` and ``__setattr__`` are the generic ones under a name of their own.
+"""C types whose ``__getattribute__`` and ``__setattr__`` are the generic ones under another name.
 
-Those of ``threading.local`` are so for the ``__dict__`` that it has in the running thread.
+Those of ``threading.local`` use the ``__dict__`` of the running thread.
 """
 _STATIC: dict[type, bool] = {}
 
 
 def is_static(cls: type) -> bool:
-    """True if ``cls`` and all its bases are types made in C, which Python code cannot change."""
-    if cls.__flags__ & HEAP_TYPE:  # never kept: what a step makes dies with it
+    """Returns True if ``cls`` and all its bases are static C types, which Python code cannot change."""
+    if cls.__flags__ & HEAP_TYPE:  # never cached: a class that a step creates must be collectable
         return False
     known = _STATIC.get(cls)
     if known is None:
@@ -54,7 +54,7 @@ def is_static(cls: type) -> bool:
 
 
 def _is_generic(wrapper: Any) -> bool:
-    """True for ``__getattribute__`` of a type in ``_GENERIC``, under no other name."""
+    """Returns True for ``__getattribute__`` of a type in ``_GENERIC``, found under that name."""
     return type(wrapper) is _SLOT and wrapper.__objclass__ in _GENERIC and wrapper.__name__ == "__getattribute__"
 
 
@@ -65,12 +65,12 @@ def _stores_plainly(wrapper: Any) -> bool:
 
 
 def is_c_level(attr: Any) -> bool:
-    """True for what C types keep in their namespaces: running it runs no Python code of its own."""
+    """Returns True for members of C types' namespaces: calling them runs no Python code of their own."""
     return safe_isinstance(attr, (_SLOT, types.MethodDescriptorType, _BUILTIN, types.ClassMethodDescriptorType))
 
 
 def special(interp: InterpreterAPI, obj: Any, name: str) -> Any:
-    """Raw attribute ``name`` of the class of ``obj`` if it is Python-level, else :data:`ABSENT`."""
+    """Returns the raw attribute ``name`` of the class of ``obj`` if it is Python-level, else :data:`ABSENT`."""
     cls = type(obj)
     if is_static(cls):
         return ABSENT
@@ -79,7 +79,7 @@ def special(interp: InterpreterAPI, obj: Any, name: str) -> Any:
 
 
 def is_subtype(cls: type, base: type) -> bool:
-    """Subclass test along the method resolution order, without ``__subclasscheck__``."""
+    """Subclass test along the MRO, without ``__subclasscheck__``."""
     return base in _type_lookup(cls, "__mro__")
 
 
@@ -124,7 +124,7 @@ def bind(interp: InterpreterAPI, attr: Any, obj: Any, cls: type) -> Any:
 
 
 def bind_classmethod(interp: InterpreterAPI, attr: Any, cls: type) -> Any:
-    """A classmethod's function bound to ``cls``; other descriptors are bound first, as 3.11 and 3.12 do."""
+    """Binds a classmethod's function to ``cls``; other descriptors are bound first, as 3.11 and 3.12 do."""
     inner = attr.__func__
     if type(inner) is _FUNCTION or not hasattr(type(inner), "__get__"):
         return types.MethodType(inner, cls)
@@ -133,12 +133,12 @@ def bind_classmethod(interp: InterpreterAPI, attr: Any, cls: type) -> Any:
 
 def _property_get(interp: InterpreterAPI, attr: property, obj: Any) -> Any:
     if attr.fget is None:
-        return attr.__get__(obj)  # raises with CPython's own words
+        return attr.__get__(obj)  # raises CPython's own message
     return interp.call(attr.fget, (obj,), {})
 
 
 def is_data(interp: InterpreterAPI, attr: Any) -> bool:
-    """True if ``attr`` is a data descriptor: its class has ``__set__`` or ``__delete__``."""
+    """Returns True if ``attr`` is a data descriptor: its class has ``__set__`` or ``__delete__``."""
     kind = type(attr)
     if kind is _FUNCTION:
         return False
@@ -154,7 +154,7 @@ def load(interp: InterpreterAPI, obj: Any, name: str) -> Any:
     """``getattr(obj, name)``.
 
     Raises:
-        AttributeError: as CPython would.
+        AttributeError: as in CPython.
     """
     try:
         return _load(interp, obj, name)
@@ -209,9 +209,9 @@ def _load(interp: InterpreterAPI, obj: Any, name: str) -> Any:
 
 
 def generic(interp: InterpreterAPI, obj: Any, cls: type, name: str) -> Any:
-    """``object.__getattribute__``, :data:`ABSENT` where it would raise for a missing name.
+    """``object.__getattribute__``; returns :data:`ABSENT` instead of raising for a missing name.
 
-    An ``AttributeError`` of a descriptor counts as missing if the class has ``__getattr__``, as in CPython.
+    As in CPython, an ``AttributeError`` of a descriptor counts as missing if the class has ``__getattr__``.
     """
     world = interp.world
     attr = world.class_attr(cls, name)
@@ -270,7 +270,7 @@ def _no_attribute(cls: type, obj: Any, name: str) -> AttributeError:
 
 
 def shown_name(cls: type) -> str:
-    """How C code names a class that has its attributes in Python's own way."""
+    """Returns a class's name as its C code prints it in attribute errors."""
     return f"{cls.__module__}.{cls.__name__}" if cls in _SPACES else cls.__name__
 
 
@@ -304,7 +304,7 @@ def class_generic(interp: InterpreterAPI, obj: type, name: str) -> Any:
 
 
 def _load_module(interp: InterpreterAPI, obj: types.ModuleType, cls: type, name: str) -> Any:
-    """Attribute of a module: its namespace, then its own ``__getattr__``."""
+    """Loads an attribute of a module: from its namespace, then by its own ``__getattr__``."""
     world = interp.world
     attr = world.class_attr(cls, name)
     if attr is not ABSENT and is_data(interp, attr):
@@ -320,11 +320,11 @@ def _load_module(interp: InterpreterAPI, obj: types.ModuleType, cls: type, name:
     hook = world.instance_attr(obj, "__getattr__")
     if hook is not ABSENT:
         return interp.call(hook, (name,), {})
-    return world.native_getattr(obj, name)  # raises with CPython's own words
+    return world.native_getattr(obj, name)  # raises CPython's own message
 
 
 def _load_super(interp: InterpreterAPI, obj: super, name: str) -> Any:
-    """Attribute of a ``super`` object: looked up behind its class in the method resolution order."""
+    """Loads an attribute of a ``super`` object: looked up after its class in the MRO."""
     lookup = super.__getattribute__
     cls, instance = lookup(obj, "__thisclass__"), lookup(obj, "__self__")
     start = lookup(obj, "__self_class__")
@@ -334,7 +334,7 @@ def _load_super(interp: InterpreterAPI, obj: super, name: str) -> Any:
 
 
 def super_attribute(interp: InterpreterAPI, cls: type, instance: Any, start: type, name: str, shown: Any) -> Any:
-    """What ``super(cls, instance).name`` gives, ``start`` being the class whose order is followed."""
+    """``super(cls, instance).name``; the lookup follows the MRO of ``start``."""
     mro = _type_lookup(start, "__mro__")
     for base in mro[mro.index(cls) + 1 :]:
         attr = interp.world.instance_attr(base, name)
@@ -368,7 +368,7 @@ def generic_store(interp: InterpreterAPI, obj: Any, name: str, value: Any) -> No
     if attr is not ABSENT:
         if type(attr) is property:
             if attr.fset is None:
-                attr.__set__(obj, value)  # raises with CPython's own words
+                attr.__set__(obj, value)  # raises CPython's own message
             interp.call(attr.fset, (obj, value), {})
             return
         if type(attr) not in _C_DATA and is_data(interp, attr):
@@ -407,7 +407,7 @@ def generic_delete(interp: InterpreterAPI, obj: Any, name: str) -> None:
     if attr is not ABSENT:
         if type(attr) is property:
             if attr.fdel is None:
-                attr.__delete__(obj)  # raises with CPython's own words
+                attr.__delete__(obj)  # raises CPython's own message
             interp.call(attr.fdel, (obj,), {})
             return
         if type(attr) not in _C_DATA and is_data(interp, attr):

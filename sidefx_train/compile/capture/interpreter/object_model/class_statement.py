@@ -46,7 +46,7 @@ def build_class(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def resolve_bases(interp: InterpreterAPI, bases: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replaces bases that are no classes by what their ``__mro_entries__`` gives."""
+    """Replaces bases that are not classes by the result of their ``__mro_entries__``."""
     result: list[Any] = []
     for base in bases:
         if safe_isinstance(base, type):
@@ -64,7 +64,7 @@ def resolve_bases(interp: InterpreterAPI, bases: tuple[Any, ...]) -> tuple[Any, 
 
 
 def _winner(interp: InterpreterAPI, meta: type, bases: tuple[Any, ...]) -> type:
-    """The most derived metaclass."""
+    """Returns the most derived metaclass."""
     for base in bases:
         kind = interp.type_of(base)
         if issubclass(meta, kind):

@@ -1,4 +1,4 @@
-"""Calls: binding arguments to parameters, making instances, calling callable objects."""
+"""Calls: binds arguments to parameters, creates instances, calls callable objects."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SLOT = types.WrapperDescriptorType
 def bind_arguments(
     interp: InterpreterAPI, fn: types.FunctionType, info: CodeInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
-    """The slots of a new frame of ``fn``, with its parameters filled in.
+    """Returns the slots of a new frame of ``fn``, with its arguments bound.
 
     Raises:
-        TypeError: as CPython would, in its own words.
+        TypeError: as in CPython, with the same message.
     """
     code = info.code
     count, given = code.co_argcount, len(args)
@@ -87,7 +87,7 @@ def _nothing() -> None:
 
 
 def _refuse(fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """Raises the ``TypeError`` of a call that does not fit: CPython makes it, from a function that has no body."""
+    """Raises CPython's own ``TypeError`` of a call that does not fit, with a function of the same signature."""
     body = _nothing.__code__
     code = fn.__code__.replace(
         co_code=body.co_code,
@@ -107,7 +107,7 @@ def _refuse(fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def construct(interp: InterpreterAPI, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``cls(*args, **kwargs)``, after the metaclass had its say: ``__new__`` and ``__init__``."""
+    """``cls(*args, **kwargs)``: the metaclass's ``__call__``, or ``__new__`` and ``__init__``."""
     world = interp.world
     meta = interp.type_of(cls)
     if meta is not type:
@@ -118,7 +118,7 @@ def construct(interp: InterpreterAPI, cls: type, args: tuple[Any, ...], kwargs: 
 
 
 def _calls_plainly(interp: InterpreterAPI, cls: type) -> bool:
-    """True if C code may call the class: its metaclass has no ``__call__`` of its own, which has been interpreted."""
+    """Returns True if C code may call the class: its metaclass defines no ``__call__`` to interpret."""
     meta = interp.type_of(cls)
     return meta is type or type(interp.world.class_attr(meta, "__call__")) is _SLOT
 
@@ -157,7 +157,7 @@ def type_call(interp: InterpreterAPI, cls: type, args: tuple[Any, ...], kwargs: 
 
 
 def call_object(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls what is neither a function nor a class: by its Python-level ``__call__`` or natively."""
+    """Calls an object that is neither a function nor a class: by its Python-level ``__call__`` or natively."""
     if type(fn) is functools.partial:
         return call_partial(interp, fn, args, kwargs)
     if type(fn) in GETTERS and len(args) == 1 and not kwargs:
@@ -177,7 +177,7 @@ def call_partial(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs:
     load: Callable[[Any, str], Any] = interp.getattr
     if any(name in vars(cls) for cls in type(fn).__mro__[:-2] for name in ("func", "args", "keywords")):
 
-        def load(partial: Any, name: str) -> Any:  # the class has a ``func`` of its own, say: C code looks past that
+        def load(partial: Any, name: str) -> Any:  # C code bypasses, say, a ``func`` of the class
             return interp.native(vars(functools.partial)[name].__get__, (partial,), {})
 
     keywords = load(fn, "keywords")
@@ -186,11 +186,11 @@ def call_partial(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs:
 
 
 GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
-"""C classes whose instances read or call something of their argument."""
+"""C classes whose instances read or call an attribute or item of their argument."""
 
 
 def _get(interp: InterpreterAPI, getter: Any, obj: Any) -> Any:
-    """``getter(obj)`` for an object of :mod:`operator`."""
+    """``getter(obj)`` for a getter of :mod:`operator`."""
     maker, given = getter.__reduce__()
     if type(getter) is operator.methodcaller:
         name, keywords = given[0], {}
@@ -211,11 +211,11 @@ def _get(interp: InterpreterAPI, getter: Any, obj: Any) -> Any:
 
 
 ANSWERED: set[Any] = set()
-"""C functions that hooks answer for the trace."""
+"""C functions whose interceptors return values of the trace."""
 
 
 def runs_python(fn: Any) -> bool:
-    """True for Python functions, bound methods of them, partials of those, and C functions answered for the trace."""
+    """Returns True for Python functions, bound methods and partials of those, and functions in :data:`ANSWERED`."""
     kind = type(fn)
     while True:
         if kind is types.FunctionType:

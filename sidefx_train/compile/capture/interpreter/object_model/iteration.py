@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SequenceIterator:
-    """Iterator over an object that has ``__getitem__`` only."""
+    """Iterator over an object that has only ``__getitem__``."""
 
     def __init__(self, interp: InterpreterAPI, obj: Any) -> None:
         self.interp = interp
@@ -54,7 +54,7 @@ class SequenceIterator:
             self.index = max(index, 0)
 
     def item(self) -> Any:
-        """The item at the current position, :data:`ABSENT` behind the last."""
+        """Returns the item at the current position, :data:`ABSENT` after the last."""
         try:
             return self.interp.getitem(self.obj, self.index)
         except (IndexError, StopIteration):
@@ -63,7 +63,7 @@ class SequenceIterator:
 
 
 class ReversedSequence(SequenceIterator):
-    """``reversed`` of an object that has ``__len__`` and ``__getitem__`` only."""
+    """``reversed`` of an object that has only ``__len__`` and ``__getitem__``."""
 
     def __init__(self, interp: InterpreterAPI, obj: Any, size: int) -> None:
         super().__init__(interp, obj)
@@ -116,7 +116,7 @@ class PythonIterable:
 
     def __length_hint__(self) -> Any:
         size = length_hint(self.interp, self.obj)
-        # C code makes room by it: a number that changes need not become a constant for that.
+        # C code only preallocates by it: no reason to specialize a symbolic number.
         return size if is_static(type(size)) or safe_isinstance(size, int) else 0
 
 
@@ -124,7 +124,7 @@ for _cls in (SequenceIterator, ReversedSequence, PythonIterator, PythonIterable)
     NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if safe_isinstance(_fn, types.FunctionType))
 _OWN_ITERATORS = frozenset({InterpretedGenerator, SequenceIterator, ReversedSequence, PythonIterator})
 _C_ITERATORS = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(""))))
-"""Iterators that only walk over what they were made from: stepped without asking the world."""
+"""Iterators over one container without Python code: stepped without calling the world."""
 
 
 def get_iter(interp: InterpreterAPI, obj: Any) -> Any:
@@ -137,7 +137,7 @@ def get_iter(interp: InterpreterAPI, obj: Any) -> Any:
 
 
 def try_iter(interp: InterpreterAPI, obj: Any) -> Any:
-    """``iter(obj)``, :data:`ABSENT` if its class has no such method at all."""
+    """``iter(obj)``; returns :data:`ABSENT` if its class has no such method."""
     if type(obj) in _OWN_ITERATORS:
         return obj
     answer = interp.world.override_operator("iter", (obj,))
@@ -169,7 +169,7 @@ def _iterator_of(interp: InterpreterAPI, obj: Any) -> Any:
 
 
 def step(interp: InterpreterAPI, iterator: Any) -> Any:
-    """The next item, :data:`ABSENT` at the end."""
+    """Returns the next item, :data:`ABSENT` at the end."""
     kind = type(iterator)
     if kind is InterpretedGenerator:
         if iterator.advance(None) == RETURNED:
@@ -209,7 +209,7 @@ def step_or_raise(interp: InterpreterAPI, iterator: Any) -> Any:
 
 
 def for_c_code(interp: InterpreterAPI, obj: Any) -> Any:
-    """``obj``, or an iterator that C code can walk over if iterating ``obj`` runs Python code."""
+    """Returns ``obj``, or an iterator for C code if iterating ``obj`` runs Python code."""
     if type(obj) in _OWN_ITERATORS or is_static(type(obj)):
         return obj
     if special(interp, obj, "__iter__") is not ABSENT:
@@ -221,7 +221,7 @@ def for_c_code(interp: InterpreterAPI, obj: Any) -> Any:
 
 
 def length_hint(interp: InterpreterAPI, obj: Any) -> Any:
-    """What ``obj`` says about its length to C code that makes room for its items."""
+    """Returns the length hint of ``obj`` for C code that preallocates its items."""
     for name in ("__len__", "__length_hint__"):
         method = special(interp, obj, name)
         if method is not ABSENT and method is not None:
@@ -234,7 +234,7 @@ def length_hint(interp: InterpreterAPI, obj: Any) -> Any:
 
 
 def to_list(interp: InterpreterAPI, obj: Any, hinted: bool = False) -> list[Any]:
-    """All items of an iterable, in a new list; ``hinted`` if C code would ask for its length first."""
+    """Returns a new list of all items; ``hinted`` if C code would read the length first."""
     iterator = get_iter(interp, obj)
     if hinted and not is_static(type(obj)) and type(obj) not in _OWN_ITERATORS:
         length_hint(interp, obj)

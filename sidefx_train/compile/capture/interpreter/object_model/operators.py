@@ -1,7 +1,7 @@
 """Operators, truth, comparison, containment, items.
 
-The world looks first, then Python-level dunders are interpreted in CPython's order (reflected forms of
-subclasses first), then C code runs natively on the operands.
+The world is called first, then Python-level dunders are interpreted in CPython's order (reflected methods of subclasses
+first), then C code runs natively on the operands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 SIMPLE = frozenset({int, float, bool, complex, str, bytes, type(None)})
-"""Immutable types whose operators touch nothing outside: applied at once."""
+"""Immutable types whose operators touch nothing outside: applied directly."""
 
 SYMBOLS = {
     "add": "+", "and_": "&", "floordiv": "//", "lshift": "<<", "matmul": "@", "mul": "*", "mod": "%", "or_": "|",
@@ -49,7 +49,7 @@ _INDEXED = frozenset({list, tuple, str, bytes, bytearray, range, deque})
 
 
 def methods_of(name: str) -> tuple[str, ...]:
-    """Names of the methods that a class may define for an operator of numbers, the reflected one among them."""
+    """Returns the names of the methods that a class may define for a numeric operator, including the reflected one."""
     if name in SWAPPED:
         return _DUNDERS[name], _DUNDERS[SWAPPED[name]], "__eq__"
     if name in _UNARY:
@@ -61,7 +61,7 @@ def methods_of(name: str) -> tuple[str, ...]:
 
 
 def binary(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
-    """``left + right`` and the like; ``name`` is that of the function in :mod:`operator`, in-place ones too."""
+    """``left + right`` and similar; ``name`` is the function's name in :mod:`operator`, also for in-place operators."""
     if type(left) in SIMPLE and type(right) in SIMPLE:
         return FUNCTIONS[name](left, right)
     answer = interp.world.override_operator(name, (left, right))
@@ -80,7 +80,7 @@ def binary(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
 
 
 def _two_sided(interp: InterpreterAPI, name: str, plain: str, left: Any, right: Any) -> Any:
-    """The left operand's method and the right operand's reflected one, the latter first for a subclass."""
+    """Calls the left operand's method and the right operand's reflected one, the latter first for a subclass."""
     dunder, reflected = _DUNDERS[plain], _REFLECTED[plain]
     forward, backward = special(interp, left, dunder), special(interp, right, reflected)
     if forward is ABSENT and backward is ABSENT:
@@ -100,7 +100,7 @@ def _two_sided(interp: InterpreterAPI, name: str, plain: str, left: Any, right: 
         if answer is not NotImplemented:
             return answer
     elif interp.world.class_attr(kind, "__radd__" if plain == "mul" else reflected) is not ABSENT:
-        # A number made in C; sequences have no __radd__, and their + and * come last.
+        # A number of a C class; sequences have no __radd__, and their + and * come last.
         own = interp.world.class_attr(kind, dunder)
         if own is not ABSENT:
             answer = _in_c(interp, own, left, right)
@@ -159,7 +159,7 @@ def compare(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
     forward, backward = special(interp, left, _DUNDERS[name]), special(interp, right, _DUNDERS[SWAPPED[name]])
     if forward is ABSENT and backward is ABSENT:
         if name == "ne" and any(special(interp, each, "__eq__") is not ABSENT for each in (left, right)):
-            # object.__ne__ asks __eq__
+            # object.__ne__ calls __eq__
             return _not_equal(interp, left, right)
         return world.native_call(FUNCTIONS[name], (left, right), {})
     kind, other = interp.type_of(left), interp.type_of(right)
@@ -187,7 +187,7 @@ def _half_compare(interp: InterpreterAPI, name: str, method: Any, left: Any, rig
         if type(method) is not types.FunctionType:
             try:
                 method = attributes.bind(interp, method, left, interp.type_of(left))
-            except AttributeError:  # CPython forgets the errors of this lookup
+            except AttributeError:  # CPython ignores errors of this lookup
                 interp.in_flight = None
                 return NotImplemented
             return interp.call(method, (right,), {})
@@ -203,20 +203,20 @@ def _half_compare(interp: InterpreterAPI, name: str, method: Any, left: Any, rig
 
 
 def _in_c(interp: InterpreterAPI, own: Any, value: Any, other: Any) -> Any:
-    """An operator's method of a class made in C; that of a number knows numbers only, also where a stand-in is one."""
+    """Calls an operator method of a C class; a method of a number accepts only numbers, also if one is symbolic."""
     if type(value) not in SIMPLE and interp.type_of(value) in (int, float, bool) and not is_static(type(other)):
         return NotImplemented
     return interp.world.native_call(own, (value, other), {})
 
 
 def object_ne(interp: InterpreterAPI, left: Any, right: Any) -> Any:
-    """``object.__ne__``: the inverse of ``__eq__``, unless that is not implemented."""
+    """``object.__ne__``: the inverse of ``__eq__``, unless that is ``NotImplemented``."""
     answer = _half_compare(interp, "eq", special(interp, left, "__eq__"), left, right)
     return answer if answer is NotImplemented else not truth(interp, answer)
 
 
 def _not_equal(interp: InterpreterAPI, left: Any, right: Any) -> Any:
-    """``left != right`` of classes that define ``__eq__`` only."""
+    """``left != right`` for classes that define only ``__eq__``."""
     kind, other = interp.type_of(left), interp.type_of(right)
     pairs = [(left, right), (right, left)]
     if kind is not other and is_subtype(other, kind):
@@ -233,11 +233,11 @@ def _plain_items(items: Any) -> bool:
 
 
 def _compare_sequences(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
-    """Comparison of two lists or two tuples, item by item."""
+    """Compares two lists or two tuples item by item."""
     if name in ("eq", "ne") and len(left) != len(right):
         return name == "ne"
     index = 0
-    while index < len(left) and index < len(right):  # a comparison may change them
+    while index < len(left) and index < len(right):  # a comparison may mutate them
         a, b = left[index], right[index]
         index += 1
         if a is not b and not truth(interp, compare(interp, "eq", a, b)):
@@ -248,7 +248,7 @@ def _compare_sequences(interp: InterpreterAPI, name: str, left: Any, right: Any)
 
 
 def equal(interp: InterpreterAPI, left: Any, right: Any) -> bool:
-    """Identity or equality, as containers compare their items."""
+    """Identity or equality, as in item comparisons of containers."""
     return left is right or truth(interp, compare(interp, "eq", left, right))
 
 
@@ -308,7 +308,7 @@ def truth(interp: InterpreterAPI, value: Any) -> bool:
 
 
 def as_length(interp: InterpreterAPI, answer: Any) -> Any:
-    """Checks what ``__len__`` returned."""
+    """Checks the result of ``__len__``."""
     if type(answer) is int or safe_isinstance(answer, int):
         if answer < 0:
             raise ValueError("__len__() should return >= 0")
@@ -321,7 +321,7 @@ def as_length(interp: InterpreterAPI, answer: Any) -> Any:
 
 
 def _position(interp: InterpreterAPI, obj: Any, key: Any) -> Any:
-    """``key`` as a sequence made in C takes it: what its Python-level ``__index__`` gives."""
+    """Converts ``key`` for a C sequence: calls a Python-level ``__index__``."""
     if not is_static(type(key)) and type(obj) in _INDEXED:
         method = special(interp, key, "__index__")
         if method is not ABSENT and method is not None:

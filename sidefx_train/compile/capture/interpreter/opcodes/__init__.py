@@ -1,6 +1,6 @@
-"""One handler per instruction, by family. A handler gets ``(interp, frame, instr)``.
+"""Handlers of the instructions, by family. A handler's arguments are ``(interp, frame, instr)``.
 
-It returns ``None`` to go on, or ``RETURNED``/``YIELDED`` with the value in ``frame.result``.
+It returns ``None`` to continue, or ``RETURNED``/``YIELDED`` with the value in ``frame.result``.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ for _family in (arithmetic, calls, containers, control, exception_handling, name
 
 
 def unsupported(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> NoReturn:
-    """Handler of every instruction that has none."""
+    """Handler of every instruction without a handler of its own."""
     raise Unsupported("SFX105", f"opcode {instr.name}")

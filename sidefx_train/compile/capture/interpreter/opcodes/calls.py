@@ -1,4 +1,4 @@
-"""Calls, and making functions and classes."""
+"""Calls, and creation of functions and classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _callee(frame: Frame, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Takes the two callable slots: ``(NULL, f)``, ``(f, NULL)`` or ``(method, self)``."""
+    """Unpacks the two callable slots: ``(NULL, f)``, ``(f, NULL)`` or ``(method, self)``."""
     second = frame.pop()
     first = frame.pop()
     if first is NULL:
@@ -74,7 +74,7 @@ def call_function_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -
         args = _unpacked(interp, callee, args)
     if type(kwargs) is not dict:
         kwargs = dict(for_mapping(interp, kwargs))
-    elif interp.world.override_operator("iter", (kwargs,)) is not ABSENT:  # behind a break it is one from outside
+    elif interp.world.override_operator("iter", (kwargs,)) is not ABSENT:  # after a break it is an outside object
         kwargs = interp.native(dict, (kwargs,), {})
     if not all(safe_isinstance(name, str) for name in kwargs):
         raise TypeError("keywords must be strings")
@@ -82,7 +82,7 @@ def call_function_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -
 
 
 def _unpacked(interp: InterpreterAPI, callee: Any, args: Any) -> tuple[Any, ...]:
-    """``*args`` as a tuple."""
+    """Returns ``*args`` as a tuple."""
     iterator = iteration.try_iter(interp, args)
     if iterator is ABSENT:
         shown = interp.type_of(args).__name__
@@ -91,7 +91,7 @@ def _unpacked(interp: InterpreterAPI, callee: Any, args: Any) -> tuple[Any, ...]
 
 
 def function_name(callee: Any) -> str:
-    """How CPython names a callable in the errors of ``*`` and ``**``."""
+    """Returns CPython's name of a callable in the errors of ``*`` and ``**``."""
     qualname = attribute_of(callee, "__qualname__")
     if not safe_isinstance(qualname, str):
         return str(callee)
@@ -122,7 +122,7 @@ def _annotations(pairs: Any) -> dict[str, Any]:
 
 
 def make_plain_function(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
-    """3.13: a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds what else there is."""
+    """3.13: creates a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds the rest."""
     code = frame.pop()
     if code.co_freevars:
         frame.push(Pending(code))
@@ -135,7 +135,7 @@ def make_plain_function(interp: InterpreterAPI, frame: Frame, instr: Instruction
 
 
 class Pending:
-    """A function whose closure has not been set yet."""
+    """A function whose closure is not set yet."""
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -175,7 +175,7 @@ def load_build_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -
     frame.push(space["__build_class__"])
 
 
-# Type parameters (3.12). Bounds and values are computed at once: nothing in a step looks at them later.
+# Type parameters (3.12). Bounds and values are evaluated eagerly: nothing in a step reads them later.
 
 
 def make_type_parameter(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:

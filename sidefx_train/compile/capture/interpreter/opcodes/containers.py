@@ -103,7 +103,7 @@ def set_update(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None
 
 
 def list_to_tuple(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
-    # Behind a break the list is one from outside.
+    # After a break the list is an outside object.
     frame.stack[-1] = tuple(iteration.to_list(interp, frame.stack[-1]))
 
 
@@ -134,7 +134,7 @@ def dict_merge(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None
 
     if type(source) is not dict and iteration.special(interp, source, "keys") is not ABSENT:
         keys = iteration.to_list(interp, interp.call(interp.getattr(source, "keys"), (), {}))
-        pairs = [(key, operators.getitem(interp, source, key)) for key in keys]  # a key may come twice
+        pairs = [(key, operators.getitem(interp, source, key)) for key in keys]  # a key may occur twice
     else:
         pairs = list(_mapping(interp, source, failure).items())
     for key, value in pairs:

@@ -34,7 +34,7 @@ def pop_jump_if_true(interp: InterpreterAPI, frame: Frame, instr: Instruction) -
 
 
 def _decided(interp: InterpreterAPI, frame: Frame, instr: Instruction, value: Any) -> Any:
-    """The truth of a condition; where only the graph knows, and one side of the branch only raises, the other's."""
+    """Returns the truth of a condition; if only the graph knows it and one branch only raises, assumes the other."""
     try:
         return operators.truth(interp, value)
     except Unsupported as stop:
@@ -99,7 +99,7 @@ def return_const(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> in
 
 def _returned(frame: Frame) -> int:
     frame.done = True
-    frame.locals.clear()  # variables die before the caller goes on
+    frame.locals.clear()  # variables are released before the caller continues
     return RETURNED
 
 

@@ -76,7 +76,7 @@ def _matches(error: Any, kinds: Any) -> bool:
 
 
 def issubclass_without_hooks(kind: type, other: type) -> bool:
-    """Subclass test that ``except`` makes: along the method resolution order, no ``__subclasscheck__``."""
+    """Subclass test of ``except``: along the MRO, without ``__subclasscheck__``."""
     return other in type.__getattribute__(kind, "__mro__")
 
 
@@ -114,12 +114,12 @@ def prep_reraise_star(interp: InterpreterAPI, frame: Frame, instr: Instruction) 
 
 
 def _reraise_star(original: BaseException, raised: list[Any]) -> Any:
-    """What to raise after all ``except*`` clauses have run: the new exceptions and what was left over."""
+    """Returns what to raise after all ``except*`` clauses: the new exceptions and the unhandled rest."""
     kept = [item for item in raised if item is not None]
     if not kept:
         return None
     if not safe_isinstance(original, BaseExceptionGroup):
-        return kept[0]  # a naked exception was wrapped: there is at most one
+        return kept[0]  # a naked exception was wrapped: at most one
     new = [item for item in kept if not _part_of(item, original)]
     left = [item for item in kept if _part_of(item, original)]
     if left:
@@ -129,7 +129,7 @@ def _reraise_star(original: BaseException, raised: list[Any]) -> Any:
 
 
 def _part_of(item: Any, original: BaseException) -> bool:
-    """True if a clause re-raised a part of ``original``: such parts keep its metadata."""
+    """Returns True if a clause re-raised a part of ``original``: such parts keep its metadata."""
     return (
         safe_isinstance(item, BaseExceptionGroup)
         and getattr(item, "__notes__", None) is getattr(original, "__notes__", None)

@@ -58,7 +58,7 @@ def match_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> Non
 
 
 def _class_attributes(interp: InterpreterAPI, subject: Any, cls: type, count: int, names: tuple[str, ...]) -> Any:
-    """The values of a class pattern's sub-patterns, ``None`` if an attribute is missing."""
+    """Returns the values of a class pattern's sub-patterns, ``None`` if an attribute is missing."""
     values: list[Any] = []
     seen: set[str] = set()
     positional: list[str] = []

@@ -35,7 +35,7 @@ def load_global(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> Non
 
 
 def _push_callable(frame: Frame, value: Any) -> None:
-    """Fills a call's two callable slots."""
+    """Fills the two callable slots of a call."""
     if NULL_IS_UPPER:
         frame.push(value)
         frame.push(NULL)
@@ -64,7 +64,7 @@ def _in_namespace(interp: InterpreterAPI, space: Any, name: str) -> Any:
 
 
 def _is_module(frame: Frame) -> bool:
-    """True for code whose names are a module's globals; other namespaces are dicts of the program's own."""
+    """Returns True for code whose names are a module's globals; other namespaces are dicts of the program."""
     space = frame.namespace
     if space is not frame.globals:
         return False

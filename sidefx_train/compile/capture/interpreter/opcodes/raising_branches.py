@@ -1,4 +1,4 @@
-"""Which side of a branch does nothing but raise, seen in the bytecode."""
+"""Finds branches that only raise, from the bytecode."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.code import CodeInfo
 
 _MOST = 400
-"""Instructions that are looked at."""
+"""Limit of inspected instructions."""
 
 _WAYS = {"POP_JUMP_IF_FALSE": False, "POP_JUMP_IF_TRUE": True}
 _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RERAISE", "SEND", "RETURN_GENERATOR"})
 
 
 def raising_truth(info: CodeInfo, instr: Instruction, following: int) -> bool | None:
-    """The truth of a condition with which the program can only raise from there on.
+    """Returns the truth of a condition for which the program can only raise.
 
     Args:
         info: the code.
         instr: the jump on the condition.
-        following: index of the instruction behind it.
+        following: index of the instruction after it.
 
     Returns:
-        ``None`` if neither side, or both of them, can only raise.
+        ``None`` if neither side or both sides can only raise.
     """
     jumps = _WAYS.get(instr.name)
     if jumps is None:
@@ -36,7 +36,7 @@ def raising_truth(info: CodeInfo, instr: Instruction, following: int) -> bool | 
 
 
 def _only_raises(info: CodeInfo, start: int) -> bool:
-    """True if every way from an instruction ends in a ``raise``, and there is one."""
+    """Returns True if every path from an instruction ends in a ``raise``, and there is one."""
     todo, seen, raises = [start], set[int](), False
     while todo:
         at = todo.pop()

@@ -1,4 +1,4 @@
-"""Fast locals, constants and stack movements."""
+"""Fast locals, constants and stack operations."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where fake tensors and real kernels disagree, what is recorded is what eager does."""
+"""Records what eager does where fake tensors and real kernels disagree."""

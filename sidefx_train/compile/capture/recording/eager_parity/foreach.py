@@ -1,4 +1,4 @@
-"""Operations that write lists of tensors, ``_foreach_add_`` and its kin, as the CPU's kernels do them."""
+"""Operations that write lists of tensors, ``_foreach_add_`` and similar, recorded as CPU kernels execute them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from sidefx_train.errors import Unsupported
 _ALIASED_WRITES = frozenset(
     {"add_", "sub_", "mul_", "div_", "copy_", "zero_", "neg_", "abs_", "exp_", "log_", "sqrt_", "rsqrt_", "reciprocal_"}
 )
-"""Those that take the arguments of the operation on one tensor, in the same order."""
+"""Operations with the same arguments, in the same order, as the operation on one tensor."""
 
 
 def count_lists(func: Any, args: tuple[Any, ...]) -> None:
-    """Moves version counters: kernels count their writes themselves, one for each tensor, and stand-ins have none.
+    """Increments version counters as eager's kernels do, once for each tensor; fake tensors run no kernels.
 
-    The fused updates of optimizers (``_fused_adamw_``) are not counted in eager either.
+    Eager does not increment them for fused optimizer updates (``_fused_adamw_``) either.
     """
     if writes_lists(func):
         compat.increment_version([written for written in args[0] if not written.is_inference()])
 
 
 def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-    """Calls, one for each tensor, where tensors share memory: the order of the writes is to be seen then.
+    """Splits the operation into one call per tensor if tensors share storage, where the order of writes matters.
 
-    Each is an operation and its arguments. ``None`` if nothing is shared, or where that is not what eager does.
+    Returns a list of (operation, arguments, keyword arguments), or ``None`` if nothing is shared or eager does not do
+    this.
 
     Raises:
-        Unsupported: autograd gives them histories that do not know of one another.
+        Unsupported: autograd would give the tensors independent histories.
     """
     if not writes_lists(func):
         return None
@@ -43,9 +44,9 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in args[0]):
         written = [compat.storage_id(t) for t in args[0]]
-        if len(set(written)) < len(written):  # each gets a new history after all have been written, of what it was then
-            stop = Unsupported("SFX107", f"{func} writes, with gradients, to several tensors in one memory")
-            stop.whole = True  # what is captured behind it asks for their histories under other versions
+        if len(set(written)) < len(written):  # autograd builds each new history after all writes, from the final state
+            stop = Unsupported("SFX107", f"{func} writes, with autograd on, to several tensors that share storage")
+            stop.whole = True  # code after a break would read their histories with other versions
             raise stop
         return None
     calls = []
@@ -57,5 +58,5 @@ def one_after_another(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def writes_lists(func: Any) -> bool:
-    """True for ``_foreach_add_`` and its kin."""
+    """Returns True for ``_foreach_add_`` and similar operations."""
     return bool(func._schema.is_mutable) and func._schema.name.startswith("aten::_foreach_")

@@ -1,6 +1,6 @@
-"""Operations that a stand-in takes and the CPU's kernel refuses.
+"""Operations that fake tensors accept and the CPU kernel rejects.
 
-What nothing reads is left out of a graph, and would not raise there.
+A graph omits operations whose results are unused, so it would not raise there.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ORDERING = frozenset(
         *(aten.nanmedian, aten.mode, aten.kthvalue, aten.topk, aten.cummax, aten.cummin),
     }
 )
-"""Operations that ask which of two numbers is greater; they take the same arguments for tensors of one element."""
+"""Operations that compare magnitudes; they take the same arguments for tensors of one element."""
 
 _PICKING = frozenset({aten.kthvalue, aten.topk})
-"""Of these, those that are told how many, or which, in their second argument: of one element, the first."""
+"""The operations of :data:`_ORDERING` whose second argument is a count or index: 1 for one element."""
 
 _BITWISE = frozenset(
     getattr(getattr(aten, name), overload)
@@ -58,15 +58,15 @@ _TYPED = frozenset(
         *(aten.cumsum_, aten.cumprod_),
     }
 )
-"""Operations whose kernels are known to mind types and, given zeros, to do nothing worse than to refuse them."""
+"""Operations whose kernels check dtypes and, given zeros, at worst raise."""
 _MOST_ELEMENTS = 1 << 18
-"""Of a tensor that is made to try an operation on its type."""
+"""Size limit of a tensor that is created to test dtypes."""
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype)
 
 
 def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tries an operation on tensors without elements, of several types, or of others than floating point: many kernels
-    refuse these.
+    """Runs the real kernel on samples for cases that many kernels reject: empty tensors, mixed dtypes, dtypes other
+    than floating point.
 
     Raises:
         Unsupported: the kernel raises, and so does eager.
@@ -79,7 +79,7 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         compat.know_ctc_loss()
     if func in _INDEXED_WRITES and args[2].dtype != args[0].dtype:
         raise Unsupported("SFX102", f"{func} raises: it writes {args[2].dtype} to {args[0].dtype}")
-    if compat.inside_transform():  # real tensors would be taken for what it transforms
+    if compat.inside_transform():  # a transform would apply to the real samples
         return
     _check_empty(func, args, kwargs)
     _check_types(func, args, kwargs)
@@ -107,10 +107,10 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 
 def _check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tries an operation on tensors of several types, or of other types than floating point.
+    """Runs an operation on tensors of mixed dtypes, or of dtypes other than floating point.
 
-    Stand-ins multiply matrices of two types, and take the softmax of integers. The kernel refuses the types if it does
-    not refuse the same call on floats of one type, or on nothing but floats: then the sizes are not what it minds.
+    Fake tensors multiply matrices of two dtypes, and accept the softmax of integers. The kernel rejects the dtypes if
+    it accepts the same call on floats of one dtype, or on floats only; otherwise it rejects the sizes.
     """
     given = (*args, *kwargs.values())
     types = {arg.dtype for arg in given if isinstance(arg, torch.Tensor)}
@@ -132,7 +132,7 @@ def _check_types(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 
 def _check_lists(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tries an operation that writes a list of tensors where types or sizes are mixed: stand-ins take all."""
+    """Runs an operation that writes a list of tensors with mixed dtypes or sizes: fake tensors accept all."""
     given = (*args, *kwargs.values())
     lists = [arg for arg in given if isinstance(arg, (list, tuple))]
     items = [item for arg in given for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]
@@ -163,7 +163,7 @@ def _list_kind(arg: Any, whole: bool) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=256)
 def _refusal_of_lists(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
-    """What the kernel says to lists of such tensors; empty if it takes them."""
+    """Returns the kernel's error message for such lists of tensors; empty if it accepts them."""
     with _outside():
         return _said(func, list(map(_list_of, args)), {name: _list_of(kind) for name, kind in kwargs})
 
@@ -176,7 +176,7 @@ def _list_of(kind: tuple[Any, ...]) -> Any:
 
 
 def _plain_number(number: Any) -> int | float:
-    """Any number of the kind that a symbolic one is of."""
+    """Returns a number of the same type as a symbolic one."""
     return 1.0 if isinstance(number, (float, torch.SymFloat)) else 1
 
 
@@ -188,7 +188,7 @@ def _is_strided_on_cpu(arg: Any) -> bool:
 
 
 def _type_kind(arg: Any, whole: bool) -> tuple[Any, ...]:
-    """What a sample is made of: of a tensor its type, and its size or that of one element."""
+    """Returns the description of a sample: for a tensor its dtype, and its shape or the shape of one element."""
     if isinstance(arg, torch.Tensor):
         return ("tensor", tuple(arg.shape) if whole else (1,) * arg.dim(), arg.dtype)
     return ("list", tuple(arg)) if isinstance(arg, (list, tuple)) else ("number", type(arg), arg)
@@ -196,7 +196,7 @@ def _type_kind(arg: Any, whole: bool) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1024)
 def _refusal_of_types(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
-    """What the kernel says to the tensors' types; empty if it takes them."""
+    """Returns the kernel's error message for the dtypes of its tensors; empty if it accepts them."""
 
     def said(as_type: Callable[[torch.dtype], torch.dtype]) -> str:
         named = {name: _of_zeros(kind, as_type) for name, kind in kwargs}
@@ -210,7 +210,8 @@ def _refusal_of_types(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str,
 
 @lru_cache(maxsize=256)
 def _refusal_of_outs(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
-    """What the kernel says to the types of tensors that it is to write; empty if it takes them, or minds all others."""
+    """Returns the kernel's error message for the dtypes of its outputs; empty if it accepts them or rejects any
+    dtype."""
     outs = {a.name for a in func._schema.arguments if a.is_out}
 
     def said(dtype: torch.dtype | None) -> str:
@@ -226,7 +227,7 @@ def _refusal_of_outs(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, 
 
 
 def _of_zeros(kind: tuple[Any, ...], as_type: Callable[[torch.dtype], torch.dtype]) -> Any:
-    """A sample; zeros, which are valid indices."""
+    """Returns a sample; tensors are zeros, which are valid indices."""
     what, value, *rest = kind
     if what == "tensor":
         return torch.zeros(value, dtype=as_type(rest[0]))
@@ -235,13 +236,13 @@ def _of_zeros(kind: tuple[Any, ...], as_type: Callable[[torch.dtype], torch.dtyp
 
 @contextmanager
 def _outside() -> Iterator[None]:
-    """Operations inside run on real tensors, as nobody casts or differentiates them."""
+    """Context that runs operations on real tensors, without autocast and autograd."""
     with compat.real_world(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
 
 
 def _check_view(viewed: torch.Tensor, shape: list[int]) -> None:
-    """Tries a view of expanded memory on a tensor without any: by the rule of eager, where stand-ins have another."""
+    """Checks a view of expanded memory on a meta tensor: eager's rule, which differs from that of fake tensors."""
     layout = (*viewed.shape, *viewed.stride(), *shape)
     if all(type(number) is int for number in layout) and 0 in viewed.stride():
         reason = _refusal_of_view(tuple(viewed.shape), viewed.stride(), tuple(shape))
@@ -256,14 +257,14 @@ def _refusal_of_view(size: tuple[int, ...], stride: tuple[int, ...], shape: tupl
 
 
 def _narrows(tensors: list[torch.Tensor], given: tuple[Any, ...]) -> bool:
-    """True for a write of floating point numbers to a tensor of integers, which is given first."""
+    """Returns True for a write of floating point numbers to a tensor of integers, the first argument."""
     return not tensors[0].is_floating_point() and any(
         arg.is_floating_point() if isinstance(arg, torch.Tensor) else type(arg) is float for arg in given
     )
 
 
 def _check_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tries an operation all of whose tensors are empty: what it does cannot depend on what they hold."""
+    """Runs an operation on empty tensors only: its behavior cannot depend on their contents."""
     given = (*args, *kwargs.values())
     tensors = [arg for arg in given if isinstance(arg, torch.Tensor)]
     if not tensors or not all(_is_empty(tensor) for tensor in tensors) or func._schema.is_mutable or func.is_view:
@@ -288,7 +289,7 @@ def _is_plain(arg: Any) -> bool:
 
 
 def _empty_kind(arg: Any) -> tuple[Any, ...]:
-    """What tells an empty tensor, a list or a number from another."""
+    """Returns a key of an empty tensor, a list or a number."""
     if isinstance(arg, torch.Tensor):
         return ("tensor", tuple(arg.shape), arg.stride(), arg.dtype)
     return ("list", tuple(arg)) if isinstance(arg, (list, tuple)) else ("number", type(arg), arg)
@@ -304,7 +305,7 @@ def _made_empty(kind: tuple[Any, ...]) -> Any:
 
 @lru_cache(maxsize=256)
 def _refusal_of_empty(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
-    """What the kernel says to tensors without elements; empty if it takes them."""
+    """Returns the kernel's error message for empty tensors; empty if it accepts them."""
     with _outside():
         return _said(func, list(map(_made_empty, args)), {name: _made_empty(kind) for name, kind in kwargs})
 
@@ -318,7 +319,7 @@ def _said(func: Any, args: list[Any], kwargs: dict[str, Any]) -> str:
 
 
 def _kind(arg: Any) -> tuple[str, Any, Any]:
-    """What decides on a kernel: a tensor's type and how many dimensions it has, or a number itself."""
+    """Returns what selects a kernel: dtype and number of dimensions of a tensor, or a number itself."""
     return ("tensor", arg.dtype, arg.dim()) if isinstance(arg, torch.Tensor) else ("number", type(arg), arg)
 
 
@@ -329,7 +330,7 @@ def _sample(kind: tuple[str, Any, Any]) -> Any:
 
 @lru_cache(maxsize=1024)
 def _refusal(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
-    """What the kernel says to one element of each tensor; empty if it takes them."""
+    """Returns the kernel's error message for tensors of one element; empty if it accepts them."""
     outs = {argument.name for argument in func._schema.arguments if argument.is_out}
     with _outside():
         named = {name: torch.empty(0, dtype=kind[1]) if name in outs else _sample(kind) for name, kind in kwargs}

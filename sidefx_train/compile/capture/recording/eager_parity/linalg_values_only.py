@@ -1,7 +1,7 @@
-"""Decompositions of matrices of which only the values are used.
+"""Matrix decompositions whose vectors are unused.
 
-Eager asks the library for the vectors too only where autograd needs them; for a fake tensor torch always asks. The two
-ways through the library round differently, so what eager would have asked for is put into the graph.
+Eager computes the vectors only where autograd needs them; for a fake tensor torch always computes them. The two library
+functions round differently, so the graph gets the one that eager would have called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARK = "sidefx_undifferentiated"
 
 
 def mark(func: Any, args: Any, graph: fx.Graph) -> None:
-    """Notes, right after ``func`` was recorded, whether autograd had no need of its vectors."""
+    """Records, right after ``func`` was recorded, that autograd does not need its vectors."""
     if func in _FLAG and not (torch.is_grad_enabled() and args[0].requires_grad):
         node = next((n for n in reversed(graph.nodes) if n.target is func), None)
         if node is not None:
@@ -28,7 +28,7 @@ def mark(func: Any, args: Any, graph: fx.Graph) -> None:
 
 
 def drop_unused_vectors(graph: fx.Graph) -> None:
-    """Has the marked decompositions compute values only, where nothing uses the vectors."""
+    """Makes the marked decompositions compute only values if nothing uses the vectors."""
     for node in graph.nodes:
         if node.target not in _FLAG or _MARK not in node.meta:
             continue

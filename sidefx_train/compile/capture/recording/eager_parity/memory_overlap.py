@@ -1,7 +1,7 @@
 """Writes whose result depends on the order in which elements are visited.
 
-Eager raises, or gives what its kernel happens to do. A functional graph would read everything before it writes, in
-silence, so such a write is left to eager.
+Eager raises, or gives what its kernel happens to do. A functional graph would silently read everything before it
+writes, so such a write is left to eager.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sidefx_train.errors import Unsupported
 
 
 def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Looks at the memory of what an operation writes, before it is recorded.
+    """Checks the memory that an operation writes, before it is recorded.
 
     Raises:
-        Unsupported: several elements of a written tensor, or one of it and one of another operand, are one place.
+        Unsupported: several elements of a written tensor, or one of it and one of another operand, share an address.
     """
     if func in STRIDED:
         _check_reach(func, args, kwargs)
@@ -33,46 +33,52 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     for argument, value in _passed(func._schema, args, kwargs):
         writes = argument.alias_info is not None and argument.alias_info.is_write
         if argument.is_out and _is_part_of_nothing(value):
-            raise Unsupported("SFX108", f"{func} resizes an empty part of a tensor, and so the tensor's memory")
+            raise Unsupported("SFX108", f"{func} resizes an empty view, and so the storage of its base")
         (written if writes else read).extend(_tensors(value))
     elementwise = torch.Tag.pointwise in func.tags or func.name().startswith(_ELEMENTWISE)
-    by_storage: dict[int, list[tuple[torch.Tensor, bool]]] = {}  # operands by their memory: an optimizer's are hundreds
+    by_storage: dict[int, list[tuple[torch.Tensor, bool]]] = {}  # operands by storage: an optimizer has hundreds
     for other in read:
         by_storage.setdefault(compat.storage_id(other), []).append((other, elementwise))
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in (*written, *read))
     for target in written:
         if recorded and _is_twisted_part(target):
-            reason = f"{func} writes, with gradients, to a view of another type of what does not begin its memory"
+            reason = (
+                f"{func} writes, with autograd on, to a view of another dtype than its base, which has a storage offset"
+            )
             raise Unsupported("SFX107", f"{reason}: eager's derivative of that raises")
         if _is_known(target) and not is_dense(target) and _several_in_one_place(target):
-            raise _refused(func, "more than one element of the written-to tensor is in a single place")
+            raise _refused(func, "more than one element of the written-to tensor refers to a single memory location")
         others = by_storage.setdefault(compat.storage_id(target), [])
         for other, same_place_is_fine in others:
             if same_place_is_fine and (other is target or _layout(other) == _layout(target)):
                 continue
             if _may_share(target, other):
-                raise _refused(func, "some elements of an operand and of the written-to tensor are in a single place")
+                raise _refused(
+                    func, "some elements of an operand and of the written-to tensor refer to a single memory location"
+                )
         others.append((target, False))
 
 
 def _check_metadata_mutation(func: Any, mutated: torch.Tensor) -> None:
-    """Autograd makes a view of another type anew as it was once its base has been written, not as it was turned."""
+    """Refuses metadata mutations of views of another dtype: autograd regenerates the view without the mutation."""
     base = mutated._base if mutated._is_view() else None
     if base is not None and base.dtype != mutated.dtype and (base.requires_grad or mutated.requires_grad):
-        raise Unsupported("SFX107", f"{func} turns a view of another type than what it is a view of, with gradients")
+        raise Unsupported(
+            "SFX107", f"{func} mutates the metadata of a view of another dtype than its base, with autograd on"
+        )
 
 
 def _is_twisted_part(target: torch.Tensor) -> bool:
-    """True for a view of another type than its base, which itself is somewhere in its memory (``unsafe_split``).
+    """Returns True for a view of another dtype than its base, which has a storage offset itself (``unsafe_split``).
 
-    Autograd makes the view again of a gradient, which begins its own memory, by the place that it has in the base's.
+    Autograd replays the view on a gradient, whose offset is zero, with the offset that it has in the base.
     """
     base = target._base if target._is_view() else None
     return base is not None and base.dtype != target.dtype and bool(base.storage_offset() != 0)
 
 
 def _check_reach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Stand-ins have no memory that could end, and a view that nothing uses is not made again."""
+    """Refuses views past the end of a storage: fake tensors have no such limit, and an unused view is not replayed."""
     viewed, size, stride, *rest = args
     offset = rest[0] if rest else kwargs.get("storage_offset")
     offset = viewed.storage_offset() if offset is None else offset
@@ -81,15 +87,15 @@ def _check_reach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         return
     end = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
     if end * viewed.itemsize > viewed.untyped_storage().nbytes():
-        raise Unsupported("SFX108", f"{func} reaches past the end of a tensor's memory")
+        raise Unsupported("SFX108", f"{func} reaches past the end of a tensor's storage")
 
 
 _ELEMENTWISE = ("aten::copy_", "aten::_foreach", "aten::_fused", "aten::_amp_foreach")
 
 
 def _refused(func: Any, reason: str) -> Unsupported:
-    stop = Unsupported("SFX108", f"{func} writes where {reason}; eager decides what that gives")
-    # It may resize a leaf: views of the leaf, needed or not, keep what autograd knew of its shape.
+    stop = Unsupported("SFX108", f"{func} has a result that depends on the order of writes: {reason}")
+    # It may resize a leaf: autograd keeps the old shape for views of the leaf, even if the graph does not need them.
     stop.whole = "out" in func._overloadname
     return stop
 
@@ -107,7 +113,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _is_part_of_nothing(value: Any) -> bool:
-    """True for a tensor without elements whose memory has some."""
+    """Returns True for an empty tensor whose storage is not empty."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not _is_empty(value):
         return False
     size = value.untyped_storage().nbytes()
@@ -115,7 +121,7 @@ def _is_part_of_nothing(value: Any) -> bool:
 
 
 def _is_empty(t: torch.Tensor) -> bool:
-    """True for a size of zero, which is never symbolic; nothing is asked of one that the graph decides."""
+    """Returns True if a size is zero, which is never symbolic; unbacked sizes are not tested."""
     return any(isinstance(n, int) and n == 0 for n in t.shape)
 
 
@@ -124,7 +130,7 @@ def _layout(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def is_dense(t: torch.Tensor) -> bool:
-    """True if elements lie one after another, in whatever order of dimensions: the common case, told quickly."""
+    """Returns True if elements lie one after another, in any order of dimensions: the common case, decided quickly."""
     expected: Any = 1
     for stride, size in sorted((s, n) for n, s in _hinted(t) if n != 1):
         if stride != expected:
@@ -134,7 +140,7 @@ def is_dense(t: torch.Tensor) -> bool:
 
 
 def _hinted(t: torch.Tensor) -> list[tuple[int, int]]:
-    """(size, stride) of each dimension; for symbolic ones what they are in this capture."""
+    """Returns (size, stride) of each dimension; for symbolic ones their values in this capture."""
     return [(_hint(n), _hint(s)) for n, s in zip(t.shape, t.stride(), strict=True)]
 
 
@@ -143,7 +149,7 @@ def _hint(number: Any) -> int:
 
 
 def _is_known(t: torch.Tensor) -> bool:
-    """False for a size that exists only when the graph runs."""
+    """Returns False if a size exists only when the graph runs."""
     numbers = (*t.shape, *t.stride(), t.storage_offset())
     return not any(not isinstance(n, int) and compat.is_unbacked(n) for n in numbers)
 
@@ -164,14 +170,14 @@ def _several_in_one_place(t: torch.Tensor) -> bool:
 
 
 def _extent(t: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor begins in its storage and ends, in bytes."""
+    """Returns the byte offsets of a tensor's begin and end in its storage."""
     start = _hint(t.storage_offset())
     reach = sum((size - 1) * stride for size, stride in _hinted(t))
     return start * t.itemsize, (start + reach + 1) * t.itemsize
 
 
 def _may_share(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if two tensors in one storage have an element in common, or where that cannot be told."""
+    """Returns True if two tensors in one storage share an element, or if that is unknown."""
     if not (_is_known(a) and _is_known(b)):
         return True
     (a_low, a_high), (b_low, b_high) = _extent(a), _extent(b)
@@ -190,7 +196,7 @@ def _may_share(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _require_disjoint(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Makes a guard of it that two tensors of symbolic size do not come to overlap."""
+    """Adds guards that two tensors of symbolic size do not overlap."""
     numbers = [n for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())]
     if all(isinstance(n, int) for n in numbers):
         return
@@ -203,7 +209,7 @@ def _require_disjoint(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _places(t: torch.Tensor, start: int, size: int) -> torch.Tensor:
-    """Which elements of a piece of memory belong to a tensor that starts at ``start``."""
+    """Returns a mask of the elements, among ``size``, that belong to a tensor with offset ``start``."""
     mask = torch.zeros(size, dtype=torch.bool, device="cpu")
     dims = _hinted(t)
     mask.as_strided([n for n, _ in dims], [s for _, s in dims], start).fill_(True)

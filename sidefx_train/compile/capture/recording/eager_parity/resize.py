@@ -1,4 +1,4 @@
-"""``resize_`` within the memory that a tensor has: another view of it, made in place. Past that, it needs more."""
+"""``resize_`` within the tensor's storage is an in-place view; a larger size needs a storage resize."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def resized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Size and strides that a resize gives a tensor, where its memory and the rest of it stay as they are."""
+    """Returns the size and strides after a resize within the tensor's storage, else ``None``."""
     size = _new_size(func, args, kwargs)
     if size is None or _needs_more(args[0], size):
         return None
@@ -24,7 +24,7 @@ def resized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
 
 
 def enlarged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
-    """Size that a resize gives a tensor, where it needs more memory for that."""
+    """Returns the size after a resize that needs a larger storage, else ``None``."""
     size = _new_size(func, args, kwargs)
     return size if size is not None and _needs_more(args[0], size) else None
 
@@ -48,7 +48,7 @@ def _needs_more(given: torch.Tensor, size: tuple[int, ...]) -> bool:
 
 
 def turn(given: torch.Tensor, size: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """Gives a tensor another layout; a resize is no write for its version counter."""
+    """Sets a tensor's layout; a resize does not increment its version counter."""
     if (size, strides) == (tuple(given.shape), tuple(given.stride())):
         return given
     with compat.below_autograd():

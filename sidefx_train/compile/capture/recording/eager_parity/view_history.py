@@ -1,12 +1,13 @@
-"""Views that ``as_strided`` makes of other views, and such as strides do not describe, once their memory was written.
+"""Refuses reads of views whose regenerated history would differ between real and fake tensors.
 
-They reach all memory, and their derivative only what they are made of. Autograd makes the history of a view anew once
-its base has been written, or the view was turned in place where no gradients are recorded: outside as a view of the
-base, which reaches all of that, of a stand-in as the view was made. What turned the view in place since is forgotten
-then, of a stand-in, and of a conjugate or negative view also outside.
+``as_strided`` views reach the whole storage, but their derivative reaches only the tensor they were made from. Autograd
+regenerates the history of a view after its base was written, or after a metadata mutation of the view without
+gradients. For a real tensor it becomes an ``as_strided`` view of the base; for a fake tensor, and for views that
+strides do not describe (conjugate, negative, other dtype), autograd replays the original view. The replay drops later
+metadata mutations of the view.
 
-What turned the base in place after the view was made is not forgotten, but made of another tensor then: outside a view
-has its place in the memory of the base, of a stand-in it is made again of the base as that is now.
+Metadata mutations of the base after the view was made are kept, with different results: a real view keeps its offset in
+the base's storage, a fake one is replayed on the base's new layout.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ aten = torch.ops.aten
 
 
 def check_strided(tracer: GraphRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Looks at what an operation reads and writes, before it is recorded.
+    """Checks the tensors that an operation reads and writes, before it is recorded.
 
     Raises:
-        Unsupported: autograd outside takes one of its operands to have come to be in another way.
+        Unsupported: autograd would regenerate the history of an operand differently outside the capture.
     """
-    if func.namespace == "prim":  # asked by code of C that no error may pass, and nothing is computed
+    if func.namespace == "prim":  # called by C code that must not raise; computes nothing
         return
     given = [
         item for arg in (*args, *kwargs.values()) for item in (arg if safe_isinstance(arg, (list, tuple)) else (arg,))
@@ -60,24 +61,24 @@ def check_strided(tracer: GraphRecorder, func: Any, args: tuple[Any, ...], kwarg
         mutations = [node for node in up if changes_layout(node) and (otherwise or node.target not in _SQUEEZES)]
         regenerated = writes or any(counted_since(node) or NO_GRAD in node.meta for node in mutations)
         if mutations and regenerated:
-            how = "in memory that is written or without gradients: autograd forgets the turn"
-            _stop(tracer, f"{func} takes, with gradients, a view that was turned in place, {how}")
+            how = "in written storage or with autograd off: autograd drops the mutation"
+            _stop(tracer, f"{func} uses, with autograd on, a view whose metadata was mutated, {how}")
         if _base_metadata_mutated(up, tensor, tracer) and (writes or _history_is_regenerated(up, tensor)):
-            how = "after it was made: autograd makes its history anew"
-            _stop(tracer, f"{func} takes, with gradients, a view of what was turned in place {how}")
+            how = "after the view was made: autograd regenerates its history"
+            _stop(tracer, f"{func} uses, with autograd on, a view whose base's metadata was mutated {how}")
         strided = next((node for node in up if node.target in STRIDED), None)
         if strided is None or _is_of_base(strided, tensor, tracer):
             continue
         made = next(node for node in up if is_replayed(node))
         if writes or counted_since(made):
-            reason = f"{func} takes, with gradients, a view by as_strided of a view, in memory that is written"
-            raise Unsupported("SFX107", f"{reason}: autograd makes its history anew")
+            reason = f"{func} uses, with autograd on, an as_strided view of a view, in written storage"
+            raise Unsupported("SFX107", f"{reason}: autograd regenerates its history")
 
 
 def _stop(tracer: GraphRecorder, reason: str) -> None:
-    """Has the capture end, and not in two parts: behind a break it would be a view with its turn.
+    """Stops the capture of the whole step: after a break, the view would include its metadata mutation.
 
-    Not raised here: where autograd makes a history anew, an error ends the process.
+    Not raised here: an exception while autograd regenerates a history ends the process.
     """
     if tracer.stop is None:
         tracer.stop = Unsupported("SFX107", reason)
@@ -92,16 +93,16 @@ def _base_metadata_mutated(up: list[fx.Node], view: torch.Tensor, tracer: GraphR
 
 
 def _history_is_regenerated(up: list[fx.Node], view: torch.Tensor) -> bool:
-    """True if reading a view has autograd make its history anew."""
+    """Returns True if reading a view makes autograd regenerate its history."""
     return view.requires_grad and counted_since(next(filter(is_replayed, up)))
 
 
 _SQUEEZES = frozenset({aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims})
-"""Turns after which a gradient has the place of each element still: the engine gives it the size of the view."""
+"""Metadata mutations that keep each element's position in a gradient: the engine gives it the size of the view."""
 
 
 def _reads_otherwise(node: fx.Node) -> bool:
-    """True for a view that strides do not describe: a conjugate, a negative, or of another type."""
+    """Returns True for a view that strides do not describe: conjugate, negative, or of another dtype."""
     made, given = node.meta.get("val"), parent_of(node)
     source = given.meta.get("val") if given is not None else None
     if not safe_isinstance(made, torch.Tensor) or not safe_isinstance(source, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Cells and namespaces of the program: variables that the step reads and sets."""
+"""Shadows of cells and namespaces: variables that the step reads and sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CellRecord(Record):
     """A closure cell that existed before the capture.
 
     Attributes:
-        emptied: the step deleted the variable without having read what it held.
+        emptied: the step deleted the variable without reading its value.
     """
 
     NOTES = ("read", "initial", "value", "emptied")
@@ -53,7 +53,7 @@ class CellRecord(Record):
 
 
 class NamespaceRecord(Record):
-    """A module's globals: reads are guarded, writes are kept aside."""
+    """A module's globals: reads are guarded, writes are deferred."""
 
     NOTES = ("values", "snapshot")
 
@@ -83,10 +83,10 @@ class NamespaceRecord(Record):
         self.values[name] = value
 
     def delete(self, name: str) -> bool:
-        """True if the name was there."""
+        """Returns True if the name existed."""
         if self.get(name) is ABSENT:
             return False
-        if name not in self.snapshot:  # is there anything to take out of the namespace outside?
+        if name not in self.snapshot:  # must the name be deleted from the real namespace?
             self.values.pop(name, None)
             self.get(name)
         self.values[name] = ABSENT

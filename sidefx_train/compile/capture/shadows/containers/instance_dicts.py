@@ -1,4 +1,4 @@
-"""The ``__dict__`` of an instance, reached as a dict: one thing under two names."""
+"""The ``__dict__`` of an instance, read as a dict: the same data under two names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class InstanceDictRecord(Record):
-    """The ``__dict__`` of an outside instance; what the step does to it stands in the instance's record.
+    """The ``__dict__`` of an outside instance; the instance's record contains its changes.
 
-    It may be that of other instances too, which are known by the ``__dict__`` then.
+    If several instances share it, the record of the ``__dict__`` contains them.
     """
 
     def __init__(self, owner: InstanceRecord) -> None:
@@ -30,7 +30,7 @@ class InstanceDictRecord(Record):
 
 
 def note_instance_dict(heap: ShadowTableAPI, owner: InstanceRecord) -> None:
-    """Makes the ``__dict__`` of a new shadow known, or takes the shadow that its dict already has."""
+    """Registers the ``__dict__`` of a new shadow, or uses the existing shadow of that dict."""
     known = heap.by_real.get(id(owner.space))
     if not safe_isinstance(known, (DictRecord, InstanceDictRecord)):
         record = InstanceDictRecord(owner)
@@ -45,19 +45,19 @@ def note_instance_dict(heap: ShadowTableAPI, owner: InstanceRecord) -> None:
 
 
 def check_hidden_dict(heap: ShadowTableAPI, instance: Any) -> None:
-    """Refuses an instance whose class shows another ``__dict__``, if it may have attributes in its own.
+    """Refuses an instance whose class overrides ``__dict__``, if the instance's own dict may have attributes.
 
-    A container that keeps nothing but its items has none.
+    A container that holds nothing but its items has none.
     """
     if safe_isinstance(instance, dict):
         known = {id(type(instance)), *map(id, dict.keys(instance)), *map(id, dict.values(instance))}
         if all(id(item) in known for item in gc.get_referents(instance)):
             return
-    heap.refuse("SFX104", f"a {type(instance).__qualname__}, whose class shows another __dict__ than it has")
+    heap.refuse("SFX104", f"a {type(instance).__qualname__}, whose class overrides __dict__")
 
 
 def thread_dict(heap: ShadowTableAPI, local: Any) -> DictRecord:
-    """What a ``threading.local`` holds for the running thread."""
+    """Returns the record of a ``threading.local``'s dict in the running thread."""
     record = heap.record_of(local)
     if record is None:
         heap.refuse("SFX111", "uses a threading.local made in the step")
@@ -68,7 +68,7 @@ def thread_dict(heap: ShadowTableAPI, local: Any) -> DictRecord:
 
 
 def instance_dict_of(heap: ShadowTableAPI, instance: Any) -> dict[str, Any]:
-    """The ``__dict__`` of an instance of the trace, complete.
+    """Returns the completely filled ``__dict__`` of an instance of the trace.
 
     Raises:
         AttributeError: the instance has none.
@@ -80,6 +80,6 @@ def instance_dict_of(heap: ShadowTableAPI, instance: Any) -> dict[str, Any]:
         owner.fill()
     elif record is None:
         heap.new_namespaces[id(space)] = (space, instance)
-    else:  # an outside object that stands for itself: its dict does not
+    else:  # a pass-through object: its dict has a shadow
         return heap.shadow(space, heap.sources.slot(record.base, "__dict__"))  # type: ignore[no-any-return]
     return space

@@ -1,10 +1,11 @@
-"""Iterators of C classes: known by what they walk over and how far they are.
+"""Shadows of C iterators, given by their container and position.
 
-A part of a step gets those of the loops it is in the middle of. Each is shadowed by an iterator of the same class over
-shadows, at the same place; the epilogue advances the real one by as many items as the step took.
+A part of a step receives the iterators of loops that are running. The shadow of such an iterator is an iterator of the
+same class over shadows, at the same position; the epilogue advances the real one by as many items as the step took.
 
-That makes an entry for each place. Once a place has changed, and for iterators that do not tell theirs, the stand-in is
-an :class:`OutsideIterator`: the loop is advanced natively, between two parts that fit every round.
+This makes one entry per position. If the position has changed between calls, and for iterators that do not expose it,
+the shadow is an :class:`OutsideIterator`: the real iterator is advanced natively, between two parts that fit every
+iteration.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ITERATED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
 _SEQUENCES = tuple(type(iter(sequence)) for sequence in _ITERATED)
 _WRAPPERS = (enumerate, zip)
 TYPES: frozenset[type] = frozenset({*_SEQUENCES, *_WRAPPERS, type(reversed([]))})
-"""Classes whose instances can be shadowed."""
+"""Classes whose instances can be shadowed at their position."""
 
 REBUILT: frozenset[type] = TYPES | {
     type(iter({})),
@@ -41,7 +42,7 @@ REBUILT: frozenset[type] = TYPES | {
     type(iter({}.items())),
     type(iter(set())),
 }
-"""Classes whose instances, made in the step, can be made again outside."""
+"""Classes whose instances can be rebuilt outside if the step created them."""
 
 HANDED_ON: frozenset[type] = frozenset(
     {
@@ -71,11 +72,11 @@ HANDED_ON: frozenset[type] = frozenset(
         type(reversed({}.items())),
     }
 )
-"""Further such classes: they call functions, or walk over other iterators; outside, nobody looks into them."""
+"""More such classes: they call functions or iterate over other iterators; nothing inspects them outside."""
 
 
 OPAQUE: frozenset[type] = (HOLDERS | REBUILT | HANDED_ON) - TYPES
-"""Classes of iterators that do not tell where they are."""
+"""Classes of iterators that do not expose their position."""
 
 
 VIEWS: dict[type, Callable[[Any], Any]] = {
@@ -87,16 +88,16 @@ VIEWS: dict[type, Callable[[Any], Any]] = {
     type(reversed({}.items())): lambda table: reversed(dict.items(table)),
     type(iter(set())): iter,
 }
-"""What an iterator over a dict or set is made of, by its class."""
+"""The view of a dict or set that an iterator of this class runs over."""
 
 
 def iterated_container(iterator: Any) -> Any:
-    """The dict or set that an iterator over one walks over; ``None`` at its end."""
+    """Returns the dict or set of an iterator; ``None`` at its end."""
     return next((item for item in gc.get_referents(iterator) if safe_isinstance(item, (dict, set, frozenset))), None)
 
 
 def left_over(iterator: Any) -> int | None:
-    """How many items an iterator over a dict or set has left; ``None`` if that has changed its size since."""
+    """Returns the number of items left of an iterator over a dict or set; ``None`` if the container changed size."""
     try:
         return len(iterator.__reduce__()[1][0])
     except RuntimeError:
@@ -104,14 +105,14 @@ def left_over(iterator: Any) -> int | None:
 
 
 def walk(view: Callable[[Any], Any], container: Any, taken: int) -> Iterator[Any]:
-    """An iterator over a dict or set that has given its first items."""
+    """Returns an iterator over a dict or set, advanced by ``taken`` items."""
     iterator = iter(view(container))
     advance(iterator, taken)
     return iterator
 
 
 def iteration_is_invalid(view: Callable[[Any], Any]) -> Iterator[Any]:
-    """An iterator over a dict or set that has changed its size: to go on raises an error."""
+    """Returns an iterator over a dict or set that changed size: advancing it raises an error."""
     container: Any = {0} if view is iter else {0: 0}
     iterator = iter(view(container))
     container |= {1} if view is iter else {1: 1}
@@ -119,10 +120,10 @@ def iteration_is_invalid(view: Callable[[Any], Any]) -> Iterator[Any]:
 
 
 class OutsideIterator:
-    """Stands for an iterator that only the world outside can advance.
+    """Shadow of an iterator that only native code can advance.
 
     Args:
-        cls: its class.
+        cls: class of the iterator.
         refuse: stops the capture.
     """
 
@@ -139,7 +140,7 @@ class OutsideIterator:
         self.refuse()
 
     def __getattr__(self, name: str) -> Any:
-        """A method such as ``send``: calling it stops the capture."""
+        """Returns a method such as ``send``; calling it stops the capture."""
         return types.MethodType(_call_outside, self)
 
 
@@ -148,12 +149,12 @@ def _call_outside(iterator: OutsideIterator, *args: Any, **kwargs: Any) -> NoRet
 
 
 class ClosingIterator(OutsideIterator, ClosingStandIn):
-    """Stands for an outside iterator that runs code of the program when it dies; the program alone refers to it.
+    """Shadow of an outside iterator with a pending finally; only the program refers to the shadow.
 
     Args:
-        cls: its class.
+        cls: class of the iterator.
         refuse: stops the capture.
-        dropped: called when the program has no reference to it any more.
+        dropped: called when the program drops its last reference.
     """
 
     __slots__ = ("dropped",)
@@ -179,20 +180,20 @@ class IteratorRecord(Record):
         self.begun = position(shadow)
 
     def taken(self) -> int | None:
-        """How many items the step has taken; ``None`` if it came to the end."""
+        """Returns how many items the step has taken; ``None`` if it reached the end."""
         now = position(self.shadow)
         return None if now is None else now - (self.begun or 0)
 
 
 class ClosingRecord(Record):
-    """An iterator of which only the program holds the stand-in."""
+    """Record of an iterator whose shadow only the program refers to."""
 
     _held: weakref.ref[OutsideIterator]
 
     @property
     def shadow(self) -> OutsideIterator:  # type: ignore[override]
         held: OutsideIterator | None = self._held()
-        if held is None:  # it is also found elsewhere, and lives
+        if held is None:  # another reference keeps it alive
             held = self._kept = OutsideIterator(type(self.real), self._refuse)
             self._held = weakref.ref(held)
             self.heap.by_shadow[id(held)] = self
@@ -205,7 +206,7 @@ class ClosingRecord(Record):
 
 
 def position(iterator: Any) -> int | None:
-    """A number that grows by one with each item taken; ``None`` at the end."""
+    """Returns a number that grows by one with each item taken; ``None`` at the end."""
     made, arguments, *state = iterator.__reduce__()
     if made is enumerate:
         return None if position(arguments[0]) is None else int(arguments[1])
@@ -221,7 +222,7 @@ def position(iterator: Any) -> int | None:
 
 
 def advance(iterator: Iterator[Any], count: int | None) -> None:
-    """Takes ``count`` items, or all."""
+    """Takes ``count`` items, or all if it is ``None``."""
     if count is None:
         deque(iterator, maxlen=0)
     else:
@@ -230,14 +231,14 @@ def advance(iterator: Iterator[Any], count: int | None) -> None:
 
 
 def outside_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Record:
-    """The record of an iterator that the capture does not look into."""
+    """Returns the record of an iterator whose position is not shadowed."""
     heap.guard("type", source, type(real))
     return Record(heap, real, OutsideIterator(type(real), _refusal(heap, source)), source)
 
 
 def _refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
     def refuse() -> NoReturn:
-        code, why = ("SFX113", "goes on with a loop") if heap.is_part else ("SFX103", "advances the outside iterator")
+        code, why = ("SFX113", "continues a loop") if heap.is_part else ("SFX103", "advances the outside iterator")
         heap.refuse(code, f"{why} {source.label}")
 
     return refuse
@@ -246,12 +247,12 @@ def _refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
 def given_state(
     heap: ShadowTableAPI, state: list[tuple[Any, ...]], names: tuple[tuple[str, ...], ...]
 ) -> tuple[Any, ...]:
-    """Stand-ins of what the rest of a step is given, ``[cells, values]``; its code takes them out and keeps none.
+    """Returns shadows of a resume function's argument, ``[cells, values]``; its code empties the list.
 
     Args:
-        heap: the objects of the trace.
+        heap: the shadow table.
         state: the cells and values.
-        names: what the user calls them.
+        names: the user's names of them.
     """
     place = heap.sources.arg(0)
     parts = enumerate(zip(state, names, strict=True))
@@ -276,7 +277,7 @@ def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: t
 
 
 def shadow_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """The stand-in of an outside iterator, and everything it depends on guarded."""
+    """Returns the shadow of an outside iterator; guards everything it depends on."""
     heap.guard("type", source, type(real))
     reduced = real.__reduce__()
     whole = heap.sources.call(heap.sources.slot(source, "__reduce__"))
@@ -290,7 +291,7 @@ def shadow_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
             heap.guard("equal", place, part)
         elif type(real) in _WRAPPERS:
             if id(part) in heap.by_real or type(part) not in TYPES:
-                heap.refuse("SFX103", f"goes on with the outside iterator {source.label}, of another iterator")
+                heap.refuse("SFX103", f"continues the outside iterator {source.label}, which wraps another iterator")
             part = shadow_iterator(heap, part, place)
         else:
             part = heap.shadow(part, place)

@@ -1,4 +1,4 @@
-"""Lists and dicts of the program: what the step reads of them and leaves in them."""
+"""Shadows of lists and dicts: what the step reads and changes in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ListRecord(Record):
-    """A list or deque. Until something reads it, the shadow holds only what the step appended."""
+    """A list or deque. Until something reads it, the shadow contains only what the step appended."""
 
     NOTES = ("filled", "snapshot")
 
@@ -30,7 +30,7 @@ class ListRecord(Record):
         if self.filled:
             return
         if self.base.label in self.heap.specialization.unbounded_lists:
-            self.heap.refuse("SFX114", f"reads the whole of {self.base.label}, which grows from call to call")
+            self.heap.refuse("SFX114", f"reads all items of {self.base.label}, which gets longer at every call")
         self.filled = True
         base = list if safe_isinstance(self.shadow, list) else deque
         self.heap.guard("length", self.base, base.__len__(self.real))
@@ -47,7 +47,7 @@ class ListRecord(Record):
         base.extend(self.shadow, self.snapshot)
 
     def from_end(self, index: int) -> Any:
-        """The item at a negative index, read without the rest; :data:`ABSENT` if that cannot be."""
+        """Returns the item at a negative index without reading the others; :data:`ABSENT` if that is not possible."""
         if self.filled or not self.plain or type(self.real) is not list or index >= 0:
             return ABSENT
         if -index <= len(self.shadow):
@@ -58,7 +58,7 @@ class ListRecord(Record):
         return self.heap.shadow(self.real[outside], self.heap.sources.item(self.base, outside))
 
     def length(self) -> Any:
-        """The length, symbolic for a list that grows; ``None`` if that takes reading the whole."""
+        """Returns the length, symbolic for an unbounded list; ``None`` if all items must be read for it."""
         if self.filled or not self.plain or type(self.real) is not list:
             return None
         source = self.heap.sources.call(self.heap.sources.slot(self.base, "__len__"))
@@ -69,12 +69,12 @@ class ListRecord(Record):
 
     @property
     def appended(self) -> list[Any]:
-        """What an unread list has gained."""
+        """Returns the items appended to an unread list."""
         return [] if self.filled else list(self.shadow)
 
 
 class DictRecord(Record):
-    """A dict, OrderedDict or defaultdict; plain keys come in one by one until the whole is read."""
+    """A dict, OrderedDict or defaultdict; entries with plain keys are read one by one until all are needed."""
 
     NOTES = ("filled", "snapshot", "missing")
 
@@ -85,7 +85,7 @@ class DictRecord(Record):
         self.missing: set[Any] = set()
 
     def bring(self, key: Any) -> bool:
-        """Brings the entry of ``key`` in, if there is one; True if the shadow has the key afterwards."""
+        """Reads the entry of ``key``; returns True if the shadow has the key afterwards."""
         self._pin_written()
         if dict.__contains__(self.shadow, key):
             return True
@@ -102,7 +102,7 @@ class DictRecord(Record):
         return True
 
     def _pin_written(self) -> None:
-        """What the step wrote unread is about to be compared with what it reads."""
+        """Guards the keys that the step wrote unread before they are compared with the keys that it reads."""
         if not self.filled and dict.__len__(self.shadow) > len(self.snapshot):
             for key in base_of(self.shadow).__iter__(self.shadow):
                 if key not in self.snapshot:
@@ -135,13 +135,13 @@ class DictRecord(Record):
                 continue
             if key in changed:
                 base_of(self.shadow).__setitem__(self.shadow, key, changed.pop(key))
-                if key not in self.snapshot:  # written before it was ever read
+                if key not in self.snapshot:  # written before it was read
                     self.snapshot[key] = ABSENT
             else:
                 self._take(key, real_key)
         for key, value in changed.items():
             base_of(self.shadow).__setitem__(self.shadow, key, value)
-        self.snapshot = {key: self.snapshot[key] for key in order if key in self.snapshot}  # not in order of reading
+        self.snapshot = {key: self.snapshot[key] for key in order if key in self.snapshot}  # not in reading order
         self.filled = True
 
     def reset(self) -> None:
@@ -153,19 +153,19 @@ class DictRecord(Record):
         self.filled = False
 
     def length(self) -> int | None:
-        """Length without reading the contents, where nothing was written yet."""
+        """Returns the length without reading the contents, if nothing was written yet."""
         if self.filled or any(key not in self.snapshot for key in base_of(self.shadow).__iter__(self.shadow)):
             return None
         if len(self.snapshot) != dict.__len__(self.shadow):
             return None
         held = (item for entry in dict.items(self.real) for item in entry)
-        if any(safe_isinstance(item, weakref.ref) for item in held):  # entries go with what they refer to
+        if any(safe_isinstance(item, weakref.ref) for item in held):  # entries vanish with their referents
             return None
         self.heap.guard("length", self.base, dict.__len__(self.real))
         return dict.__len__(self.real)
 
     def same_entries(self) -> bool:
-        """True if the step changed nothing."""
+        """Returns True if the step changed nothing."""
         now = stored_entries(self.shadow)
         return len(now) == len(self.snapshot) and all(
             key in self.snapshot and self.snapshot[key] is value for key, value in now.items()

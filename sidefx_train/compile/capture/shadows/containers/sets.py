@@ -1,4 +1,4 @@
-"""Sets: their members, and the order they show them in, which comes from hashes and from what was done to the set."""
+"""Shadows of sets: members and iteration order, which depends on hashes and on the set's history."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 _ENTRY = 16
-"""Bytes that one place in the table of a set takes."""
+"""Bytes of one slot in the hash table of a set."""
 
 _ORDERS = 200
-"""Orders of insertion that are tried."""
+"""Limit of insertion orders that are tried."""
 
 _MOST_CHANGES = 64
-"""Changes to one set that are made again one by one."""
+"""Limit of changes to one set that are replayed one by one."""
 
 HIDDEN_FROM_AUTOGRAD = frozenset(
     {
@@ -35,7 +35,7 @@ HIDDEN_FROM_AUTOGRAD = frozenset(
         "__eq__", "__ne__", "__le__", "__lt__", "__ge__", "__gt__",
     }
 )  # fmt: skip
-"""Functions and methods to which the order of a set makes no difference."""
+"""Functions and methods whose result does not depend on a set's order."""
 
 HANDED_ON = HIDDEN_FROM_AUTOGRAD | frozenset(
     {
@@ -43,18 +43,18 @@ HANDED_ON = HIDDEN_FROM_AUTOGRAD | frozenset(
         "symmetric_difference_update", "copy", "set", "frozenset", "or_", "and_", "xor", "sub", "ior", "iand", "ixor",
     }
 )  # fmt: skip
-"""Those that make sets of sets besides."""
+"""The same, and functions that make sets of sets."""
 
 MembershipChange = tuple[Literal["add", "remove", "clear"], tuple[Any, ...]]
-"""What was done to a set, and the members concerned."""
+"""One change of a set, and its members."""
 
 
 class SetRecord(Record):
-    """A set. Until something reads it, the shadow holds only what the step added.
+    """A set. Until something reads it, the shadow contains only what the step added.
 
     Attributes:
-        unordered: the shadow shows its members in another order than the set outside.
-        membership_changes: what was added and removed since the members were last looked at; ``None`` if not kept.
+        unordered: the shadow iterates in another order than the real set.
+        membership_changes: changes since the members were last compared; ``None`` if they are not recorded.
         seen: the members at that time.
     """
 
@@ -88,7 +88,7 @@ class SetRecord(Record):
         self.seen = tuple(set.__iter__(self.shadow))
 
     def look(self) -> None:
-        """Notes what the last operation changed; called before the next one."""
+        """Records the changes of the last operation; called before the next one."""
         now = tuple(set.__iter__(self.shadow))
         if self.membership_changes is None or now == self.seen:
             return
@@ -105,12 +105,12 @@ class SetRecord(Record):
         self.seen = now
 
     def changes(self) -> tuple[MembershipChange, ...]:
-        """What to do to the set outside, in the program's turns where they are known: they decide its order."""
+        """Returns the changes to apply to the real set, in the program's order if known: they determine its order."""
         self.look()
         return self.net() if self.membership_changes is None else self.membership_changes
 
     def net(self) -> tuple[MembershipChange, ...]:
-        """Only what changed."""
+        """Returns only the net changes."""
         now = dict.fromkeys(set.__iter__(self.shadow))
         gone = tuple(member for member in self.snapshot if member not in now)
         new = tuple(member for member in now if member not in self.snapshot)
@@ -127,9 +127,9 @@ def _membership_changes(gone: tuple[Any, ...], new: tuple[Any, ...], emptied: bo
 
 
 def _arrangements(shadow: set[Any], real: set[Any], inside: list[Any]) -> Iterator[None]:
-    """Fills ``shadow`` with ``inside`` in ways that may give it the order of ``real``.
+    """Fills ``shadow`` with ``inside`` in ways that may reproduce the order of ``real``.
 
-    The order comes from the hashes, the size of the table, and which of two members with one place came first.
+    The order depends on the hashes, the size of the table, and the insertion order of colliding members.
     """
 
     def filled(members: Iterable[Any]) -> None:
@@ -137,7 +137,7 @@ def _arrangements(shadow: set[Any], real: set[Any], inside: list[Any]) -> Iterat
         set.update(shadow, members)
 
     if all(map(operator.is_, set.__iter__(real), inside)):
-        filled(real)  # the table itself, if it is of the usual size
+        filled(real)  # copies the table, if it has the default size
         yield
     for order in itertools.islice(itertools.permutations(inside), _ORDERS):
         filled(order)
@@ -147,39 +147,39 @@ def _arrangements(shadow: set[Any], real: set[Any], inside: list[Any]) -> Iterat
 
 
 def _table(real: Any) -> int:
-    """Bytes of a set's table outside of the object itself."""
+    """Returns the bytes of a set's table, without the object itself."""
     return int(real.__sizeof__() - type(real)().__sizeof__())
 
 
 def wide(made: set[Any], members: Iterable[Any], table: int) -> None:
-    """Fills a set with members in the places of a larger table.
+    """Fills a set with members at their slots of a larger table.
 
     Args:
-        made: the set.
-        members: what it is to hold.
-        table: bytes of the table.
+        made: the set to fill.
+        members: its members.
+        table: bytes of the larger table.
     """
     members = tuple(members)
     fillers = {object() for _ in range(table // _ENTRY // 2 - len(members) - 1)}
     set.clear(made)
     set.update(made, members)
-    set.update(made, fillers)  # first gives those that are there the places of the larger table
+    set.update(made, fillers)  # grows the table, which places the members
     set.difference_update(made, fillers)
 
 
 def wide_set(cls: Any, members: tuple[Any, ...], table: int) -> Any:
-    """A set or frozenset made by :func:`wide`."""
+    """Returns a set or frozenset made by :func:`wide`."""
     made: set[Any] = set()
     wide(made, members, table)
     return made if cls is set else cls(made)
 
 
 def insertion(container: Any) -> tuple[tuple[Any, ...], int] | None:
-    """How a set of plain values is made again so that it shows them in the same order.
+    """Returns how to rebuild a set of plain values with the same iteration order.
 
     Returns:
-        The members in the order of insertion, and the bytes of the table for :func:`wide_set`, 0 for the usual one;
-        ``None`` if no way was found.
+        The members in insertion order, and the table bytes for :func:`wide_set`, 0 for the default size; ``None`` if no
+        way was found.
     """
     cls, order = type(container), list(container)
     for tried in itertools.islice(itertools.permutations(order), _ORDERS):
@@ -190,7 +190,7 @@ def insertion(container: Any) -> tuple[tuple[Any, ...], int] | None:
 
 
 def by_address(heap: ShadowTableAPI, container: Any) -> bool:
-    """True if a set of the step's own shows objects in an order that their addresses outside decide."""
+    """Returns True if the order of a set of the step depends on addresses of outside objects."""
     return len(container) > 1 and any(_hashes_address(heap, member) for member in container)
 
 

@@ -1,4 +1,4 @@
-"""What C code finds in a value that it reads: items of containers, and what views and iterators walk over."""
+"""Traverses values as C code reads them: items of containers, and the containers of views and iterators."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _WALKERS = frozenset(
     | {types.MappingProxyType, functools.partial}
 )
 READ_BY_C = frozenset({types.SimpleNamespace})
-"""Classes of C whose instances are compared and printed by what stands in their ``__dict__``."""
+"""C classes whose instances are compared and printed by the contents of their ``__dict__``."""
 
 
 def held_by(value: Any) -> Iterable[Any]:
-    """What C code that reads ``value`` may look into, one level down."""
+    """Returns the objects that C code reading ``value`` may read, one level down."""
     if safe_isinstance(value, dict):
         return list(dict.values(value))
     for base in _BASES:
         if safe_isinstance(value, base):
-            return list(base.__iter__(value))  # past what a subclass makes of it
+            return list(base.__iter__(value))  # bypasses overridden methods
     cls = type(value)
     if cls in _WALKERS:
         return [held for held in gc.get_referents(value) if not callable(held)]
@@ -47,7 +47,7 @@ def held_by(value: Any) -> Iterable[Any]:
 
 
 def attributes_of(value: Any) -> list[Any]:
-    """The attributes that an object of a class written in Python has, in its ``__dict__`` and its slots."""
+    """Returns the attributes of an instance of a Python class, from its ``__dict__`` and its slots."""
     space = object.__getattribute__(value, "__dict__") if is_set(value, "__dict__") else {}
     slots = [name for name in slot_names(type(value)) if is_set(value, name)]
     return [*space.values(), *(object.__getattribute__(value, name) for name in slots)]

@@ -1,7 +1,7 @@
-"""NumPy arrays: inputs where they become tensors, guarded by their contents where NumPy code reads them.
+"""NumPy arrays: graph inputs where they become tensors, guarded by contents where NumPy code reads them.
 
-The shadow of an array is a copy that cannot be written. Shape, type and strides are guarded; contents only once
-something looks at them, so a batch of arrays that goes through ``torch.from_numpy`` is an input like any tensor.
+The shadow of an array is a read-only copy. Shape, dtype and strides are guarded; contents only once something reads
+them, so a batch of arrays that goes through ``torch.from_numpy`` is an input like any tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
 _MOST_COMPARED = 1 << 16
-"""Bytes of an array whose contents are guarded: comparing more takes as long as what a program does with them."""
+"""Bytes of an array whose contents are guarded: comparing more takes as long as the program's own work with them."""
 _WRITES = frozenset({"setitem", "delitem"})
 
 
@@ -30,9 +30,9 @@ class ArrayRecord(Record):
     """An array.
 
     Attributes:
-        tensor: the fake tensor over its memory, once the step has asked for one.
+        tensor: the fake tensor over its memory, if the step has created one.
         read: its contents are guarded.
-        shown: a deferred call will show its contents.
+        shown: a deferred call will print its contents.
     """
 
     def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source) -> None:
@@ -45,25 +45,25 @@ class ArrayRecord(Record):
         if not self.read:
             if self.real.nbytes > _MOST_COMPARED:
                 size = f"{self.real.nbytes / 2**20:.1f} MiB"
-                why = f"reads {self.source.label}, a NumPy array of {size}, which every call would compare"
+                why = f"reads {self.source.label}, a NumPy array of {size}, whose contents every call would compare"
                 self.heap.refuse("SFX104", why)
             self.read = True
             contents = self.heap.sources.call(self.heap.sources.slot(self.source, "tobytes"))
             self.heap.guard("equal", contents, self.real.tobytes())
 
     def look(self, name: str) -> None:
-        """The step reads the attribute ``name``."""
+        """Called when the step reads the attribute ``name``."""
         if name not in _METADATA and not callable(getattr(self.shadow, name)):
             self.fill()
 
     def operate(self, name: str) -> None:
-        """The step applies an operator to the array."""
+        """Called when the step applies an operator to the array."""
         if name in _WRITES or (name.startswith("i") and name[1:] in _IN_PLACE):
             self.heap.refuse("SFX104", f"writes into {self.source.label}, a NumPy array")
         self.fill()
 
     def as_tensor(self) -> torch.Tensor:
-        """A fake tensor over the array's memory, as ``torch.from_numpy`` makes it."""
+        """Returns a fake tensor over the array's memory, like ``torch.from_numpy``."""
         if self.tensor is not None:
             return self.tensor.detach()
         with compat.real_world():
@@ -78,37 +78,37 @@ class ArrayRecord(Record):
 
 
 class MadeArrays:
-    """Arrays made in the step over whose memory it made tensors: constants of the graph, which share nothing with them.
+    """Arrays created in the step with tensors over their memory: constants of the graph that share no memory with them.
 
-    That is exact as long as neither is written afterwards and the array does not leave the step.
+    This is exact as long as neither is written afterwards and the array does not leave the step.
     """
 
     def __init__(self) -> None:
         self._made: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], torch.Tensor]] = []
 
     def substitute(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """What the constant is to be made of: a copy where it can have the array's strides."""
+        """Returns the data of the constant: a copy if it can have the array's strides."""
         copy = array.copy(order="K")
         return copy if copy.strides == array.strides else array
 
     def note(self, array: np.ndarray[Any, Any], tensor: torch.Tensor) -> None:
-        """``tensor`` lies over an array's memory."""
+        """Records that ``tensor`` views an array's memory."""
         self._made.append((array, array.copy(), tensor))
 
     def check(self, heap: ShadowTableAPI, writes: WriteLog) -> None:
-        """Refuses what could show that the tensors share no memory with the arrays; to be called once, at the end."""
+        """Refuses a step that could observe the missing memory sharing; called once, at the end."""
         if any(array.tobytes() != contents.tobytes() for array, contents, _ in self._made):
-            heap.refuse("SFX104", "writes into a NumPy array made in the step behind a tensor over its memory")
+            heap.refuse("SFX104", "writes to a NumPy array made in the step that shares memory with a tensor")
         if any(writes.to(tensor) for _, _, tensor in self._made):
             heap.refuse("SFX104", "writes through a tensor to a NumPy array made in the step")
         owners = [weakref.ref(_owner(array)) for array, _, _ in self._made]
         self._made.clear()
         if any(owner() is not None for owner in owners):
-            heap.refuse("SFX104", "a NumPy array made in the step leaves it, with a tensor over its memory")
+            heap.refuse("SFX104", "a NumPy array made in the step leaves it and shares memory with a tensor")
 
 
 def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array whose memory it is."""
+    """Returns the array that owns the memory."""
     return array.base if isinstance(array.base, np.ndarray) else array
 
 
@@ -118,7 +118,7 @@ _IN_PLACE = frozenset(
 
 
 def array_shadow(heap: ShadowTableAPI, real: np.ndarray[Any, Any], source: Source) -> ArrayRecord:
-    """The record of an array, with its metadata guarded."""
+    """Returns the record of an array, with its metadata guarded."""
     heap.guard("type", source, np.ndarray)
     for name in ("dtype", "shape", "strides"):
         heap.guard("equal", heap.sources.slot(source, name), getattr(real, name))

@@ -1,4 +1,4 @@
-"""Exceptions from outside: those that a part of a step goes on handling, and what was handled around the step."""
+"""Shadows of outside exceptions: those that a part continues to handle, and the one handled around the step."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class ExceptionRecord(InstanceRecord):
     begun: tuple[Any, ...] = ()
 
     def state(self) -> tuple[Any, ...]:
-        """What raising it, or raising something else from it, changes."""
+        """Returns everything that raising it, or raising another exception from it, changes."""
         error = self.shadow
         return error.args, error.__cause__, error.__context__, error.__suppress_context__, error.__traceback__
 
     def raised_again(self) -> bool:
-        """True if the step has changed it otherwise than by attributes."""
+        """Returns True if the step has changed it other than by attributes."""
         return any(now is not then for now, then in zip(self.state(), self.begun, strict=True))
 
 
 def fields_of(cls: type) -> list[str]:
-    """What exceptions of C classes keep outside their ``args``, such as ``StopIteration.value``."""
+    """Returns the fields of C exception classes outside ``args``, such as ``StopIteration.value``."""
     if issubclass(cls, BaseExceptionGroup):
         return []
     kinds = [base for base in cls.__mro__ if is_static(base) and base is not BaseException]
@@ -39,7 +39,7 @@ def fields_of(cls: type) -> list[str]:
 
 
 def exception_record(heap: ShadowTableAPI, real: BaseException, source: Source, base: Source) -> ExceptionRecord:
-    """The record of an exception, everything that tells how it was raised guarded; its traceback is the real one."""
+    """Returns the record of an exception, with guards on how it was raised; its traceback is the real one."""
     cls = type(real)
     sources = heap.sources
     args = heap.shadow(real.args, sources.slot(base, "args"))
@@ -47,7 +47,7 @@ def exception_record(heap: ShadowTableAPI, real: BaseException, source: Source, 
     shadow = _group(heap, real, base) if issubclass(cls, BaseExceptionGroup) else maker.__new__(cls, *args)
     shadow.args = args
     record = ExceptionRecord(heap, real, shadow, source, base)
-    heap.by_real[id(real)] = heap.by_shadow[id(shadow)] = record  # contexts may lead back to it
+    heap.by_real[id(real)] = heap.by_shadow[id(shadow)] = record  # contexts may refer back to it
     for name in (*CHAIN, *fields_of(cls)):
         value = getattr(real, name)
         if value is None:
@@ -62,7 +62,7 @@ def exception_record(heap: ShadowTableAPI, real: BaseException, source: Source, 
 
 
 def _group(heap: ShadowTableAPI, real: Any, base: Source) -> BaseException:
-    """A group of the stand-ins of what a group holds."""
+    """Returns an exception group of the shadows of a group's exceptions."""
     sources = heap.sources
     inside = heap.shadow(real.exceptions, sources.slot(base, "exceptions"))
     heap.shadow(real.message, sources.slot(base, "message"))

@@ -1,8 +1,8 @@
-"""Tensors that a step gives other memory: ``t.data = x``, ``t.set_(x)``, a ``resize_`` past the end of the memory.
+"""Storage replacement in a step: ``t.data = x``, ``t.set_(x)``, a ``resize_`` past the end of the storage.
 
-The stand-in takes over the other's memory, as eager's tensor does, and what is computed from it is computed from a view
-of the other. A tensor from outside keeps a stand-in for the memory that it had (``TensorRecord.home``): the real one is
-given its new memory in the epilogue, before anything else is changed.
+The fake tensor takes the other tensor's storage, as in eager, and later operations on it are recorded on a view of the
+other tensor. An outside tensor keeps a second fake for its entry storage (``TensorRecord.home``). The epilogue replaces
+the storage of the real tensor before any other effect.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ aten = torch.ops.aten
 
 
 class GivenMemory:
-    """What is known of such tensors.
+    """Tensors whose storage the step replaced.
 
     Args:
-        heap: their stand-ins.
+        heap: the shadow table.
 
     Attributes:
-        owners: tensors that were given memory, by the nodes of the values they were given.
-        count: how often one was.
-        warn: warns of what the program does where it is.
+        owners: those tensors, by the node of the value that provided the storage.
+        count: number of replacements.
+        warn: issues a warning at the program's current line.
     """
 
     def __init__(self, heap: ShadowTableAPI) -> None:
@@ -49,14 +49,15 @@ class GivenMemory:
         self._replaced: list[TensorRecord] = []
 
     def assign(self, tensor: torch.Tensor, value: Any) -> None:
-        """``tensor.data = value``."""
+        """Runs ``tensor.data = value``."""
         if not isinstance(value, torch.Tensor) or not self.heap.tracer.has_node(value):
             tensor.data = value  # raises
-            self.heap.refuse("SFX108", "assigns Tensor.data something that the step has not computed")
+            self.heap.refuse("SFX108", "assigns to Tensor.data a value that is not a tensor of the step")
         self._give(tensor, value, "assigns Tensor.data")
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``set_`` and ``resize_`` as the dispatcher sees them; the tensor, or ``None`` for any other operation."""
+        """Handles ``set_`` and ``resize_`` in the dispatcher; returns the tensor, or ``None`` for any other
+        operation."""
         if func.overloadpacket is not aten.set_:
             return self._filled(func, args, kwargs) if any(a.is_out for a in func._schema.arguments) else None
         if func is aten.set_.source_Tensor:
@@ -77,7 +78,7 @@ class GivenMemory:
         self.heap.refuse("SFX108", "calls set_ with a storage")
 
     def _filled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation with ``out=`` to tensors of other sizes than the result's, which are resized for it."""
+        """Runs an operation whose ``out=`` tensors have other sizes than the results and are resized."""
         given = {a.name: kwargs[a.name] for a in func._schema.arguments if a.is_out and a.name in kwargs}
         if not all(map(_is_sized, given.values())):
             return None
@@ -88,7 +89,7 @@ class GivenMemory:
         places = {_storage(given[name]) for name in resized}
         others = [*_tensors(args), *(out for name, out in given.items() if name not in resized)]
         if any(_storage(read) in places for read in others) or len(places) < len(resized):
-            self.heap.refuse("SFX108", "reads what an operation with out= writes, and resizes")
+            self.heap.refuse("SFX108", "reads a tensor in the storage that an operation with out= resizes")
         made = {name: torch.empty(0, dtype=given[name].dtype, device=given[name].device) for name in resized}
         func(*args, **{**kwargs, **made})
         for name in (name for name in given if name in resized):
@@ -99,14 +100,14 @@ class GivenMemory:
         return tuple(given.values()) if len(given) > 1 else next(iter(given.values()))
 
     def _fill(self, out: torch.Tensor, value: torch.Tensor) -> None:
-        """Gives an empty tensor the memory that a result is in."""
+        """Gives an empty tensor the storage of a result."""
         if value.shape != out.shape:
             self._alone(out)
             self._give(out, value, "calls an operation with out=")
             self._resized[id(out)] = value
 
     def _refill(self, out: torch.Tensor, value: torch.Tensor) -> None:
-        """Resizes a tensor with elements, of which torch warns, and writes a result to it."""
+        """Resizes a non-empty tensor, with torch's warning, and writes a result to it."""
         if self.warn is not None:
             head, rest = _warned().split("[1]")
             middle, tail = rest.split("[2]")
@@ -118,22 +119,22 @@ class GivenMemory:
     def _misfits(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, torch.Tensor]
     ) -> set[str]:
-        """Names of tensors with elements that are to be written, of other sizes than what is to be written to them."""
+        """Returns the names of non-empty output tensors whose sizes differ from their results'."""
         held = {name: out for name, out in given.items() if out.numel() > 0}
         if not held or self.warn is None:
             return set()
         if torch.Tag.dynamic_output_shape in func.tags:
-            self.heap.refuse("SFX108", f"{func} writes, to a tensor with elements, a result of a size not known before")
+            self.heap.refuse("SFX108", f"{func} writes a result of data-dependent size to a non-empty tensor")
         made = {name: torch.empty(0, dtype=out.dtype, device=out.device) for name, out in given.items()}
         with compat.no_recording(), torch.no_grad():
             func(*args, **{**kwargs, **made})
-        # Stand-ins of some kernels leave an empty output as it is.
+        # Some fake kernels leave an empty output unchanged.
         sized = [name for name in held if _is_sized(made[name]) and made[name].numel() > 0]
         found = {name for name in sized if made[name].shape != held[name].shape}
         if found and any(out.requires_grad for out in given.values()):
             self._refuse(f"{func} resizes a tensor that requires gradients", None)
         if found and _types_of(func, args, kwargs) != tuple(out.dtype for out in given.values()):
-            self._refuse(f"{func} resizes a tensor of another type than the result's", None)
+            self._refuse(f"{func} resizes a tensor of another dtype than the result", None)
         return found
 
     def _is_empty(self, out: Any) -> bool:
@@ -141,7 +142,7 @@ class GivenMemory:
         return known and type(out.numel()) is int and out.numel() == 0
 
     def grow(self, tensor: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-        """A ``resize_`` that needs more memory; what the tensor's memory held stays at its beginning."""
+        """Runs a ``resize_`` that needs a larger storage; the contents stay at its beginning."""
         whole = self._alone(tensor)
         memory = torch.empty(math.prod(size), dtype=tensor.dtype, device=tensor.device)
         memory[: whole.numel()].copy_(whole)
@@ -150,19 +151,19 @@ class GivenMemory:
         return tensor
 
     def _alone(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All of a tensor's memory, of which nothing but the tensor knows."""
-        what = "resizes, past the end of its memory, a tensor"
+        """Returns a flat view of a tensor's storage, which no other tensor may share."""
+        what = "resizes, past the end of its storage, a tensor"
         if not tensor.is_contiguous() or tensor.storage_offset() or tensor._is_view():
             self.heap.refuse("SFX108", f"{what} that is a view, or not contiguous")
         if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize:
-            self.heap.refuse("SFX108", f"{what} that does not fill its memory")
+            self.heap.refuse("SFX108", f"{what} that does not fill its storage")
         place = _storage(tensor)
         others = [other for other in compat.tracked_tensors(self.heap.tracer.tracer).values() if other is not tensor]
         record = self.heap.record_of(tensor)
         if isinstance(record, TensorRecord) and record.home is not None:
-            self.heap.refuse("SFX108", f"{what} that was given other memory before")
+            self.heap.refuse("SFX108", f"{what} whose storage was replaced before")
         if any(_storage(other) == place for other in others):
-            self.heap.refuse("SFX108", f"{what} whose memory others are in")
+            self.heap.refuse("SFX108", f"{what} whose storage other tensors share")
         return compat.alias_hidden_from_autograd(tensor).view(-1)
 
     def _give(self, tensor: torch.Tensor, value: torch.Tensor, what: str) -> None:
@@ -170,18 +171,18 @@ class GivenMemory:
         record = self.heap.record_of(tensor)
         view = record.real if isinstance(record, TensorRecord) else tensor
         if view._is_view():
-            self._refuse(f"{what} of a view", None)  # autograd makes its history anew in the layout it has when asked
+            self._refuse(f"{what} of a view", None)  # autograd regenerates its history in the layout at that time
         if tensor.device != value.device or value.layout is not torch.strided:
-            self._refuse(f"{what}, with memory of another kind", record)
+            self._refuse(f"{what}, with storage of another kind", record)
         if any(each.is_conj() or each.is_neg() or each.is_inference() for each in (tensor, value)):
             self._refuse(f"{what} of a conjugate, negative or inference tensor", record)
         if tensor.grad_fn is not None and (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
-            self._refuse(f"{what} of a tensor with a history, to another shape or type", record)
+            self._refuse(f"{what} of a tensor with an autograd history, to another shape or dtype", record)
         if record is None and self._is_counted_with_others(tensor):
-            self._refuse(f"{what} of a tensor whose version counter others have", record)
+            self._refuse(f"{what} of a tensor whose version counter is shared", record)
         if isinstance(record, TensorRecord):
             if record.edge is not None:
-                self._refuse(f"{what} of a tensor that was made outside with a history", record)
+                self._refuse(f"{what} of a tensor with an autograd history from outside", record)
             self._leave_home(record)
         data = tracer.data_of(value)
         tensor.data = data
@@ -198,7 +199,7 @@ class GivenMemory:
 
     def _refuse(self, reason: str, record: Any) -> None:
         stop = Unsupported("SFX108", reason, self.heap.locate())
-        stop.whole = record is None  # what was computed from it knows its old memory
+        stop.whole = record is None  # earlier results refer to its old storage
         raise stop
 
     def _leave_home(self, record: TensorRecord) -> None:
@@ -210,7 +211,7 @@ class GivenMemory:
         compat.track(record.home, fx.Proxy(tracer.node_of(record.shadow), tracer.tracer), tracer.tracer)
 
     def finish(self) -> None:
-        """Takes note of where the tensors from outside are when the step has ended."""
+        """Records the storage of outside tensors at the end of the step."""
         for record in self.replaced():
             if record.given is not None:
                 continue
@@ -225,17 +226,17 @@ class GivenMemory:
                 and record.grown
                 and (grown.numel() != record.shadow.numel() or not _covers_buffer(record))
             ):
-                self.heap.refuse("SFX108", f"{record.source.label} was resized, and does not fill its memory any more")
+                self.heap.refuse("SFX108", f"{record.source.label} was resized, and does not fill its storage any more")
 
     def record_of(self, tensor: torch.Tensor) -> TensorRecord | None:
-        """The record of a stand-in, also of one for the memory that a tensor from outside had."""
+        """Returns the record of a fake tensor, also of one for an outside tensor's entry storage."""
         record = self.heap.record_of(tensor)
         if isinstance(record, TensorRecord):
             return record
         return next((each for each in self._replaced if each.home is tensor), None)
 
     def replaced(self) -> tuple[TensorRecord, ...]:
-        """Tensors from outside that have been given other memory."""
+        """Returns the outside tensors whose storage was replaced."""
         return tuple(self._replaced)
 
 
@@ -244,7 +245,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors among arguments, also in lists."""
+    """Yields the tensors among arguments, also in lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -253,13 +254,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_sized(out: Any) -> bool:
-    """True for a dense tensor whose sizes are numbers."""
+    """Returns True for a dense tensor without symbolic sizes."""
     dense = isinstance(out, torch.Tensor) and out.layout is torch.strided
     return dense and all(type(n) is int for n in (*out.shape, *out.stride(), out.storage_offset()))
 
 
 def _types_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype, ...]:
-    """Types of an operation's results where they are made anew; torch warns twice where others are given."""
+    """Returns the dtypes of newly allocated results; torch warns twice if the outputs' differ."""
     new = without_outs(func)
     if new is None:
         return ()
@@ -271,7 +272,7 @@ def _types_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 @functools.cache
 def _warned() -> str:
-    """What torch says where an ``out=`` with elements is resized, of sizes ``[1]`` and ``[2]``."""
+    """Returns torch's warning for a resized non-empty ``out=`` tensor, for sizes ``[1]`` and ``[2]``."""
     with compat.real_world(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         torch.neg(torch.zeros(2), out=torch.zeros(1))

@@ -1,4 +1,4 @@
-"""Stand-ins of tensors, and what is guarded of them."""
+"""Creates fake tensors for outside tensors, with their guards."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 MARK = "_sidefx_dynamic"
-"""Attribute of a tensor that holds its dynamic dimensions."""
+"""Attribute of a tensor with its dynamic dimensions."""
 
 
 def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> Any:
-    """A stand-in of a tensor: a fake tensor, which is an input of the graph."""
+    """Returns the shadow of a tensor: a fake tensor, which is an input of the graph."""
     if type(real) not in PLAIN_TENSORS:
         refuse_if_distributed(real, source.label, heap.locate())
         heap.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
     if real._is_zerotensor():
-        heap.refuse("SFX109", f"{source.label} is a tensor of zeros without memory")
+        heap.refuse("SFX109", f"{source.label} is a tensor of zeros without storage")
     if real.is_quantized:
         heap.refuse("SFX109", f"{source.label} is quantized ({real.dtype})")
     if real.layout is not torch.strided:
         heap.refuse("SFX109", f"{source.label} has layout {real.layout}")
     try:
-        with compat.real_world():  # autograd may make its node anew
+        with compat.real_world():  # autograd may regenerate its node
             real.grad_fn  # noqa: B018
-    except RuntimeError as error:  # autograd forbids some views of several to be looked at
-        heap.refuse("SFX109", f"{source.label} has no stand-in: {error}")
+    except RuntimeError as error:  # autograd forbids reading some multi-output views
+        heap.refuse("SFX109", f"{source.label} has no fake tensor: {error}")
     if real._base is not None and compat.storage_address(real._base) != compat.storage_address(real):
-        heap.refuse("SFX109", f"{source.label} is a view that was given other memory (.data)")
+        heap.refuse("SFX109", f"{source.label} is a view whose storage was replaced (.data)")
     address = compat.storage_address(real)
     for other in heap.memory.replaced():
         if other.real is real._base or (compat.storage_address(other.real) == address and other.grown):
-            reason = f"{source.label} is read in the memory of {other.source.label}, which was given other memory"
+            reason = f"{source.label} shares storage with {other.source.label}, whose storage was replaced"
             heap.refuse("SFX109", reason)
     resized = not safe_isinstance(real, torch.nn.Parameter) and any(
         label == source.label for label, _ in heap.specialization.dynamic_sizes
@@ -68,9 +68,9 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     base_fake = _base_fake(heap, real if real._base is None else real._base) if not dynamic else None
     try:
         fake = heap.tracer.add_tensor(real, kind, source.label, dynamic, base_fake)
-    except (RuntimeError, AssertionError) as error:  # a view of another type than its base, or of a leaf that
-        # began to require gradients after its first stand-in was made: torch can make no fake of it
-        heap.refuse("SFX109", f"{source.label} has no stand-in: {error}")
+    except (RuntimeError, AssertionError) as error:  # a view of another dtype than its base, or of a leaf that
+        # began to require gradients after its first fake was made: torch cannot create a fake of it
+        heap.refuse("SFX109", f"{source.label} has no fake tensor: {error}")
     heap.guard("tensor", place, _facts(heap, real, fake, place))
     record = TensorRecord(heap, real, fake, place, kind)
     heap.register(record)
@@ -91,11 +91,11 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
 
 
 def _base_fake(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """A detached tensor and the stand-in of another whose version counter it shares, if there is one."""
+    """Returns (detached tensor, fake of a tensor that shares its version counter), or ``None``."""
     if id(real) in heap.by_real or type(real) is not torch.Tensor or not real.is_leaf or real._is_view():
         return None
     for other in heap.in_memory.get(compat.storage_address(real), ()):
-        if other.real._base is real:  # which has a stand-in, made with that of its view
+        if other.real._base is real:  # its fake was created with that of its view
             return None
         plain = not any(t.is_conj() or t.is_neg() for t in (other.real, real))
         fixed = all(safe_isinstance(size, int) for size in other.shadow.shape)
@@ -105,7 +105,7 @@ def _base_fake(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _dynamic(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> frozenset[int]:
-    """Dimensions whose size is symbolic; sizes 0 and 1 never are."""
+    """Returns the dimensions with symbolic size; sizes 0 and 1 are never symbolic."""
     dims = {dim for label, dim in heap.specialization.dynamic_sizes if label == source.label} | marked_dims(real)
     if heap.specialization.all_dynamic and source.from_arguments:
         dims |= set(range(real.dim()))
@@ -113,7 +113,7 @@ def _dynamic(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> frozen
 
 
 def _facts(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source: Source) -> TensorFacts:
-    """What is guarded of a tensor; symbolic sizes and strides are guarded by conditions."""
+    """Returns the guarded metadata of a tensor; conditions guard symbolic sizes and strides."""
     facts = TensorFacts.of(real)
     shape, stride = list(facts.shape), list(facts.stride)
     for kind, values, symbols in (("shape", shape, fake.shape), ("stride", stride, fake.stride())):
@@ -128,7 +128,7 @@ def _facts(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source:
 
 
 def _carry_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
-    """Carries the hooks that a leaf has at entry to its shadow."""
+    """Copies the hooks that a leaf has at entry to its shadow."""
     for name, register in (
         ("_backward_hooks", fake.register_hook),
         ("_post_accumulate_grad_hooks", fake.register_post_accumulate_grad_hook),
@@ -144,7 +144,7 @@ def _carry_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, s
 def _carry_accumulation_hooks(
     heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, record: TensorRecord
 ) -> None:
-    """Carries the hooks of the node that accumulates a leaf's gradient to that of its shadow."""
+    """Copies the hooks of a leaf's ``AccumulateGrad`` node to that of its shadow."""
     heap.leaves.append(record)
     with compat.real_world():
         before, behind = compat.node_hooks.of_leaf(real)
@@ -152,7 +152,7 @@ def _carry_accumulation_hooks(
         return
     record.accumulator_hooked = True
     node = compat.accumulator_of(fake)
-    heap.accumulators.append(node)  # its tensor does not keep it
+    heap.accumulators.append(node)  # its tensor does not keep it alive
     for dicts, register in ((before, node.register_prehook), (behind, node.register_hook)):
         if dicts is not None:
             label = f"the hooks of the node that accumulates {record.source.label}.grad"
@@ -165,7 +165,7 @@ def _carry_accumulation_hooks(
 
 
 def guard_accumulation_hooks(heap: ShadowTableAPI) -> None:
-    """Guards that the nodes which accumulate gradients have the hooks that they had."""
+    """Guards the hooks of ``AccumulateGrad`` nodes."""
     if heap.leaves:
         held = [record.real for record in heap.leaves if record.kind == "static"]
         asked = compat.AccumulationHooks(held, others=len(held) < len(heap.leaves))
@@ -176,5 +176,5 @@ def guard_accumulation_hooks(heap: ShadowTableAPI) -> None:
 
 
 def marked_dims(tensor: torch.Tensor) -> set[int]:
-    """Dimensions given to :func:`sidefx_train.mark_dynamic`."""
+    """Returns the dimensions passed to :func:`sidefx_train.mark_dynamic`."""
     return set(getattr(tensor, MARK, ()))

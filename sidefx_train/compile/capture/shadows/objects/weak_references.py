@@ -1,9 +1,9 @@
 """Weak references during a capture.
 
-A weak reference of the trace refers to a shadow. It must not call anybody back when the shadow dies after the capture,
-so one with a callback is a :class:`ShadowRef`, which remembers the callback for the epilogue. The callback is
-interpreted where an object of the step's own dies in the step. Where the key of an entry that the step leaves in a dict
-from outside has died all the same, the callback should have run: such a step is refused.
+A weak reference of the trace refers to a shadow. Its callback must not run when the shadow is finalized after the
+capture, so one with a callback is a :class:`ShadowRef`, which keeps the callback for the epilogue. If an object created
+in the step is finalized in the step, the callback is interpreted. A step is refused if the key of an entry that it
+leaves in an outside dict was finalized: the callback would have removed the entry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ShadowRef(weakref.ref):  # type: ignore[type-arg]
-    """A reference that has a callback outside."""
+    """A reference whose real counterpart has a callback."""
 
     __slots__ = ("callback",)
 
@@ -37,26 +37,26 @@ class ShadowRef(weakref.ref):  # type: ignore[type-arg]
 
 
 def check_keys(heap: ShadowTableAPI, base: Source, keys: Iterable[Any]) -> None:
-    """Refuses to leave an entry in a dict whose key died in the step: its callback would have taken it out."""
+    """Refuses to leave an entry in a dict whose key was finalized in the step: its callback would have removed it."""
     if any(safe_isinstance(key, ShadowRef) and key() is None for key in keys):
-        heap.refuse("SFX104", f"puts an object into {base.label} that dies in the step and calls back there")
+        heap.refuse("SFX104", f"puts a key into {base.label} that is finalized in the step, with a weakref callback")
 
 
 def calls_back(target: Any) -> bool:
-    """True if the death of an outside object runs code of the program, not just that of a weak container."""
+    """Returns True if finalizing an outside object runs code of the program, not only that of a weak container."""
     callbacks = [_callback_of(ref) for ref in weakref.getweakrefs(target)]
     return any(call is not None and not is_library(getattr(call, "__module__", None) or "") for call in callbacks)
 
 
 def _callback_of(ref: Any) -> Any:
-    """Who is called when what a reference, or a proxy, leads to dies: an attribute of a proxy is that of the object."""
+    """Returns the callback of a reference or proxy; attributes of a proxy are those of its referent."""
     if issubclass(type(ref), weakref.ReferenceType):
         return ref.__callback__
     return next(iter(gc.get_referents(ref)), None)
 
 
 def shadow_of(heap: ShadowTableAPI, real: Any, base: Source) -> Any:
-    """The stand-in of an outside reference; itself where it is dead, or refers to what stands for itself."""
+    """Returns the shadow of an outside reference; the reference itself if it is dead or its referent passes through."""
     target = real()
     place = heap.sources.call(base)
     if target is None:
@@ -70,7 +70,7 @@ def shadow_of(heap: ShadowTableAPI, real: Any, base: Source) -> Any:
 
 
 def real_ref(heap: ShadowTableAPI, ref: Any) -> Any:
-    """A real reference equal to one of the trace, :data:`ABSENT` if it refers to an object made in the step."""
+    """Returns a real reference equal to a traced one, :data:`ABSENT` if its referent was created in the step."""
     target = ref()
     record = heap.record_of(target) if target is not None else None
     return ABSENT if record is None else weakref.ref(record.real)

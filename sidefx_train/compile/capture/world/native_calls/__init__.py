@@ -1,1 +1,1 @@
-"""C functions that the capture runs its own way."""
+"""C functions that the capture handles specially."""

@@ -1,4 +1,4 @@
-"""C-level behaviour that has to know of shadows: container methods, nn.Module attributes, symbolic numbers."""
+"""C functions that must handle shadows: container methods, nn.Module attributes, symbolic numbers."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _PLAIN_HOOKS = {name: vars(torch.nn.Module)[name] for name in ("__getattr__", "_
 
 
 def _plain_lookup(world: CaptureContext, cls: type, name: str) -> bool:
-    """True if the class leaves ``name`` (an attribute hook) as ``nn.Module`` defines it."""
+    """Returns True if the class inherits ``name`` (an attribute hook) from ``nn.Module``."""
     return world.class_attr(cls, name) is _PLAIN_HOOKS[name]
 
 
 def module_getattr(world: CaptureContext, obj: Any, name: str) -> Any:
-    """Parameters, buffers and submodules, which ``nn.Module`` keeps in dicts of its own."""
+    """Loads parameters, buffers and submodules, which ``nn.Module`` stores in its own dicts."""
     cls = type(obj)
     if name == "__dict__" or world.class_attr(cls, name) is not ABSENT:
         return ABSENT
@@ -64,7 +64,7 @@ def module_getattr(world: CaptureContext, obj: Any, name: str) -> Any:
         record = world.heap.dict_record(entries)
         if record is not None and not record.filled:
             if name not in entries and name not in record.snapshot and not dict.__contains__(record.real, name):
-                continue  # where it is instead is guarded; a name cannot be in two of the dicts
+                continue  # the dict that contains it is guarded; a name cannot be in two of them
             if record.bring(name):
                 return dict.__getitem__(entries, name)
         elif name in entries:
@@ -73,7 +73,7 @@ def module_getattr(world: CaptureContext, obj: Any, name: str) -> Any:
 
 
 def module_setattr(world: CaptureContext, obj: Any, name: str, value: Any) -> bool:
-    """The default ``nn.Module.__setattr__`` for everything but new parameters and submodules."""
+    """Runs the default ``nn.Module.__setattr__`` except for new parameters and submodules."""
     if not _plain_lookup(world, type(obj), "__setattr__") or world.class_attr(type(obj), name) is not ABSENT:
         return False
     if safe_isinstance(value, (torch.nn.Parameter, torch.nn.Module)):
@@ -93,7 +93,7 @@ def module_setattr(world: CaptureContext, obj: Any, name: str, value: Any) -> bo
 
 
 def module_delattr(world: CaptureContext, obj: Any, name: str) -> bool:
-    """Deletion of a plain attribute; members go through ``nn.Module.__delattr__``."""
+    """Deletes a plain attribute; ``nn.Module.__delattr__`` deletes members."""
     if not _plain_lookup(world, type(obj), "__delattr__") or world.instance_attr(obj, name) is ABSENT:
         return False
     world.del_instance_attr(obj, name)
@@ -104,7 +104,7 @@ def module_delattr(world: CaptureContext, obj: Any, name: str) -> bool:
 
 
 def dict_operator(world: CaptureContext, record: DictRecord, name: str, args: tuple[Any, ...]) -> Any:
-    """Subscript and containment of a shadow dict: only the entry in question is read."""
+    """Subscript and containment of a shadow dict; reads only the entry in question."""
     shadow = record.shadow
     if name == "contains":
         key = world.own_key(args[1])
@@ -129,7 +129,7 @@ def dict_operator(world: CaptureContext, record: DictRecord, name: str, args: tu
             shadow[key] = value
             return value
         if type(shadow) in (dict, defaultdict) or not hasattr(type(shadow), "__missing__"):
-            return world.guarded(dict.__getitem__, (shadow, key), {})  # raises with CPython's own words
+            return world.guarded(dict.__getitem__, (shadow, key), {})  # raises CPython's own message
         return ABSENT
     for value in args:
         world.touch(value, deep=name not in ("iter", "next"), asked=name)
@@ -140,22 +140,22 @@ _DICT_ITERATORS: tuple[type, ...] = (type(iter({})), type(iter({}.values())), ty
 
 
 def refuse_iteration(world: CaptureContext, shadow: Any) -> None:
-    """Refuses to take a key out of a dict from outside that a loop walks through.
+    """Refuses to remove a key from an outside dict that a loop iterates over.
 
-    What Python does then depends on the gaps that earlier deletions have left in it, of which there is no knowing.
+    Python's behavior then depends on the gaps that earlier deletions have left in it, which are unknown.
     """
     frame = world.interp.current_frame
     while frame is not None:
         for value in frame.stack:
             if type(value) in _DICT_ITERATORS and any(held is shadow for held in gc.get_referents(value)):
-                stop = Unsupported("SFX111", "takes a key out of a dict that it walks through", world.locate())
-                stop.whole = True  # no iterator made anew is where this one is
+                stop = Unsupported("SFX111", "removes a key from a dict while iterating over it", world.locate())
+                stop.whole = True  # a recreated iterator would have another position
                 raise stop
         frame = frame.back
 
 
 def namespace_operator(world: CaptureContext, name: str, args: tuple[Any, ...]) -> Any:
-    """Subscript and containment of a module's namespace, which the program got as a dict."""
+    """Subscript and containment of a module's namespace, which the program holds as a dict."""
     space, key = args[0], args[1]
     if name == "setitem":
         world.store_global(space, key, args[2])
@@ -186,7 +186,7 @@ def class_view_operator(world: Any, name: str, args: tuple[Any, ...]) -> Any:
 
 
 def concrete(value: Any) -> Any:
-    """A symbolic number's value, guarded: it is about to be hashed or used by C code."""
+    """Returns a symbolic number's value, guarded, for hashing or C code."""
     if safe_isinstance(value, torch.SymInt):
         return int(value)
     if safe_isinstance(value, torch.SymFloat):
@@ -199,7 +199,7 @@ def concrete(value: Any) -> Any:
 
 
 def one_object(left: Any, right: Any) -> Any:
-    """``left is right`` where one is a symbolic number, which Python may have as one object with an equal one."""
+    """``left is right`` for a symbolic number: Python may use one object for equal numbers."""
     kinds = (type(left), type(right))
     known = all(kind in _PYTHON_NUMBERS for kind in kinds) and any(kind in compat.SYMBOLS for kind in kinds)
     if left is right or not known:
@@ -211,11 +211,11 @@ _PYTHON_NUMBERS = frozenset({int, float, bool, *compat.SYMBOLS})
 
 
 def concrete_within(value: Any, kinds: tuple[type, ...] = compat.SYMBOLS) -> Any:
-    """A value with :func:`concrete` numbers, also in plain containers, of which new ones are made where needed.
+    """Returns a value with :func:`concrete` numbers, also in plain containers, which are copied if they change.
 
     Args:
         value: any value.
-        kinds: which symbolic numbers.
+        kinds: types of symbolic numbers to convert.
     """
     if type(value) in (list, tuple):
         items = [concrete_within(item, kinds) for item in value]
@@ -227,7 +227,7 @@ def concrete_within(value: Any, kinds: tuple[type, ...] = compat.SYMBOLS) -> Any
 
 
 def settle(obj: Any) -> None:
-    """Gives the symbolic numbers among an object's attributes their values: C code is about to hash the object."""
+    """Specializes the symbolic numbers among an object's attributes: C code is about to hash the object."""
     try:
         space = object.__getattribute__(obj, "__dict__")
     except AttributeError:
@@ -244,7 +244,7 @@ def settle(obj: Any) -> None:
 
 
 def concrete_items(value: Any) -> Any:
-    """The items of a list as they are hashed."""
+    """Returns the items of a list as they are hashed."""
     return [concrete(item) for item in value] if type(value) is list else value
 
 
@@ -257,7 +257,7 @@ def _hashable(key: Any) -> bool:
 
 
 def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Methods of outside containers that need not read the whole: append, get, setdefault, add, len."""
+    """Methods of outside containers that need not read all items: append, get, setdefault, add, len."""
     name = fn.__name__
     if name == "len" and fn is len and len(args) == 1:
         record = world.heap.record_of(args[0])
@@ -313,7 +313,7 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
 
 
 _MOST_COMPARED = 64
-"""How many numbers a symbolic one is compared with before it is taken for a constant."""
+"""Limit of comparisons with a symbolic number before it is specialized."""
 
 # --- symbolic numbers --------------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ _TO_INTEGER = (math.floor, math.ceil, math.trunc)
 
 
 def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Functions of numbers that keep a symbolic argument symbolic; others see its value, which is guarded."""
+    """Functions of numbers that keep a symbolic argument symbolic; others get its value, which is guarded."""
     if kwargs or not any(safe_isinstance(value, compat.SYMBOLS) for value in args):
         return ABSENT
     found = number_subclasses.slot_operator(world, fn, args)
@@ -347,7 +347,7 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
 
 
 def _bisect(world: CaptureContext, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:
-    """Where ``value`` belongs among ``items``: its comparisons are conditions, its value is not."""
+    """Bisects with symbolic ``value``: its comparisons are guarded, its value is not."""
     high = len(items) if high is None else high
     while low < high:
         middle = (low + high) // 2
@@ -359,10 +359,10 @@ def _bisect(world: CaptureContext, right: bool, items: Any, value: Any, low: int
 
 
 def among(world: CaptureContext, container: Any, value: Any) -> Any:
-    """``value in container`` of a symbolic integer and a few plain numbers: conditions say which of them it is not.
+    """``value in container`` for a symbolic integer and a few plain numbers: guards that it differs from them.
 
     Returns:
-        :data:`ABSENT` for anything else, which takes the number for a constant.
+        :data:`ABSENT` in any other case; the number is specialized then.
     """
     base = next((kind for kind in (dict, set, frozenset) if safe_isinstance(container, kind)), None)
     if base is None or type(container).__contains__ is not base.__contains__ or compat.is_unbacked(value):

@@ -1,9 +1,9 @@
-"""Classes made in a step, and attributes of the functions and classes outside.
+"""Classes created in a step, and attributes of outside functions and classes.
 
-``type.__new__`` runs ``__set_name__`` of what is in the namespace and ``__init_subclass__`` of the bases from C: here
-both come back to the interpreter; for the latter, the base that defines it has another one for the time of the call,
-which other threads do not notice. A class made in a step belongs to that run of the step: it cannot leave it, since a
-replay does not make a new one.
+``type.__new__`` calls ``__set_name__`` of values in the namespace and ``__init_subclass__`` of the bases from C. A
+capture makes both re-enter the interpreter; for the latter, the base that defines it has a substitute during the call,
+which calls the original in other threads. A class created in a step cannot leave it, since a replay does not create a
+new one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def makes_class(fn: Any, args: tuple[Any, ...]) -> bool:
-    """True if calling ``fn``, C code, makes a class."""
+    """Returns True if calling the C callable ``fn`` creates a class."""
     if fn is type.__new__:
         return len(args) == 4
     return safe_isinstance(fn, type) and issubclass(fn, type) and len(args) == 3
 
 
 def make_class(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type:
-    """Makes a class as ``type.__new__`` does, with the Python code in its namespace and its bases interpreted."""
+    """Creates a class like ``type.__new__``, with the Python code in its namespace and its bases interpreted."""
     *front, namespace = args
     bases = front[-1]
     space = {name: _announced(world, value) for name, value in dict.items(namespace)}
@@ -72,7 +72,7 @@ def _reentering(world: CaptureContext, fn: types.FunctionType, swapped: list[tup
             fn(cls, **kwargs)
             return
         world.new_classes[id(cls)] = cls
-        for base, hook in swapped:  # only C code needs the stand-ins
+        for base, hook in swapped:  # only C code needs the substitutes
             type.__setattr__(base, "__init_subclass__", hook)
         world.interp.call(fn, (cls,), kwargs)
 
@@ -81,7 +81,7 @@ def _reentering(world: CaptureContext, fn: types.FunctionType, swapped: list[tup
 
 
 def _announced(world: CaptureContext, value: Any) -> Any:
-    """``value``, or what takes its place in the namespace until its ``__set_name__`` has been interpreted."""
+    """Returns ``value``, or its placeholder in the namespace until its ``__set_name__`` has been interpreted."""
     cls = type(value)
     if cls is types.FunctionType or is_library(cls.__module__):
         return value
@@ -104,7 +104,7 @@ class _Announced:
 
 
 def set_class_attribute(world: Any, cls: type, name: str, value: Any) -> None:
-    """Stores an attribute of a class: at once in one made in the step, as an effect in one from outside."""
+    """Stores a class attribute: directly if the step created the class, else as an effect."""
     if id(cls) in world.new_classes:
         type.__setattr__(cls, name, value)
         return
@@ -115,7 +115,7 @@ def set_class_attribute(world: Any, cls: type, name: str, value: Any) -> None:
 
 
 def delete_class_attribute(world: Any, cls: type, name: str) -> None:
-    """Deletes an attribute of a class made in the step."""
+    """Deletes an attribute of a class created in the step."""
     if id(cls) in world.new_classes:
         type.__delattr__(cls, name)
         return
@@ -125,7 +125,7 @@ def delete_class_attribute(world: Any, cls: type, name: str) -> None:
 
 
 def set_function_field(world: Any, fn: types.FunctionType, name: str, value: Any) -> None:
-    """Stores one of the fields that every function has (``__name__``, ``__defaults__``...)."""
+    """Stores a field that every function has (``__name__``, ``__defaults__``...)."""
     if id(fn) in world.new_functions:
         object.__setattr__(fn, name, value)
         return

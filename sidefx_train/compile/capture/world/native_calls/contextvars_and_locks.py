@@ -1,4 +1,4 @@
-"""Outside objects of C classes that many libraries touch in passing: context variables and locks."""
+"""Context variables and locks: outside objects of C classes that many libraries use."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LOCKS: tuple[type, ...] = (_thread.LockType, _thread.RLock)
 
 
 class ContextVariables:
-    """Context variables in a context of the capture's own; what the step leaves set is set by a replay.
+    """Runs context variables in a context of the capture; a replay repeats the changes that last.
 
-    A token that the step keeps is a real one both times: the replay sets and resets as the step did.
+    A token that the step keeps is a real one both times: the replay sets and resets like the step.
     """
 
     def __init__(self, world: CaptureContext) -> None:
@@ -34,11 +34,11 @@ class ContextVariables:
         self._context = contextvars.Context()
         self._getters: dict[contextvars.ContextVar[Any], functools.partial[Any]] = {}
         self._unset: dict[contextvars.ContextVar[Any], Token] = {}
-        """Tokens that give a variable its state at entry back, where that was none."""
+        """Tokens that restore a variable's state at entry, if it was unset."""
         self._changes: list[_Change] = []
 
     def call(self, name: str, variable: contextvars.ContextVar[Any], args: tuple[Any, ...]) -> Any:
-        """``variable.get/set/reset`` on the capture's own values."""
+        """Runs ``variable.get/set/reset`` on the capture's own values."""
         if variable not in self._getters:
             self._enter(variable)
         known = self.world.heap.record_of(args[0]) if name == "reset" and len(args) == 1 else None
@@ -52,23 +52,23 @@ class ContextVariables:
         return result
 
     def held(self) -> list[Any]:
-        """Objects of the trace that variables hold, and tokens."""
+        """Returns the objects of the trace that variables hold, and tokens."""
         return [*self._context.values(), *self._changes]
 
     def count(self) -> int:
-        """How many changes there were."""
+        """Returns the number of changes."""
         return len(self._changes)
 
     def take_back(self, count: int) -> None:
-        """Undoes all changes but the first ``count``.
+        """Reverts all changes but the first ``count``.
 
         Raises:
-            Unsupported: a token from before them was used up.
+            Unsupported: a token from before them was used.
         """
         changes_since = self._changes[count:]
         own = {id(change.token) for change in changes_since if change.name == "set"}
         if any(change.name == "reset" and id(change.token) not in own for change in changes_since):
-            self._refuse("takes back a context variable's reset")
+            self._refuse("reverts a context variable's reset")
         used = {id(change.token) for change in changes_since if change.name == "reset"}
         for change in reversed(changes_since):
             if change.name == "set" and id(change.token) not in used:
@@ -76,7 +76,7 @@ class ContextVariables:
         del self._changes[count:]
 
     def settle(self) -> None:
-        """Has what the step leaves set, or keeps the token of, done again by a replay, in its order."""
+        """Defers the changes that last, or whose token the step keeps, in program order."""
         heap, deferred = self.world.heap, self.world.deferred
         for change in self._lasting():
             if heap.record_of(change.variable) is None:
@@ -87,17 +87,17 @@ class ContextVariables:
                 deferred.append(DeferredCall(method, (token,), {}, change.location, None, result))
                 continue
             known = type(value) in PLAIN_TYPES or heap.record_of(value) is not None
-            first = value if known else None  # what was made in the step may hold the token
+            first = value if known else None  # an object of the step may hold the token
             deferred.append(DeferredCall(method, (first,), {}, change.location, None, token))
             if not known:
                 deferred.append(DeferredCall(method, (value,), {}, change.location, None, result))
 
     def _enter(self, variable: contextvars.ContextVar[Any]) -> None:
-        """Gives a variable the value that it has outside the step, guarded."""
+        """Sets a variable to its value outside the step, guarded."""
         heap = self.world.heap
         getter = self._getters[variable] = functools.partial(_get, variable)
         value = getter()
-        if heap.record_of(variable) is None:  # made in the step
+        if heap.record_of(variable) is None:  # created in the step
             return
         source = heap.sources.call(heap.sources.const(getter, variable.name))
         if value is ABSENT:
@@ -106,7 +106,7 @@ class ContextVariables:
             self._unset[variable] = self._context.run(variable.set, heap.shadow(value, source))
 
     def _reset_outside(self, variable: contextvars.ContextVar[Any], record: Record) -> None:
-        """``variable.reset`` of a token that an earlier part of the step was given."""
+        """Runs ``variable.reset`` with a token from an earlier part of the step."""
         heap, token = self.world.heap, record.real
         if type(token) is not Token or not transient_objects.is_transient(heap, token, record.source):
             self._refuse("resets a context variable by a token from before the step")
@@ -126,12 +126,12 @@ class ContextVariables:
         if old is Token.MISSING and variable in self._context:
             unset = self._unset.pop(variable, None)
             if unset is None:
-                self._refuse("takes the value of a context variable twice")
+                self._refuse("unsets a context variable twice")
             self._context.run(variable.reset, unset)
         self._changes.append(_Change("reset", variable, token, None, self.world.locate()))
 
     def _lasting(self) -> list[_Change]:
-        """The changes that show after the step: not those that a reset took back and whose token is gone."""
+        """Returns the changes that are visible after the step; omits those that were reset and whose token is gone."""
         lasting: list[_Change] = []
         for change in self._changes:
             lasting.append(change)
@@ -145,7 +145,7 @@ class ContextVariables:
 
 @dataclass(slots=True)
 class _Change:
-    """A ``set`` of a value that gave a token, or a ``reset`` by one."""
+    """A ``set`` that returned a token, or a ``reset`` with one."""
 
     name: str
     variable: contextvars.ContextVar[Any]
@@ -155,7 +155,7 @@ class _Change:
 
 
 def _forget_value(changes: list[_Change]) -> bool:
-    """True if the last change takes back the one before, whose value nothing can see then: it goes."""
+    """Drops the value of the change before the last if the last reverts it; returns True then."""
     if len(changes) < 2:
         return False
     last, before = changes[-1], changes[-2]
@@ -166,7 +166,8 @@ def _forget_value(changes: list[_Change]) -> bool:
 
 
 def _is_gone(change: _Change) -> bool:
-    """True if nothing but a ``reset`` and the ``set`` before it refers to the token; not even a name here may."""
+    """Returns True if only a ``reset`` and the ``set`` before it refer to the token; callers must hold no local
+    name."""
     return sys.getrefcount(change.token) == 3  # the third is that of the call
 
 
@@ -175,24 +176,24 @@ def _get(variable: contextvars.ContextVar[Any]) -> Any:
 
 
 class Locks:
-    """Locks that the step takes and releases: on the one thread of the step, so they are only counted.
+    """Locks that the step acquires and releases: a step runs in one thread, so they are only counted.
 
-    What a part of a step leaves taken, or released, is taken or released after its graph.
+    Acquisitions and releases that outlast a part of a step are made after its graph.
     """
 
     def __init__(self, world: CaptureContext) -> None:
         self.world = world
         self._counts: dict[int, tuple[Any, int, int]] = {}
-        """Lock, how often it was taken at entry, and now."""
+        """Lock, number of acquisitions at entry, and now."""
 
     def call(self, name: str, lock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A method of a lock."""
+        """Runs a method of a lock."""
         taken = self._taken(lock)
         if name in ("acquire", "acquire_lock", "__enter__"):
             blocking = args[0] if args else kwargs.get("blocking", True)
             if taken and type(lock) is _thread.LockType:
                 if blocking:
-                    self._refuse("waits for a lock that is taken")
+                    self._refuse("waits for a lock that is held")
                 return False
             self._count(lock, taken + 1)
             return True
@@ -207,7 +208,7 @@ class Locks:
         return self._refuse(f"calls {name} of a lock")
 
     def settle(self) -> None:
-        """Has what the step leaves otherwise than it found it taken or released by a replay."""
+        """Defers acquisitions or releases of locks whose count differs from that at entry."""
         for lock, before, now in self._counts.values():
             method = type(lock).acquire if now > before else type(lock).release
             for _ in range(abs(now - before)):
@@ -224,7 +225,7 @@ class Locks:
             answer = getattr(lock, asks)()
             heap.guard("equal", heap.sources.call(heap.sources.slot(record.base, asks)), answer)
             if answer and type(lock) is not _thread.LockType and (taken := _times(lock)) > 1:
-                self._refuse("goes on with a lock that was taken several times")
+                self._refuse("continues with a lock that was acquired several times")
             taken = int(answer)
         self._counts[id(lock)] = (lock, taken, taken)
         return taken
@@ -237,5 +238,5 @@ class Locks:
 
 
 def _times(lock: Any) -> int:
-    """How often the current thread has taken an ``RLock``."""
+    """Returns how often the current thread has acquired an ``RLock``."""
     return int(lock._recursion_count())

@@ -1,4 +1,4 @@
-"""Lists of lengths that torch's code puts into a tensor number by number, which no stand-in has the memory for."""
+"""Lists of lengths that torch's code writes into a tensor item by item, which fake tensors do not support."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def takes_lengths(fn: Any) -> bool:
-    """True for connectionist temporal classification."""
+    """Returns True for connectionist temporal classification (CTC loss)."""
     return fn is F.ctc_loss or fn is torch.ctc_loss
 
 
 def as_tensors(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The arguments of such a call with tensors in place of lists; as they are if torch would refuse them.
+    """Returns the arguments of such a call with tensors in place of lists; unchanged if torch would reject them.
 
     Args:
-        run: calls a function of torch's as part of the step.
+        run: calls a torch function as part of the step.
     """
     named = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     if not all(_is_numbers(named.get(name)) for name in _ARGUMENTS):

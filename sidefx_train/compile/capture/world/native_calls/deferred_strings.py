@@ -1,4 +1,4 @@
-"""Text that is made of values which exist only when the graph has run: where C code would come upon them."""
+"""Finds deferred values in what C code formats: the string exists only after the graph has run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _METHODS = {"repr": ("__repr__",), "ascii": ("__repr__",), "str": ("__str__", "_
 
 
 def deferred_in(value: Any, name: str = "") -> Found:
-    """Whether text of a value shows what is only known after the step.
+    """Returns whether the string of a value contains values known only after the step.
 
     Args:
-        value: what text is made of.
-        name: ``str``, ``repr``, ``ascii`` or ``format``, where the interpreter calls the Python method of the value's
-            class for it, if there is one; what that shows comes by here in its turn.
+        value: the value to format.
+        name: ``str``, ``repr``, ``ascii`` or ``format``: if the value's class defines a Python method for it, the
+        interpreter calls that method, whose own formatting is checked separately.
 
     Returns:
-        ``"shown"`` if it does, ``"hidden"`` where such a value is in an object of C that cannot be copied as it is now.
+        ``"shown"`` if it does, ``"hidden"`` if such a value is inside a C object that cannot be copied now, else
+        ``""``.
     """
     todo: list[tuple[Any, bool]] = [(value, False)]
     seen: set[int] = set()
@@ -54,7 +55,7 @@ def deferred_in(value: Any, name: str = "") -> Found:
 
 
 def has_python_text(cls: type, name: str) -> bool:
-    """True if a Python method of the class makes the text, by Python's own rules of which method it is."""
+    """Returns True if a Python method of the class makes the string, by Python's own lookup rules."""
     methods = ("__format__", "__str__", "__repr__") if name == "format" else _METHODS[name]
     for method in methods:
         found = next((vars(base)[method] for base in cls.__mro__ if method in vars(base)), None)
@@ -64,14 +65,14 @@ def has_python_text(cls: type, name: str) -> bool:
 
 
 def as_shown(value: Any, method: str) -> Any:
-    """A container whose own method has been left for that of its base: what C code shows of it.
+    """Converts a container, whose own method has called that of its base, to what that C method formats.
 
     Args:
         value: an instance of a subclass of ``list``, ``tuple`` or ``dict``.
         method: the slot wrapper's name.
 
     Returns:
-        The items in a container of the base class; ``None`` for what shows more than its items.
+        The items in a container of the base class; ``None`` if the method formats more than the items.
     """
     cls = type(value)
     for base in (tuple, list, dict):

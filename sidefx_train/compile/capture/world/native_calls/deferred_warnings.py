@@ -1,8 +1,9 @@
 """``warnings.warn`` in a step.
 
-Which filter matches, and whether a place has warned before, is decided when the warning is made after the graph, for
-the user's file and line. Whether it is an error is decided at once, and guarded, since what follows is not run then.
-Under filters that the step itself has set (``warnings.catch_warnings``) all is decided at once.
+The matching filter, and whether a location has warned before, are determined when the warning is issued after the
+graph, for the user's file and line. Whether the warning is an error is determined immediately, and guarded, since the
+code after it would not run. With filters that the step itself has set (``warnings.catch_warnings``), everything is
+determined immediately.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """``warnings.warn(*args, **kwargs)``.
 
     Raises:
-        Warning: under a filter of the step that makes it an error.
+        Warning: a filter of the step makes it an error.
     """
     message, category, level, source, skipped = arguments(*args, **kwargs)
     site = place(world.interp, level, skipped)
@@ -55,10 +56,10 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def call_watched(world: CaptureContext, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a Python function natively, unless it warns: then it has to be interpreted, for the warning to be replayed.
+    """Calls a Python function natively; if it warns, it must be interpreted so that the warning is replayed.
 
     Raises:
-        Unsupported: it called ``warnings.warn``; ``world.warns`` has its code then.
+        Unsupported: it called ``warnings.warn``; ``world.warns`` contains its code then.
     """
     if sys.getprofile() is not None or id(fn.__code__) in NATIVE_CODE:
         return fn(*args, **kwargs)
@@ -71,7 +72,7 @@ def call_watched(world: CaptureContext, fn: types.FunctionType, args: tuple[Any,
                 frame = frame.f_back
             if codes - world.specialization.inlined_code:
                 world.warns |= codes
-                world.heap.refuse("SFX111", f"{fn.__qualname__} warns, which has to be interpreted")  # before it does
+                world.heap.refuse("SFX111", f"{fn.__qualname__} warns, so it must be interpreted")  # before it does
 
     sys.setprofile(look)
     try:
@@ -84,7 +85,7 @@ _HERE = call_watched.__code__
 
 
 def _raise_if_error(world: CaptureContext, site: WarningSite, message: Any, category: type) -> None:
-    """Raises a warning that the filters outside make an error; guards whether they do."""
+    """Raises a warning that an outside filter makes an error; guards the decision."""
     text = str(message) if safe_isinstance(message, Warning) else message
     known = text if type(text) is str else None
     verdict = Verdict(known, category, site.module, site.line)
@@ -93,7 +94,9 @@ def _raise_if_error(world: CaptureContext, site: WarningSite, message: Any, cate
     answer = verdict.is_error()
     world.heap.guard("equal", sources.call(source), answer)
     if answer is None:
-        world.heap.refuse("SFX106", "warns in words that are known only after the step, which a filter looks at")
+        world.heap.refuse(
+            "SFX106", "issues a warning whose message is known only after the step, and a filter depends on it"
+        )
     if answer:
         error = message if safe_isinstance(message, Warning) else category(message)
         world.last_error = (error, warnings.warn, world.locate())
@@ -101,13 +104,13 @@ def _raise_if_error(world: CaptureContext, site: WarningSite, message: Any, cate
 
 
 class Verdict:
-    """Whether the filters make an error of one warning.
+    """Decides whether the filters make a warning an error.
 
     Args:
-        text: its message, ``None`` where that is known only after the step.
+        text: its message, ``None`` if known only after the step.
         category: its class.
-        module: name of the module that it is about.
-        line: likewise.
+        module: name of the module it refers to.
+        line: line it refers to.
     """
 
     def __init__(self, text: str | None, category: type, module: str, line: int) -> None:
@@ -117,7 +120,7 @@ class Verdict:
         self.line = line
 
     def is_error(self) -> bool | None:
-        """The answer now, ``None`` where it depends on the message and that is not known."""
+        """Returns the current answer, ``None`` if it depends on an unknown message."""
         filters = warnings.filters
         if not any(each[0] == "error" for each in filters):
             return str(warnings.defaultaction) == "error"  # type: ignore[attr-defined]

@@ -1,12 +1,12 @@
-"""Objects of the user's classes in the hands of C code: what their special methods do must be interpreted too.
+"""Re-entry from C code: special methods of the user's classes are interpreted too.
 
-C code that hashes, compares, prints, indexes or iterates over an object runs its class's Python methods directly, past
-the interpreter. For the time of such a call, shadows and objects made in the step get a class of the same layout whose
-special methods come back to the interpreter (:class:`Reentry`).
+C code that hashes, compares, prints, indexes or iterates over an object calls its class's Python methods directly, past
+the interpreter. During such a call, shadows and objects created in the step get a class of the same layout whose
+special methods re-enter the interpreter (:class:`Reentry`).
 
-Keys of outside dicts and sets are hashed by the heap's own bookkeeping as well, on shadows and on the real objects, as
-often as it likes. That is right only where ``__hash__`` and ``__eq__`` merely look at their operands
-(:func:`only_looks`); others are refused.
+The shadow table's own bookkeeping also hashes keys of outside dicts and sets, shadows and real objects, any number of
+times. This is correct only if ``__hash__`` and ``__eq__`` merely read their operands (:func:`only_looks`); others are
+refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEPT = frozenset(
         "__sizeof__",
     }
 )  # fmt: skip
-"""Special methods that C code reaches through attributes, if at all."""
+"""Special methods that C code calls only through attribute access, if at all."""
 _NATIVE_KINDS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -48,13 +48,13 @@ _NATIVE_KINDS = (
     type,
 )
 _TELLS_CLASS = frozenset({"__reduce_ex__", "__reduce__", "__getstate__"})
-"""Methods of ``object`` that give an instance's class away, for copying and pickling."""
+"""Methods of ``object`` that reveal an instance's class, for copying and pickling."""
 _LEFT_ALONE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, enum.Enum, type, BaseException)
 _COPYING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
 def _reduces_itself(cls: type) -> bool:
-    """True if a class says in Python how it is copied."""
+    """Returns True if a class defines in Python how it is copied."""
     return any(safe_isinstance(getattr(cls, name, None), types.FunctionType) for name in _COPYING)
 
 
@@ -62,10 +62,10 @@ _set_class: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
 
 
 class Reentry:
-    """Classes with re-entering special methods, made as they are needed during one capture.
+    """Classes with re-entering special methods, created as needed during one capture.
 
     Attributes:
-        swapped: objects that have such a class now, with their own class and that one.
+        swapped: objects with such a class now: (object, its own class, that class).
     """
 
     def __init__(self, world: CaptureContext) -> None:
@@ -74,14 +74,14 @@ class Reentry:
         self._classes: dict[type, type | None] = {}
 
     def objects(self, fn: Any, values: Iterable[Any]) -> list[Any]:
-        """The objects among ``values``, and in plain containers among them, whose methods a call of ``fn`` may run."""
+        """Returns objects in ``values``, and in plain containers among them, whose methods a call of ``fn`` may run."""
         if type(fn) is types.FunctionType or not (safe_isinstance(fn, _NATIVE_KINDS) or is_static(type(fn))):
             return []
         values = list(values)
         if attribute_of(fn, "__name__", "") in _TELLS_CLASS and not any(
             _reduces_itself(type(value)) for value in values
         ):
-            return []  # it would tell the class that stands in
+            return []  # they would reveal the re-entering class
         found: dict[int, Any] = {}
         for value in values:
             if type(value) not in PLAIN_TYPES:
@@ -90,7 +90,7 @@ class Reentry:
 
     @contextlib.contextmanager
     def around(self, objects: list[Any]) -> Iterator[None]:
-        """Special methods of ``objects`` re-enter the interpreter meanwhile."""
+        """Context in which special methods of ``objects`` re-enter the interpreter."""
         outer = self.swapped
         self.swapped = list(outer)
         added: list[tuple[Any, type, type]] = []
@@ -98,10 +98,10 @@ class Reentry:
             for value in objects:
                 cls = type(value)
                 substitute = self._classes[cls]
-                assert substitute is not None, f"{cls.__qualname__} was collected without a class to stand in"
+                assert substitute is not None, f"{cls.__qualname__} was collected without a re-entering class"
                 try:
                     _set_class(value, substitute)
-                except TypeError:  # another layout in memory
+                except TypeError:  # another memory layout
                     continue
                 added.append((value, cls, substitute))
             self.swapped += added
@@ -113,7 +113,7 @@ class Reentry:
                     _set_class(value, cls)
 
     def outside(self, run: Callable[[], Any]) -> Any:
-        """``run()``, interpreted code called by C code: it sees all objects with their own classes."""
+        """Calls ``run()``, interpreted code called by C code: it sees all objects with their own classes."""
         swapped = self.swapped
         self.swapped = []
         for value, cls, _ in swapped:
@@ -205,7 +205,7 @@ _LOOKS: dict[types.CodeType, bool] = {}
 
 
 def only_looks(cls: type) -> bool:
-    """True if hashing and comparing an instance by C code changes nothing and reads nothing but the operands."""
+    """Returns True if hashing and comparing an instance changes nothing and reads only the operands."""
     return all(
         _quiet(method, cls)
         for method in (getattr(cls, "__hash__", None), getattr(cls, "__eq__", None))
@@ -216,7 +216,7 @@ def only_looks(cls: type) -> bool:
 def _quiet(fn: types.FunctionType, cls: type) -> bool:
     known = _LOOKS.get(fn.__code__)
     if known is None:
-        _LOOKS[fn.__code__] = True  # while a method calls itself
+        _LOOKS[fn.__code__] = True  # for recursion
         known = _LOOKS[fn.__code__] = _examine(fn, cls)
     return known
 

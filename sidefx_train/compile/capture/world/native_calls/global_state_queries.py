@@ -1,7 +1,7 @@
-"""Questions that a step asks of global state: C functions without arguments whose answer the capture goes on with.
+"""Queries of global state: C functions without arguments whose result the capture uses.
 
-Such an answer is a read of the outside world. It is guarded by asking again before every replay, unless
-:data:`CONSTANT` says that it never changes in a process, or that other guards cover it.
+Such a result is a read of the outside world. It is guarded by calling the function again before every replay, unless
+:data:`CONSTANT` says that it never changes in a process, or :data:`COVERED` that other guards cover it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ CONSTANT = re.compile(
     r"|_get_(accelerator|privateuse1_backend_name|cpp_backtrace|all_dtypes|dispatch_mode|max_operator_version)"
     r"|_get_(foreach|fused)_kernels_supported_devices|_get_graph_exec_group|_current_graph_task_id"
 )
-"""Names of functions that answer the same in a process, or say of a capture what the interpreter says."""
+"""Names of functions with a constant result per process, or that answer like the interpreter during a capture."""
 COVERED = re.compile(
     r"is_(grad|inference_mode)_enabled|is_autocast_.*|get_autocast_.*|_?is_any_autocast_enabled|_?get_default_device"
     r"|get_default_dtype|get_num_threads|are_deterministic_algorithms_enabled|_get_deterministic_algorithms.*"
     r"|is_deterministic_algorithms_warn_only_enabled|_is_torch_function.*|_len_torch_(function|dispatch)_stack"
     r"|_get_torch_function_state|_get_tracing_state|get_deterministic_debug_mode|_get_current_function_mode_stack"
 )
-"""Names of functions whose answer every entry has guards for (``compat.GlobalState``)."""
+"""Names of functions whose result is guarded by every entry (``compat.GlobalState``)."""
 _DOES = frozenset(
     {
         "push", "pop", "set", "enter", "exit", "clear", "increment", "decrement", "enable", "disable", "init", "add",
@@ -50,14 +50,14 @@ _DOES = frozenset(
         "flush", "run", "finalize", "create", "make", "new", "warn", "throw", "raise", "load", "open", "close",
     }
 )  # fmt: skip
-"""Words in names of functions that do something: they are not called again to see."""
+"""Words in names of functions with effects: they are not called again as guards."""
 _QUESTION = re.compile(r"_?(get|is|are|can|num|len|peek|current)(_|[A-Z]).*")
 _STATE = re.compile(r".*_(enabled|allowed|precision|type)")
 _ANSWERS = (torch.dtype, torch.device, torch.layout, torch.memory_format, datetime.date, datetime.datetime)
 
 
 class Queries:
-    """The questions of one capture."""
+    """The queries of one capture."""
 
     def __init__(self, heap: ShadowTable) -> None:
         self._heap = heap
@@ -67,10 +67,10 @@ class Queries:
         self.at_entry = compat.answers_changed_by_captures()
 
     def note(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
-        """Notes that a function was called, if that is a question.
+        """Records a call of a function if it is a query.
 
         Returns:
-            The answer; that of eager, where a capture changes it.
+            The answer; eager's answer if a capture changes it.
         """
         if kwargs or not _is_question(fn, args) or not _is_answer(answer):
             return answer
@@ -79,7 +79,7 @@ class Queries:
         key = (fn, args)
         if key not in self._asked:
             if not args and not same_answer(fn(), answer) and fn not in self.at_entry:
-                self._heap.refuse("SFX103", f"calls {trace_rules.describe(fn)}, which answers otherwise at every call")
+                self._heap.refuse("SFX103", f"calls {trace_rules.describe(fn)}, whose result differs at every call")
             ask = functools.partial(fn, *args) if args else fn
             shown = ", ".join(map(repr, args))
             self._asked[key] = (ask, f"{trace_rules.describe(fn)}({shown})", self._heap.locate())
@@ -87,12 +87,12 @@ class Queries:
         return answer
 
     def failed_import(self, name: str) -> None:
-        """Notes that there is no module of a name."""
+        """Records that a module does not exist."""
         self._failed.setdefault(name, (NotImportable(name), self._heap.locate()))
         self._guards = None
 
     def guards(self) -> list[Guard]:
-        """One for each question, on the state that there is now, at the end of a capture: that at entry."""
+        """Returns one guard for each query; the state at the end of a capture is that at entry."""
         if self._guards is None:
             with compat.real_world():
                 self._guards = [self._guard(*each) for each in self._asked.values()]

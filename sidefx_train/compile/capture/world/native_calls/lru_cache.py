@@ -1,10 +1,10 @@
 """``functools.lru_cache`` in a step.
 
-A cache made in the step is C code around a function that re-enters the interpreter. A cache from outside cannot be
-looked into: its function is interpreted at the first call with the same arguments in a step. That gives the cached
-value, as long as the function does nothing else and its value follows from the arguments, which is checked; others are
-called natively, between two parts of the step. What ``torch.compiler.assume_constant_result`` declares to be constant
-is asked for during the capture.
+A cache created in the step is C code around a function that re-enters the interpreter. The contents of an outside cache
+are unknown: its function is interpreted at the first call with the same arguments in a step. This gives the cached
+value if the function has no other effects and its value depends only on the arguments, which is checked; others are
+called natively, at a graph break. A function under ``torch.compiler.assume_constant_result`` is called during the
+capture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Caches:
-    """The caches that one capture has met."""
+    """The caches used in one capture."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
@@ -39,7 +39,7 @@ class Caches:
 
 
 def make(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``functools._lru_cache_wrapper(...)``."""
+    """Creates ``functools._lru_cache_wrapper(...)``."""
     wrapper = world.guarded(functools._lru_cache_wrapper, args, kwargs)
     world.caches.made[id(wrapper)] = wrapper
     return wrapper
@@ -69,9 +69,13 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
         value = world.interp.call(fn.__wrapped__, args, kwargs)
         read = [guard for key, guard in world.heap.guards.items() if key not in known]
         if _traces(world) != before or not all(map(_finds_definition, read)):
-            world.heap.refuse("SFX111", f"calls {fn.__qualname__}, a cached function that does more than give a value")
+            world.heap.refuse(
+                "SFX111", f"calls {fn.__qualname__}, a cached function that does more than return a value"
+            )
         if not is_plain(value) and not safe_isinstance(value, torch.Tensor):
-            reason = f"calls {fn.__qualname__}, a cached function that gives the same {type(value).__qualname__} again"
+            reason = (
+                f"calls {fn.__qualname__}, a cached function that returns the same {type(value).__qualname__} again"
+            )
             world.heap.refuse("SFX111", reason)
     if key is not None:
         world.caches.found[key] = value
@@ -79,7 +83,8 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def constant_result(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function gives at any time in this process; :data:`ABSENT` if an argument or the value is an object."""
+    """Returns a function's process-constant result; :data:`ABSENT` if an argument or the result is not a plain
+    value."""
     if not is_plain(args) or not is_plain(tuple(kwargs.values())):
         return ABSENT
     with compat.real_world():
@@ -88,7 +93,7 @@ def constant_result(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _follows(fn: Any) -> bool:
-    """True if what a function gives follows from its arguments: all else that it names are definitions."""
+    """Returns True if a function's result depends only on its arguments: it otherwise refers only to definitions."""
     todo, seen = [fn], set()
     while todo:
         fn = todo.pop()
@@ -111,12 +116,12 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _finds_definition(guard: Guard) -> bool:
-    """True for a guard that a function is where it was, or that a name is not there."""
+    """Returns True for a guard that a definition is unchanged, or that a name does not exist."""
     return guard.kind in ("absent", "no_item") or (guard.kind == "is" and _is_fixed(guard.value))
 
 
 def check_method(world: CaptureContext, fn: Any, name: str) -> None:
-    """Refuses ``cache_info`` and ``cache_clear`` of a cache from outside."""
+    """Refuses ``cache_info`` and ``cache_clear`` of an outside cache."""
     if id(fn) not in world.caches.made and name in ("cache_info", "cache_clear"):
         world.heap.refuse("SFX103", f"calls {name} of {fn.__qualname__}, whose cache is outside")
 

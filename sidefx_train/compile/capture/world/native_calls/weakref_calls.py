@@ -1,4 +1,4 @@
-"""Making and calling weak references in a step, and using proxies."""
+"""Creates and calls weak references in a step, and uses proxies."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def through(world: CaptureContext, proxy: Any) -> Any:
-    """The object that a proxy leads to, as the step sees it.
+    """Returns the referent of a proxy, as the step sees it.
 
     Raises:
-        ReferenceError: it is dead, as using the proxy would.
+        ReferenceError: it is dead, as when using the proxy.
     """
     record, target = world.heap.record_of(proxy), _target(proxy)
-    if record is None:  # made in the step
+    if record is None:  # created in the step
         return target
     if not any(ref is proxy for ref in weakref.getweakrefs(target)):
-        world.heap.refuse("SFX104", f"uses {record.source.label}, a proxy of what cannot be found")
+        world.heap.refuse("SFX104", f"uses {record.source.label}, a proxy whose referent is unknown")
     finds = world.heap.sources.const(functools.partial(_target, proxy), record.source.label)
     return world.heap.shadow(target, world.heap.sources.call(finds))
 
@@ -34,7 +34,7 @@ def _target(proxy: Any) -> Any:
 
 
 def make(world: CaptureContext, args: tuple[Any, ...]) -> Any:
-    """``weakref.ref(target, callback)`` in the step; :data:`ABSENT` where Python should raise."""
+    """``weakref.ref(target, callback)`` in the step; :data:`ABSENT` if Python should raise."""
     if not args or len(args) > 2:
         return ABSENT
     if len(args) == 1 or args[1] is None:
@@ -46,7 +46,7 @@ def make(world: CaptureContext, args: tuple[Any, ...]) -> Any:
 
 
 def _died(world: CaptureContext, ref: Any, kind: str) -> None:
-    """Interprets the callback of a reference whose target has just died, or has it die outside instead."""
+    """Interprets the callback of a reference whose referent was just finalized, or lets it be finalized outside."""
     interp = world.interp
     if interp.stopped is not None:
         return
@@ -60,7 +60,7 @@ def _died(world: CaptureContext, ref: Any, kind: str) -> None:
 
 
 def called(world: CaptureContext, ref: Any) -> Any:
-    """What a reference gives when called."""
+    """Returns the result of calling a reference."""
     record = world.heap.record_of(ref)
     if record is not None and record.shadow is record.real:
         return world.heap.shadow(ref(), world.heap.sources.call(record.base))

@@ -1,1 +1,1 @@
-"""Numbers that change from call to call: their truth, errors and subclasses."""
+"""Symbolic numbers, which change between calls: their truth, errors and subclasses."""

@@ -1,9 +1,9 @@
-"""Where arithmetic with numbers that change raises an error.
+"""Errors of arithmetic with symbolic numbers.
 
-A replay computes what is used of such numbers, and nothing else: that a division is by zero is not noticed where its
-result goes nowhere, and is noticed late where it does. So each operation that may raise asks first, which makes the
-answer a condition of the entry; where it does raise, it is done with the numbers' values. Asked of a number that exists
-only when the graph runs, the capture stops there, to go on behind the operation.
+A replay computes only the results that are used: a division by zero would be missed if its result is unused, and found
+late otherwise. So each operation that may raise first tests its operands, which adds a guard to the entry; if it does
+raise, it runs on the numbers' values. If the number exists only when the graph runs, the capture breaks at the
+operation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DOMAINS: dict[Any, tuple[Callable[[Any], Any], ...]] = {
 
 
 def operator_raises(world: CaptureContext, name: str, args: tuple[Any, ...]) -> bool:
-    """True if an operation of Python numbers, one of them symbolic, raises an error; asked as conditions on them."""
+    """Returns True if an operation of Python numbers, one of them symbolic, raises an error; guards the answer."""
     if name not in _MAY_RAISE or len(args) != 2 or not _changes(args):
         return False
     left, right = args
@@ -58,20 +58,20 @@ def operator_raises(world: CaptureContext, name: str, args: tuple[Any, ...]) -> 
 
 
 def needs_values(world: CaptureContext, name: str, args: tuple[Any, ...]) -> bool:
-    """True for an operation of floats whose symbolic form is another: torch divides before it takes the floor."""
+    """Returns True for a float operation whose symbolic form differs: torch divides before it takes the floor."""
     if (
         len(args) != 2
         or not _changes(args)
         or not any(safe_isinstance(value, (float, torch.SymFloat)) for value in args)
     ):
         return False
-    if name in _POWERS:  # of a negative float it has none
+    if name in _POWERS:  # undefined for a negative float
         return not _asked(world, args[0] >= 0)
     return name in ("floordiv", "ifloordiv")
 
 
 def function_raises(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> bool:
-    """Likewise for a function of ``math``."""
+    """Returns True if a function of ``math`` raises for symbolic numbers; guards the answer."""
     if not _changes(args):
         return False
     if fn is math.pow:
@@ -82,24 +82,24 @@ def function_raises(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> bo
 
 
 def no_integer(world: CaptureContext, value: Any) -> bool:
-    """True if a symbolic float has no integer, or none of 64 bits."""
+    """Returns True if a symbolic float cannot be converted to an integer of 64 bits."""
     if type(value) is not torch.SymFloat:
         return False
     return not (_asked(world, value < 2.0**62, unknown=True) and _asked(world, value > -(2.0**62), unknown=True))
 
 
 def _changes(args: tuple[Any, ...]) -> bool:
-    """True for numbers of which one is symbolic."""
+    """Returns True if all arguments are numbers and one is symbolic."""
     return all(type(value) in _NUMBERS for value in args) and any(safe_isinstance(value, _SYMBOLIC) for value in args)
 
 
 def _asked(world: CaptureContext, condition: Any, unknown: bool = False) -> bool:
-    """A condition's truth, which the entry relies on.
+    """Returns the truth of a condition and guards it.
 
     Args:
         world: the world of the capture.
-        condition: of numbers, some symbolic.
-        unknown: the answer for a library's arithmetic with what exists only when the graph runs: it does not raise.
+        condition: a condition on numbers, some symbolic.
+        unknown: the answer for a library's arithmetic with unbacked numbers, which is assumed not to raise.
     """
     if not safe_isinstance(condition, torch.SymBool):
         return bool(condition)

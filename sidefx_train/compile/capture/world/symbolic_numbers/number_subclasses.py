@@ -1,8 +1,8 @@
-"""Symbolic numbers beside numbers of other classes, whose own methods say what an operator does.
+"""Operators on a symbolic number and a number of another class, whose own methods define the result.
 
-Those are classes derived from ``int`` and ``float`` (members of enumerations are, mostly without methods of their own)
-and numpy's scalars. Here too are ``int.__add__`` and the like, called as they are, which take a symbolic number for
-none.
+Those are subclasses of ``int`` and ``float`` (including members of enumerations, mostly without methods of their own)
+and numpy's scalars. This module also handles direct calls of ``int.__add__`` and similar, which reject a symbolic
+number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BASES = (int, float)
 
 
 def decides(world: CaptureContext, name: str, operands: tuple[Any, ...]) -> bool:
-    """True if the class of a number beside a symbolic one defines an operator itself, in the program."""
+    """Returns True if the class of the other operand defines the operator in Python."""
     if not any(type(value) in compat.SYMBOLS for value in operands) or needs_value(operands):
         return False
     derived = [value for value in operands if type(value) not in operators.SIMPLE and issubclass(type(value), _BASES)]
@@ -38,7 +38,7 @@ def decides(world: CaptureContext, name: str, operands: tuple[Any, ...]) -> bool
 
 
 def needs_value(operands: tuple[Any, ...]) -> bool:
-    """True for a symbolic number beside what makes something of its own of both: a numpy scalar, a flag."""
+    """Returns True if the other operand converts a symbolic number to a type of its own: a numpy scalar, a flag."""
     if not any(type(value) in compat.SYMBOLS for value in operands):
         return False
     others = [value for value in operands if type(value) not in compat.SYMBOLS]
@@ -46,7 +46,7 @@ def needs_value(operands: tuple[Any, ...]) -> bool:
 
 
 def slot_operator(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
-    """``int.__add__(a, b)``, ``(2).__add__(b)`` and their like with a symbolic number; else :data:`ABSENT`."""
+    """``int.__add__(a, b)``, ``(2).__add__(b)`` and similar with a symbolic number; else :data:`ABSENT`."""
     if type(fn) is types.MethodWrapperType:
         fn, args = getattr(fn.__objclass__, fn.__name__), (fn.__self__, *args)
     if type(fn) is not types.WrapperDescriptorType or fn.__objclass__ not in _BASES or len(args) != 2:

@@ -1,8 +1,8 @@
-"""Numbers in one-element CPU tensors from outside: the prologue reads them, so that a step may decide on them.
+"""Scalar tensors: the prologue reads one-element outside CPU tensors, so that a step may branch on their values.
 
-Optimizers count their steps in such tensors, and some decide on the count (``RAdam``, ``ASGD``). The number at entry is
-an input of the graph; additions that the step has made since are followed, and so are comparisons and arithmetic of
-integers (``AveragedModel`` asks ``n_averaged == 0``).
+Optimizers count their steps in such tensors, and some branch on the count (``RAdam``, ``ASGD``). The number at entry is
+an input of the graph; the step's additions are tracked, as are comparisons and arithmetic of integers
+(``AveragedModel`` tests ``n_averaged == 0``).
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
 
 
 def host_value(world: CaptureContext, tensor: Any) -> Any:
-    """What ``tensor.item()`` is at this point of the step, if the prologue can tell; else ``None``.
+    """Returns ``tensor.item()`` at this point of the step if the prologue can compute it; else ``None``.
 
-    A symbolic number, or a plain bool, whose value is guarded.
+    The result is a symbolic number, or a plain bool, whose value is guarded.
     """
     record = world.heap.record_of(tensor)
     if safe_isinstance(record, TensorRecord):
@@ -82,7 +82,7 @@ def host_value(world: CaptureContext, tensor: Any) -> Any:
 
 
 def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | None) -> Any:
-    """The number in an input when ``before`` reads it; now, where that is ``None``."""
+    """Returns the number in an input when ``before`` reads it, or now if that is ``None``."""
     if record.real.numel() != 1 or record.real.device.type != "cpu" or record.home is not None:
         return None
     writes = [node for node in world.writes.to(record.shadow) if before is None or node < before]
@@ -91,7 +91,7 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
     if record.real.dtype not in _NUMBERS:
         return None
     if writes and record.real.untyped_storage().nbytes() != record.real.element_size():
-        return None  # they may be to other elements of the same memory
+        return None  # they may write other elements of the same storage
     added = [_added(world, node) for node in writes]
     if any(amount is None for amount in added):
         return None
@@ -102,7 +102,8 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
 
 
 def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> Any:
-    """The number in what the graph makes of such inputs (``count == 0``, ``count % 10``) when ``before`` reads it."""
+    """Returns the number in a result computed from such inputs (``count == 0``, ``count % 10``) when ``before`` reads
+    it."""
     held = node.meta.get("val")
     if not safe_isinstance(held, torch.Tensor) or held.device.type != "cpu" or any(size != 1 for size in _sizes(held)):
         return None
@@ -123,7 +124,7 @@ def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> A
 
 
 def _result(world: CaptureContext, node: fx.Node, dtype: torch.dtype, result: torch.dtype) -> Any:
-    """A comparison of numbers of type ``dtype``, or arithmetic of integers; else ``None``."""
+    """Returns a comparison of numbers of dtype ``dtype``, or arithmetic of integers; else ``None``."""
     function = _COMPARISONS.get(node.target) or (_ARITHMETIC.get(node.target) if result is torch.int64 else None)
     if function is None or len(node.args) != 2:
         return None
@@ -135,7 +136,7 @@ def _result(world: CaptureContext, node: fx.Node, dtype: torch.dtype, result: to
 
 
 def _truth_of(world: CaptureContext, node: fx.Node) -> bool | None:
-    """A negation of a flag, or two combined; else ``None``."""
+    """Returns the negation of a flag, or two flags combined; else ``None``."""
     function = operator.not_ if node.target in _NEGATIONS else _LOGICAL.get(node.target)
     if function is None or not all(safe_isinstance(arg, fx.Node) for arg in node.args):
         return None
@@ -152,7 +153,8 @@ def _of_placeholder(world: CaptureContext, node: fx.Node, before: fx.Node | None
 
 
 def _operand(world: CaptureContext, node: fx.Node, dtype: torch.dtype) -> Any:
-    """What a number in a tensor of type ``dtype`` is compared with or added to, as the kernel sees it, or ``None``."""
+    """Returns the second operand of an operation with a tensor of dtype ``dtype``, as the kernel sees it, or
+    ``None``."""
     other = node.args[1]
     held = other.meta.get("val") if safe_isinstance(other, fx.Node) else None
     amount = _amount(world, other) if not safe_isinstance(held, torch.Tensor) or held.dtype is dtype else None
@@ -167,12 +169,12 @@ def _operand(world: CaptureContext, node: fx.Node, dtype: torch.dtype) -> Any:
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The sizes of a tensor; 0 stands for one that is symbolic."""
+    """Returns the sizes of a tensor; 0 for a symbolic one."""
     return tuple(size if safe_isinstance(size, int) else 0 for size in tensor.shape)
 
 
 def _added(world: CaptureContext, node: fx.Node) -> Any:
-    """What an operation adds to each tensor it writes to, if that is all it does; else ``None``."""
+    """Returns what an operation adds to each tensor it writes to, if it does only that; else ``None``."""
     sign = _ADDITIONS.get(node.target)
     if sign is None or len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sidefx_train.switches import checked
 
@@ -66,18 +66,10 @@ class CompileConfig:
                 f"backend={self.backend!r} is not one of {', '.join(map(repr, BACKEND_NAMES))} "
                 "and not a callable (gm, example_inputs) -> callable"
             )
-        if self.cuda_graphs not in ("auto", "on", "off"):
-            raise ValueError(f"cuda_graphs={self.cuda_graphs!r}: expected 'auto', 'on' or 'off'")
-        if self.rng not in ("fast", "eager"):
-            raise ValueError(f"rng={self.rng!r}: expected 'fast' or 'eager'")
-        if self.on_failure not in ("eager", "raise"):
-            raise ValueError(f"on_failure={self.on_failure!r}: expected 'eager' or 'raise'")
-        if self.warmup not in ("now", "background"):
-            raise ValueError(f"warmup={self.warmup!r}: expected 'now' or 'background'")
-        if self.partition not in ("min_cut", "default"):
-            raise ValueError(f"partition={self.partition!r}: expected 'min_cut' or 'default'")
-        if self.autotune not in ("on", "off"):
-            raise ValueError(f"autotune={self.autotune!r}: expected 'on' or 'off'")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                expected = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected {expected}")
         if not self.autotune_seconds >= 0:
             raise ValueError(f"autotune_seconds={self.autotune_seconds}: expected a time in seconds, 0 or more")
         if self.cuda_graphs == "on":
@@ -95,3 +87,7 @@ class CompileConfig:
         if isinstance(self.backend, str):
             return self.backend
         return getattr(self.backend, "__name__", type(self.backend).__name__)
+
+
+_CHOICES = {name: get_args(hint) for name, hint in get_type_hints(CompileConfig).items() if get_origin(hint) is Literal}
+"""The allowed values of options that are one of several words."""

@@ -38,14 +38,9 @@ from sidefx_train.compile.native import (
 from sidefx_train.compile.native import (
     scatter_add_kernel as rows,
 )
-from sidefx_train.compile.native.python_abi import python_header
+from sidefx_train.compile.native.python_abi import PYTHON_HEADER, python_header
 
 _FLAGS = ("-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
-_PYTHON = """
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-"""
 
 _ENTRY = """
 static PyMethodDef methods[] = {
@@ -88,7 +83,7 @@ class _Module:
     @property
     def source(self) -> str:
         rows = [*(_FAST.replace("@NAME@", name) for name in self.fast), *self.others]
-        head = _PYTHON if self.reads_tensors else python_header()
+        head = PYTHON_HEADER if self.reads_tensors else python_header()
         return f"{head}#include <omp.h>\n{self.text}" + _ENTRY.replace("@METHODS@", "\n    ".join(rows)).replace(
             "@NAME@", self.name
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 
-_HEADER = """
+PYTHON_HEADER = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -92,4 +92,4 @@ def python_header() -> str:
     known = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info[:2] <= (3, 13)
     usual = sys.platform == "linux" and sys.maxsize == 2**63 - 1
     special = sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "getobjects")
-    return _DECLARED if known and usual and not special else _HEADER
+    return _DECLARED if known and usual and not special else PYTHON_HEADER

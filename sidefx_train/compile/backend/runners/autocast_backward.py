@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.graph.artifacts import OWN, TracedGraph
+from sidefx_train.compile.backend.runners.own_results import own_versions, set_own_versions
+from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.graph.fx_utils import for_any_layout
 
 
@@ -35,15 +36,12 @@ def _typed(made: Any, captured: Any) -> Any:
 def build_casting(traced: TracedGraph) -> Callable[[list[Any]], Any]:
     """Returns a function that runs the graph under the current autocast."""
     module = for_any_layout(traced.module)
-    returned = next(iter(reversed(traced.module.graph.nodes))).args[0]
-    versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
+    versions = own_versions(traced.module.graph)
 
     def run(args: list[Any]) -> Any:
         with compat.training_kernels(), compat.no_autocast_cache():  # casts made here have no history
             results = list(_Typed(module).run(*args))
-        for i, version in versions.items():  # kernels have written to their results
-            results[i] = compat.without_view_relation(results[i])
-            compat.set_version(results[i], version)
+        set_own_versions(results, versions)
         return results
 
     return run

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 import torch
-from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.backend.runners.own_results import own_versions, set_own_versions
 from sidefx_train.compile.backend.runners.runner import tuple_text
 from sidefx_train.compile.graph.alias_analysis import Aliases
-from sidefx_train.compile.graph.artifacts import OWN, Executable, TracedGraph
+from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
 
 
@@ -24,8 +24,7 @@ def build_eager(traced: TracedGraph) -> Executable:
     written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
     positions = tuple(i for i, n in enumerate(placeholders) if n in written)
     module = for_any_layout(traced.module) if traced.gradients else traced.module
-    returned = next(iter(reversed(graph.nodes))).args[0]
-    versions = {i: n.meta[OWN] for i, n in enumerate(returned) if isinstance(n, fx.Node) and OWN in n.meta}  # type: ignore[arg-type]
+    versions = own_versions(graph)
     drawn_from = [torch.default_generator, *generators(module)] if traced.uses_rng else []
     counted = [
         (i, each.writes) for i, each in enumerate(traced.inputs) if each.writes is not None and each.counter is None
@@ -40,13 +39,8 @@ def build_eager(traced: TracedGraph) -> Executable:
             counted_writes = [(args[i], args[i]._version + writes) for i, writes in counted]
             try:
                 results = list(module(*args))
-                for i, version in versions.items():  # kernels have written to their results
-                    results[i] = compat.without_view_relation(results[i])
-                    compat.set_version(results[i], version)
-                for (
-                    real,
-                    version,
-                ) in counted_writes:  # kernels count writes through Tensor.data, which autograd does not
+                set_own_versions(results, versions)
+                for real, version in counted_writes:  # kernels count writes through Tensor.data, autograd does not
                     compat.set_version(real, version)
                 return results
             except BaseException:

@@ -2,13 +2,11 @@
 
 from sidefx_train.compile.capture.interceptors import comparisons as comparisons
 from sidefx_train.compile.capture.interceptors import control_flow as control_flow
-from sidefx_train.compile.capture.interceptors import finite_numbers as finite_numbers
-from sidefx_train.compile.capture.interceptors import frames as frames
 from sidefx_train.compile.capture.interceptors import import_statements as import_statements
-from sidefx_train.compile.capture.interceptors import numbers as numbers
 from sidefx_train.compile.capture.interceptors import numpy_conversion as numpy_conversion
 from sidefx_train.compile.capture.interceptors import parameters as parameters
 from sidefx_train.compile.capture.interceptors import process_constants as process_constants
+from sidefx_train.compile.capture.interceptors import python_functions as python_functions
 from sidefx_train.compile.capture.interceptors import rng_state as rng_state
 from sidefx_train.compile.capture.interceptors import tensor_copies as tensor_copies
 from sidefx_train.compile.capture.interceptors import tensor_from_numbers as tensor_from_numbers

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstance
+from sidefx_train.compile.common.type_checks import HEAP_TYPE, instance_dict, safe_isinstance
 
 PLAIN_TYPES: set[type] = {int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented)}
 
@@ -42,10 +42,6 @@ DERIVED_FROM: tuple[type, ...] = (int, float, complex, str, bytes)
 def is_derived(cls: type) -> bool:
     """Returns True for a Python class whose instances are numbers or strings."""
     return bool(cls.__flags__ & HEAP_TYPE) and issubclass(cls, DERIVED_FROM) and not issubclass(cls, enum.Enum)
-
-
-HEAP_TYPE = 1 << 9
-"""``Py_TPFLAGS_HEAPTYPE``: the flag of classes that are not static in C."""
 
 
 def exact_value(value: Any) -> Any:

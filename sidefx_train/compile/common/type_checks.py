@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import types
 import weakref
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from typing_extensions import TypeIs
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 _type_attribute = type.__getattribute__
+
+HEAP_TYPE = 1 << 9
+"""``Py_TPFLAGS_HEAPTYPE``: the flag of classes that are not static in C."""
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -13,10 +13,10 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins import iterables, operator_functions
+from sidefx_train.compile.capture.interpreter.builtins.registry import CLASS_METHODS, SUBSTITUTES, Substitute, register
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.frame_objects import frame_object_stack, names_in
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
@@ -36,18 +36,17 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
 _MISSING: Any = object()
 
 
 def find(interp: InterpreterAPI, fn: Any) -> Substitute | None:
     """Returns the substitute of ``fn``, or ``None``."""
-    found = _TABLE.get(id(fn))
+    found = SUBSTITUTES.get(id(fn))
     if found is None and type(fn) is types.BuiltinFunctionType:
         owner = fn.__self__
         kind = type(owner)
         if issubclass(kind, type):
-            return _CLASS_METHODS.get(fn) if fn.__name__ in _CLASS_METHOD_NAMES else None
+            return CLASS_METHODS.get(fn) if fn.__name__ in _CLASS_METHOD_NAMES else None
         if fn.__name__ in iterables.METHOD_NAMES and owner is not None and kind is not types.ModuleType:
             return iterables.bound_method(fn, owner)
     return found
@@ -76,25 +75,12 @@ def call_method_wrapper(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], 
     if owner is functools.partial and fn.__name__ == "__call__":  # do not call an override of the class again
         return function_calls.call_partial(interp, fn.__self__, args, kwargs)
     wrapper = vars(owner).get(fn.__name__, _MISSING)
-    if id(wrapper) in _TABLE:
+    if id(wrapper) in SUBSTITUTES:
         return interp.call(wrapper, (fn.__self__, *args), kwargs)
     return interp.native(fn, args, kwargs)
 
 
-def _plain(fn: Any) -> Callable[[Substitute], Substitute]:
-    """Decorator that registers a substitute of ``fn``."""
-
-    def register(substitute: Substitute) -> Substitute:
-        _TABLE[id(fn)] = substitute
-        return substitute
-
-    return register
-
-
-_TABLE: dict[int, Substitute] = {}
-
-
-@_plain(getattr)
+@register(getattr)
 def _getattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 2 <= len(args) <= 3 or not safe_isinstance(args[1], str):
         return interp.native(getattr, args, kwargs)
@@ -107,7 +93,7 @@ def _getattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, An
         return args[2]
 
 
-@_plain(hasattr)
+@register(hasattr)
 def _hasattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or not safe_isinstance(args[1], str):
         return interp.native(hasattr, args, kwargs)
@@ -119,21 +105,21 @@ def _hasattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, An
     return True
 
 
-@_plain(setattr)
+@register(setattr)
 def _setattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 3 or not safe_isinstance(args[1], str):
         return interp.native(setattr, args, kwargs)
     return interp.setattr(*args)
 
 
-@_plain(delattr)
+@register(delattr)
 def _delattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or not safe_isinstance(args[1], str):
         return interp.native(delattr, args, kwargs)
     return interp.delattr(*args)
 
 
-@_plain(object.__getattribute__)
+@register(object.__getattribute__)
 def _object_getattribute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or issubclass(type(args[0]), (type, types.ModuleType)) or type(args[1]) is not str:
         return interp.native(object.__getattribute__, args, kwargs)
@@ -141,7 +127,7 @@ def _object_getattribute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: 
     return found if found is not ABSENT else attributes.generic_or_raise(interp, args[0], args[1])
 
 
-@_plain(type.__getattribute__)
+@register(type.__getattribute__)
 def _type_getattribute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or not safe_isinstance(args[0], type) or not safe_isinstance(args[1], str):
         return interp.native(type.__getattribute__, args, kwargs)
@@ -175,28 +161,28 @@ def _register_stores() -> None:
         return substitute
 
     for cls in (object, type):
-        _TABLE[id(vars(cls)["__setattr__"])] = setter(vars(cls)["__setattr__"])
-        _TABLE[id(vars(cls)["__delattr__"])] = deleter(vars(cls)["__delattr__"])
+        register(vars(cls)["__setattr__"])(setter(vars(cls)["__setattr__"]))
+        register(vars(cls)["__delattr__"])(deleter(vars(cls)["__delattr__"]))
 
 
 _register_stores()
 
 
-@_plain(vars(type)["__call__"])
+@register(vars(type)["__call__"])
 def _type_call(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args or not safe_isinstance(args[0], type):
         return interp.native(vars(type)["__call__"], args, kwargs)
     return function_calls.type_call(interp, args[0], args[1:], kwargs)
 
 
-@_plain(object.__ne__)
+@register(object.__ne__)
 def _object_ne(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2:
         return interp.native(object.__ne__, args, kwargs)
     return operators.object_ne(interp, args[0], args[1])
 
 
-@_plain(object.__str__)
+@register(object.__str__)
 def _object_str(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(object.__str__, args, kwargs)
@@ -208,10 +194,10 @@ def _call_self(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 for _cls in (types.FunctionType, types.MethodType, functools.partial):
-    _TABLE[id(vars(_cls)["__call__"])] = _call_self
+    register(vars(_cls)["__call__"])(_call_self)
 
 
-@_plain(vars(property)["__get__"])
+@register(vars(property)["__get__"])
 def _property_get(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     prop = args[0] if args else None
     if not kwargs and len(args) in (2, 3) and safe_isinstance(prop, property) and args[1] is not None and prop.fget:
@@ -219,7 +205,7 @@ def _property_get(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[st
     return interp.native(vars(property)["__get__"], args, kwargs)
 
 
-@_plain(vars(property)["__set__"])
+@register(vars(property)["__set__"])
 def _property_set(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     prop = args[0] if args else None
     if not kwargs and len(args) == 3 and safe_isinstance(prop, property) and prop.fset:
@@ -228,7 +214,7 @@ def _property_set(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[st
     return interp.native(vars(property)["__set__"], args, kwargs)
 
 
-@_plain(super)
+@register(super)
 def _super(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
         return interp.native(super, args, kwargs)
@@ -261,7 +247,7 @@ def _shown_type(interp: InterpreterAPI, obj: Any) -> type:
     return types.GeneratorType if type(obj) is InterpretedGenerator else interp.type_of(obj)
 
 
-@_plain(type)
+@register(type)
 def _type(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) == 1 and not kwargs:
         return _shown_type(interp, args[0])
@@ -279,12 +265,12 @@ def _with_module(interp: InterpreterAPI, args: tuple[Any, ...], position: int) -
     return (*args[:position], {**args[position], "__module__": module}, *args[position + 1 :])
 
 
-@_plain(type.__new__)
+@register(type.__new__)
 def _type_new(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.native(type.__new__, _with_module(interp, args, 3), kwargs)
 
 
-@_plain(builtins.isinstance)
+@register(builtins.isinstance)
 def _isinstance(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2:
         return interp.native(builtins.isinstance, args, kwargs)
@@ -333,14 +319,14 @@ def _is_abc_hook(hook: Any) -> bool:
     return getattr(hook, "__module__", None) == "abc"
 
 
-@_plain(vars(type)["__instancecheck__"])
+@register(vars(type)["__instancecheck__"])
 def _type_instancecheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2 or not safe_isinstance(args[0], type):
         return interp.native(vars(type)["__instancecheck__"], args, kwargs)
     return _default_instance(interp, args[1], _shown_type(interp, args[1]), args[0])
 
 
-@_plain(_abc._abc_instancecheck)
+@register(_abc._abc_instancecheck)
 def _abc_instancecheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # The Python method is called directly: typing reads the module of its caller.
     cls, obj = args
@@ -350,17 +336,17 @@ def _abc_instancecheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: di
     return interp.native(abc.ABCMeta.__subclasscheck__, (cls, seen), {})
 
 
-@_plain(_abc._abc_subclasscheck)
+@register(_abc._abc_subclasscheck)
 def _abc_subclasscheck(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.native(abc.ABCMeta.__subclasscheck__, args, kwargs)
 
 
-@_plain(_abc._abc_register)
+@register(_abc._abc_register)
 def _abc_register(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.native(abc.ABCMeta.register, args, kwargs)
 
 
-@_plain(issubclass)
+@register(issubclass)
 def _issubclass(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not kwargs and len(args) == 2 and issubclass(type(args[1]), type):
         hook = special(interp, args[1], "__subclasscheck__")
@@ -371,14 +357,14 @@ def _issubclass(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str,
     return interp.native(issubclass, args, kwargs)
 
 
-@_plain(callable)
+@register(callable)
 def _callable(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1 or interp.type_of(args[0]) is type(args[0]):
         return interp.native(callable, args, kwargs)
     return interp.world.class_attr(interp.type_of(args[0]), "__call__") is not ABSENT
 
 
-@_plain(vars)
+@register(vars)
 def _vars(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args and not kwargs:
         return _locals(interp, args, kwargs)
@@ -390,7 +376,7 @@ def _vars(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
     return found
 
 
-@_plain(locals)
+@register(locals)
 def _locals(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args or kwargs:
         return interp.native(locals, args, kwargs)
@@ -405,14 +391,14 @@ def local_names(interp: InterpreterAPI) -> Any:
     return names_in(interp, frame)
 
 
-@_plain(globals)
+@register(globals)
 def _globals(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args or kwargs or interp.current_frame is None:
         return interp.native(globals, args, kwargs)
     return interp.world.globals_dict(interp.current_frame.globals)
 
 
-@_plain(dir)
+@register(dir)
 def _dir(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args and not kwargs:
         space = local_names(interp)
@@ -427,7 +413,7 @@ def _dir(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return interp.native(dir, args, kwargs)
 
 
-@_plain(eval)
+@register(eval)
 def _eval(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0] if args else None
     if safe_isinstance(source, str):
@@ -437,7 +423,7 @@ def _eval(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
     return operator_functions.run_code(interp, source, args[1:], kwargs, local_names)
 
 
-@_plain(exec)
+@register(exec)
 def _exec(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source = args[0] if args else None
     if safe_isinstance(source, str):
@@ -448,18 +434,18 @@ def _exec(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
     return None
 
 
-@_plain(sys.exc_info)
+@register(sys.exc_info)
 def _exc_info(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     error = interp.handled.topmost()
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-@_plain(sys.exception)
+@register(sys.exception)
 def _exception(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.handled.topmost()
 
 
-@_plain(sys._getframe)
+@register(sys._getframe)
 def _getframe(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     frame, depth = interp.current_frame, args[0] if args else 0
     while frame is not None and depth > 0:
@@ -471,18 +457,11 @@ def _getframe(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, A
 
 if hasattr(sys, "_getframemodulename"):
 
-    @_plain(sys._getframemodulename)
+    @register(sys._getframemodulename)
     def _getframemodulename(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _getframe(interp, args or tuple(kwargs.values()), {}).f_globals.get("__name__")
 
 
-_TABLE[id(builtins.__build_class__)] = build_class
-_TABLE.update(
-    {id(fn): substitute for table in (operator_functions, iterables) for fn, substitute in table.TABLE.items()}
-)
-_CLASS_METHODS = {
-    fn: substitute for fn, substitute in iterables.TABLE.items() if safe_isinstance(fn, types.BuiltinFunctionType)
-}
-"""Substitutes of class methods written in C: every access returns a new, equal object."""
-_CLASS_METHOD_NAMES = frozenset(fn.__name__ for fn in _CLASS_METHODS)
+register(builtins.__build_class__)(build_class)
+_CLASS_METHOD_NAMES = frozenset(fn.__name__ for fn in CLASS_METHODS)
 _KEEPS = {id(fn) for fn in operator_functions.KEEPS}

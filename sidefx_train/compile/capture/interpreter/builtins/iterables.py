@@ -9,9 +9,9 @@ import collections
 import functools
 import itertools
 import types
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture.interpreter.builtins.registry import METHODS, Substitute, register, register_method
 from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
@@ -21,26 +21,14 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
-TABLE: dict[Any, Substitute] = {}
-
-
-def _register(fn: Any) -> Callable[[Substitute], Substitute]:
-    def register(substitute: Substitute) -> Substitute:
-        TABLE[fn] = substitute
-        return substitute
-
-    return register
-
-
-@_register(iter)
+@register(iter)
 def _iter(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(iter, args, kwargs)
     return iteration.get_iter(interp, args[0])
 
 
-@_register(next)
+@register(next)
 def _next(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 1 <= len(args) <= 2:
         return interp.native(next, args, kwargs)
@@ -52,7 +40,7 @@ def _next(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
     return args[1] if item is ABSENT else item
 
 
-@_register(reversed)
+@register(reversed)
 def _reversed(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(reversed, args, kwargs)
@@ -78,7 +66,7 @@ def _iterables_first(fn: Any, count: int | None = None, callables: int = 0) -> N
         )  # fmt: skip
         return interp.native(fn, args, kwargs)
 
-    TABLE[fn] = substitute
+    register(fn)(substitute)
 
 
 def _for_call(interp: InterpreterAPI, fn: Any) -> Any:
@@ -114,7 +102,7 @@ for _fn in _AFTER_CALLABLE:
 _iterables_first(itertools.compress, count=2)
 
 
-@_register(sum)
+@register(sum)
 def _sum(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not 1 <= len(args) + len(kwargs) <= 2 or set(kwargs) - {"start"} or not args:
         return interp.native(sum, args, kwargs)
@@ -128,7 +116,7 @@ def _sum(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return total
 
 
-@_register(any)
+@register(any)
 def _any(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(any, args, kwargs)
@@ -139,7 +127,7 @@ def _any(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return False
 
 
-@_register(all)
+@register(all)
 def _all(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
         return interp.native(all, args, kwargs)
@@ -166,7 +154,7 @@ def _extreme(fn: Any, better: str) -> None:
                 best, best_key = item, value
         return best
 
-    TABLE[fn] = substitute
+    register(fn)(substitute)
 
 
 _extreme(min, "lt")
@@ -186,7 +174,7 @@ class _Ordered:
         return operators.truth(self.interp, operators.compare(self.interp, "lt", self.value, other.value))
 
 
-@_register(sorted)
+@register(sorted)
 def _sorted(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or set(kwargs) - {"key", "reverse"}:
         return interp.native(sorted, args, kwargs)
@@ -201,11 +189,6 @@ def _in_order(interp: InterpreterAPI, items: list[Any], key: Any, reverse: Any) 
         keys = [_Ordered(interp, k) for k in keys]
     order = sorted(range(len(items)), key=keys.__getitem__, reverse=down)
     return [items[i] for i in order]
-
-
-# Methods of builtin containers, by descriptor.
-
-METHODS: dict[Any, Substitute] = {}
 
 
 def _list_sort(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -288,8 +271,8 @@ def _str_format(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str,
     return interp.native(str.format, (template, *map(wrap, rest)), wrapped)
 
 
-METHODS[list.sort] = _list_sort
-METHODS[str.format] = _str_format
+register_method(list.sort)(_list_sort)
+register_method(str.format)(_str_format)
 _FIND: tuple[Any, ...] = (list.index, list.remove, list.count, tuple.index, tuple.count)
 _TAKE_ITERABLES: tuple[Any, ...] = (
     list.extend, str.join, bytes.join, set.update, set.union, set.intersection, set.difference, set.issubset,
@@ -298,9 +281,9 @@ _TAKE_ITERABLES: tuple[Any, ...] = (
     frozenset.issubset, frozenset.issuperset, collections.deque.extend, collections.deque.extendleft,
 )  # fmt: skip
 for _fn in _FIND:
-    METHODS[_fn] = _list_find(_fn)
+    register_method(_fn)(_list_find(_fn))
 for _fn in _TAKE_ITERABLES:
-    METHODS[_fn] = _wrapping(_fn)
+    register_method(_fn)(_wrapping(_fn))
 
 
 def bound_method(fn: Any, owner: Any) -> Substitute | None:
@@ -315,7 +298,7 @@ def bound_method(fn: Any, owner: Any) -> Substitute | None:
     return None
 
 
-@_register(dict)
+@register(dict)
 def _dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return interp.native(dict, tuple(for_mapping(interp, arg) for arg in args), kwargs)
 
@@ -338,6 +321,5 @@ def _dict_update(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str
     return interp.native(dict.update, (args[0], *(for_mapping(interp, arg) for arg in args[1:])), kwargs)
 
 
-METHODS[dict.update] = _dict_update
+register_method(dict.update)(_dict_update)
 METHOD_NAMES = frozenset(fn.__name__ for fn in METHODS)
-TABLE.update(METHODS)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins import warn
+from sidefx_train.compile.capture.interpreter.builtins.registry import Substitute, register
 from sidefx_train.compile.capture.interpreter.bytecode_versions import TYPE_PARAMETERS_IN_C
 from sidefx_train.compile.capture.interpreter.object_model import formatting, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import (
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-Substitute = Callable[["InterpreterAPI", tuple[Any, ...], dict[str, Any]], Any]
-TABLE: dict[Any, Substitute] = {}
 CONTAINERS = (
     list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType, str, bytes, property, classmethod,
     staticmethod, functools.partial, types.SimpleNamespace, types.MethodType,
@@ -50,21 +49,13 @@ KEEPS: list[Any] = [
 """C callables that store or inspect callables but do not call them."""
 
 
-def _register(fn: Any) -> Callable[[Substitute], Substitute]:
-    def register(substitute: Substitute) -> Substitute:
-        TABLE[fn] = substitute
-        return substitute
-
-    return register
-
-
 def _one_operand(fn: Any, apply: Callable[[InterpreterAPI, Any], Any]) -> None:
     def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != 1:
             return interp.native(fn, args, kwargs)
         return apply(interp, args[0])
 
-    TABLE[fn] = substitute
+    register(fn)(substitute)
 
 
 def _two_operands(fn: Any, apply: Callable[[InterpreterAPI, Any, Any], Any]) -> None:
@@ -73,7 +64,7 @@ def _two_operands(fn: Any, apply: Callable[[InterpreterAPI, Any, Any], Any]) -> 
             return interp.native(fn, args, kwargs)
         return apply(interp, args[0], args[1])
 
-    TABLE[fn] = substitute
+    register(fn)(substitute)
 
 
 def _named(apply: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -103,21 +94,21 @@ def _register_operators() -> None:
 _register_operators()
 
 
-@_register(operator.setitem)
+@register(operator.setitem)
 def _setitem(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 3:
         return interp.native(operator.setitem, args, kwargs)
     return operators.setitem(interp, *args)
 
 
-@_register(pow)
+@register(pow)
 def _pow(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 2:
         return interp.native(pow, args, kwargs)
     return operators.binary(interp, "pow", *args)
 
 
-@_register(divmod)
+@register(divmod)
 def _divmod(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not kwargs and len(args) == 2:
         for obj, other, name in ((args[0], args[1], "__divmod__"), (args[1], args[0], "__rdivmod__")):
@@ -129,14 +120,14 @@ def _divmod(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any
     return interp.native(divmod, args, kwargs)
 
 
-@_register(format)
+@register(format)
 def _format(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not 1 <= len(args) <= 2:
         return interp.native(format, args, kwargs)
     return formatting.to_format(interp, args[0], args[1] if len(args) == 2 else "")
 
 
-@_register(len)
+@register(len)
 def _len(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not kwargs and len(args) == 1:
         method = special(interp, args[0], "__len__")
@@ -176,7 +167,7 @@ def _register_dunders() -> None:
                     return fn(answer) if fn in (int, float, complex) else answer
             return interp.native(fn, args, kwargs)
 
-        TABLE[fn] = substitute
+        register(fn)(substitute)
 
     make(abs, ("__abs__",), None)
     make(round, ("__round__",), None)
@@ -200,42 +191,15 @@ def _wrong_answer(interp: InterpreterAPI, name: str, want: type, obj: Any, answe
 _register_dunders()
 
 
-@_register(print)
+@register(print)
 def _print(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shown = tuple(arg if is_static(type(arg)) else formatting.to_str(interp, arg) for arg in args)
     return interp.native(print, shown, kwargs)
 
 
-@_register(warnings.warn)
+@register(warnings.warn)
 def _warn(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return warn.warn(interp, args, kwargs)
-
-
-def _register_type_parameters() -> None:
-    """Registers type parameters: since 3.12 they are C code that reads the module of its caller."""
-    for cls in (typing.TypeVar, typing.ParamSpec, getattr(typing, "TypeVarTuple", None)):
-        if cls is not None and _made_in_c(cls):
-            TABLE[cls] = _in_module(cls)
-
-
-def _made_in_c(cls: type) -> bool:
-    """Returns True if C code creates the instances."""
-    return not safe_isinstance(cls.__new__, types.FunctionType) and not safe_isinstance(
-        inspect.getattr_static(cls, "__init__"), types.FunctionType
-    )
-
-
-def _in_module(cls: type) -> Substitute:
-    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = interp.native(cls, args, kwargs)
-        if interp.current_frame is not None:
-            made.__module__ = interp.current_frame.globals.get("__name__")
-        return made
-
-    return substitute
-
-
-_register_type_parameters()
 
 
 def run_code(
@@ -280,4 +244,4 @@ def _of_this_module(kind: Any) -> Substitute:
 
 if TYPE_PARAMETERS_IN_C:
     for _kind in (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple):
-        TABLE[_kind] = _of_this_module(_kind)
+        register(_kind)(_of_this_module(_kind))

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame_objects import of_frame
 from sidefx_train.compile.capture.interpreter.world import LOCAL
-from sidefx_train.compile.common.plain_values import HEAP_TYPE
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import HEAP_TYPE, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI

@@ -16,10 +16,10 @@ from sidefx_train import disk_cache
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sidefx_train", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    files = commands.add_parser("cache", help="compiled graphs and measurements kept between processes")
+    files = commands.add_parser("cache", help="compiled graphs and measurements cached between processes")
     what = files.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="show what is there (the default)")
-    what.add_argument("--clear", action="store_true", help="remove all of it")
+    what.add_argument("--list", action="store_true", help="list the entries (the default)")
+    what.add_argument("--clear", action="store_true", help="remove all entries")
     args = parser.parse_args(argv)
     console = Console()
     if args.clear:

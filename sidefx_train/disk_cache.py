@@ -41,7 +41,7 @@ class CacheEntry:
     """One file or folder of the cache.
 
     Attributes:
-        path: where it is.
+        path: its path.
         kind: ``"graph"``, ``"native"``, ``"library"``, ``"headers"`` or ``"other"`` (measurements).
         label: description of what it was made from.
         size: bytes.

@@ -30,7 +30,7 @@ def choose(suite: str, only: str) -> dict[str, list[str]]:
         workload, _, contender = token.partition(":")
         if contender:
             if workload not in names(suite) or contender not in CONTENDERS:
-                raise SystemExit(f"--only: there is no {token!r}")
+                raise SystemExit(f"--only: unknown name {token!r}")
             pairs.add((workload, contender))
         elif token in names(suite):
             workloads.append(token)

@@ -27,8 +27,8 @@ class Plan:
     """What to measure.
 
     Attributes:
-        pairs: contenders by workload; each contains the reference.
-        pairs: contenders by workload; the reference is in each.
+        suite: name of the suite.
+        pairs: contenders by workload; each list contains the reference.
         rounds: rounds; the first is cold.
         threads: OpenMP threads of each process.
         seconds: steady-state seconds of each process.

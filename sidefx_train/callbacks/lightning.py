@@ -160,7 +160,7 @@ class SideFXCompile(pl_package.Callback):
         self._warned.add(reason)
         title, advice = CODES[LEFT_TO_LIGHTNING]
         warnings.warn(
-            f"[{LEFT_TO_LIGHTNING}] {title}: {reason}. Training goes on uncaptured. {advice}",
+            f"[{LEFT_TO_LIGHTNING}] {title}: {reason}. Training continues uncaptured. {advice}",
             SideFXWarning,
             stacklevel=4,
         )

@@ -114,7 +114,7 @@ def fit(
             kernel is chosen by timing.
         progress: show a progress bar.
         checkpoint_dir: where ``epoch-N.ckpt`` (after every epoch) and ``last.ckpt`` are written.
-        resume: a checkpoint's path, or True for ``checkpoint_dir/last.ckpt``. Training goes on exactly where it was:
+        resume: a checkpoint's path, or True for ``checkpoint_dir/last.ckpt``. Training continues exactly:
             weights, optimizer, schedulers, position in the data and random state.
 
     Returns:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 @dataclass
 class Position:
-    """Position in the training: what a checkpoint holds besides model, optimizers and schedulers."""
+    """Position in the training: the content of a checkpoint other than model, optimizers and schedulers."""
 
     epoch: int = 0
     batch: int = 0

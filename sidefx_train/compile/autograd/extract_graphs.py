@@ -86,7 +86,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
     counted = _counted(world, {i: extractor.results[i] for i in saved}, outputs)
     apart = tuple(i for i in saved if own_counter(extractor.results[i]) is not None and i not in counted)
     if any(own_counter(extractor.results[i]) in residual.counters for i in apart):
-        reason = "an output is the .data of a tensor whose contents the backward needs"
+        reason = "cannot return the .data of a tensor whose contents the backward needs"
         world.heap.refuse("SFX107", reason)
     aliases: list[tuple[int, int]] = []
     for i in saved:

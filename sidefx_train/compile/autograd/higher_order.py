@@ -295,7 +295,7 @@ class _Running:
         tape = self.tape
         for edge, grad in begun:
             if edge not in self.runner.begins:
-                reason = "a derivative of a captured backward goes to a tensor that this backward does not lead to"
+                reason = "cannot differentiate a captured backward with respect to a tensor that it does not reach"
                 raise SideFXError("SFX107", reason)
             self._add(edge, grad)
         needed = tape.leading_to({edge for edge, wanted in zip(tape.exits, asked, strict=True) if wanted})
@@ -382,7 +382,7 @@ class _Running:
         """Returns a saved tensor, or recomputes it from saved tensors."""
         here = self.runner.origins.get(node.meta.get(ORIGIN, ""))
         if here is None:
-            raise SideFXError("SFX107", f"a derivative of a captured backward needs {node.name}, which was not saved")
+            raise SideFXError("SFX107", f"cannot differentiate a captured backward that needs the unsaved {node.name}")
         return self._made_again(here)
 
     def _made_again(self, node: fx.Node) -> Any:
@@ -402,7 +402,7 @@ def _zeros(node: fx.Node) -> torch.Tensor:
     """Returns zeros as the gradient of an unused output whose sibling has a gradient."""
     like = node.meta["val"]
     if not all(isinstance(size, int) for size in like.shape):
-        raise SideFXError("SFX107", "a derivative of a captured backward needs zeros of a size that changes")
+        raise SideFXError("SFX107", "cannot differentiate a captured backward that needs zeros of a symbolic size")
     return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 

@@ -310,7 +310,7 @@ class _Builder:
         for used in node.all_input_nodes:
             made_by = used.args[0] if used.target is operator.getitem else None
             if isinstance(made_by, fx.Node) and made_by.target in _FACTORIZED and used not in known and used.args[1]:
-                raise _Unclear(f"it uses a factorization computed by {made_by.target} has made")
+                raise _Unclear(f"it uses the factorization of {made_by.target}")
 
     def steps(self) -> list[NodeBackward]:
         """Returns the backward of each autograd node, in the order in which they ran."""

@@ -365,10 +365,10 @@ def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            reason = "the backward of an output reaches a tensor that became a leaf in the step, or ceased to be one"
+            reason = "the backward of an output reaches a tensor that the step made a leaf or a non-leaf"
             world.heap.refuse("SFX107", reason)
         if not hasattr(node, "variable") and all(before is None for before, _ in node.next_functions):
-            reason = "the backward of an output ends at a view made of a leaf with autograd off"
+            reason = "the backward of an output ends at a view of a leaf created with autograd off"
             world.heap.refuse("SFX107", reason)
         waiting += [before for before, _ in node.next_functions]
 
@@ -407,7 +407,7 @@ def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
         if compat.storage_id(fake) in outside and own_counter(node) is node:
             continue  # autograd does not know of it in eager either
         if compat.storage_id(fake) in taken:
-            world.heap.refuse("SFX107", "a differentiable view leaves the step together with its base")
+            world.heap.refuse("SFX107", "cannot return a differentiable view together with its base")
         taken.add(compat.storage_id(fake))
 
 
@@ -419,9 +419,9 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
         record = records[id(world.tracer.real_inputs[facts.position])]
         if facts.leaf and facts.changes_requires_grad and not facts.requires_grad:
             if record.real._is_view():
-                world.heap.refuse("SFX107", f"{facts.label}, a view, begins to require gradients")
+                world.heap.refuse("SFX107", f"cannot make {facts.label}, a view, require gradients")
             if facts.mutates_metadata or record.shadow.dtype != record.real.dtype:
-                world.heap.refuse("SFX107", f"{facts.label} changes its shape, and begins to require gradients")
+                world.heap.refuse("SFX107", f"cannot change the shape of {facts.label} and make it require gradients")
             found.append((facts.position, get_gradient_edge(record.shadow)))
             continue
         if not facts.requires_grad:

@@ -325,7 +325,7 @@ class _Build:
         entry = load_library(name)
         self.seconds += time.perf_counter() - began
         if entry is None:
-            raise BuildFailed("the library is gone before it could be loaded")
+            raise BuildFailed("the library was removed before it could be loaded")
         self.library = name if not libraries else None
         return entry
 

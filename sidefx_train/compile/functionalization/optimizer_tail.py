@@ -73,7 +73,7 @@ def find_tail(graph: fx.Graph, aliases: Aliases) -> Tail:
                 return Tail(reason="a fused update writes a tensor made inside the step")
     for result in next(iter(reversed(graph.nodes))).all_input_nodes:
         if result in chosen and aliases.same[result].op != "placeholder":
-            return Tail(reason="a result of the update leaves the step")
+            return Tail(reason="the step returns a result of the update")
     return Tail(tuple(n for n in nodes if n in chosen))
 
 

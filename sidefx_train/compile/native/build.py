@@ -101,7 +101,7 @@ class _Module:
 
 _FUNCTION = ('{"function", function, METH_NOARGS, nullptr},',)
 _PRODUCTS = _Module("sidefx_products", matmul_kernel.SOURCE, ("product",), _FUNCTION, "products")
-_ROWS = _Module("sidefx_rows", rows.SOURCE, ("sum_rows",), _FUNCTION, "rows added up by index")
+_ROWS = _Module("sidefx_rows", rows.SOURCE, ("sum_rows",), _FUNCTION, "scatter-adds of rows")
 _LSTM = _Module("sidefx_lstm", lstm_kernel.SOURCE, ("layer",), _FUNCTION, "layers of an LSTM", level="-O2")
 _ATTENTION = _Module("sidefx_attention", attention_kernel.SOURCE, ("attend",), _FUNCTION, "attention", level="-O2")
 _AROUND = _Module(

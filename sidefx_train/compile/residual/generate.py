@@ -177,7 +177,7 @@ def _write(
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
     if any(map(_holds_fake, writer.names.values())):
-        world.heap.refuse("SFX104", "an object made in the step that cannot be rebuilt holds a tensor and leaves it")
+        world.heap.refuse("SFX104", "cannot rebuild an object that holds a tensor")
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
     metadata, values = rebuilder.metadata(), rebuilder.differentiable

@@ -244,7 +244,7 @@ class Rebuilder(TensorRebuilder):
         if safe_isinstance(value, types.FunctionType) and id(value.__code__) in NATIVE_CODE:
             if "leads_to" in vars(value):
                 return self.expression(vars(value)["leads_to"])
-            self.world.heap.refuse("SFX104", "a callback passed to C code leaves the step")
+            self.world.heap.refuse("SFX104", "cannot rebuild a callback that was passed to C code")
         if type(value) is types.BuiltinMethodType and self.world.heap.definitions.gave(value):
             return self.writer.constant(value, value.__name__)
         if safe_isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
@@ -254,7 +254,7 @@ class Rebuilder(TensorRebuilder):
         if safe_isinstance(value, weakref.ReferenceType):
             return self._reference(value)
         if safe_isinstance(value, type) and id(value) in self.world.new_classes:
-            self.world.heap.refuse("SFX111", f"the class {value.__qualname__}, made in the step, leaves it")
+            self.world.heap.refuse("SFX111", f"cannot rebuild the class {value.__qualname__}, which the step creates")
         if id(value) in self.world.new_modules:
             made = f"{self.writer.constant(types.ModuleType.__new__, 'new_module')}({self.writer.constant(cls)})"
             made = self._remember(value, made)
@@ -265,16 +265,16 @@ class Rebuilder(TensorRebuilder):
         if safe_isinstance(value, functools.partial):
             return self._partial(value)
         if cls is RandomState:
-            self.world.heap.refuse("SFX110", "a random state saved in the middle of the step leaves it")
+            self.world.heap.refuse("SFX110", "cannot rebuild a random state saved in the middle of the step")
         if cls is types.MappingProxyType:
-            self.world.heap.refuse("SFX104", "a mapping proxy made in the step leaves it")
+            self.world.heap.refuse("SFX104", "cannot rebuild a mapping proxy created in the step")
         if safe_isinstance(value, _TYPE_PARAMETERS):
-            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+            self.world.heap.refuse("SFX104", f"cannot rebuild a {cls.__qualname__} created in the step")
         if safe_isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:
             return self.writer.constant(value)
         if id(cls) in self.world.new_classes:
             self.world.heap.refuse(
-                "SFX111", f"an instance of the class {cls.__qualname__}, made in the step, leaves it"
+                "SFX111", f"cannot rebuild an instance of the class {cls.__qualname__}, which the step creates"
             )
         _, owner = self.world.heap.new_namespaces.get(id(value), (None, None))
         if owner is not None and id(type(owner)) not in self.world.new_classes:  # such an instance does not leave
@@ -295,7 +295,8 @@ class Rebuilder(TensorRebuilder):
             return f"{self.writer.constant(bound)}({self.writer.constant(descriptor, method.__name__)}, {owner})"
         if attribute_of(method.__self__, method.__name__) != method:
             self.world.heap.refuse(
-                "SFX104", f"{method.__name__}, a bound method that is no attribute of its object, leaves"
+                "SFX104",
+                f"cannot rebuild {method.__name__}, a bound method that is not an attribute of its object",
             )
         return f"getattr({owner}, {self.writer.constant(method.__name__)})"
 
@@ -305,7 +306,7 @@ class Rebuilder(TensorRebuilder):
         if all(map(is_plain, members)):
             found = insertion(value)
             if found is None:
-                self.world.heap.refuse("SFX111", "a set whose order depends on its history leaves the step")
+                self.world.heap.refuse("SFX111", "cannot rebuild a set whose order depends on its history")
             members, table = found
         else:  # objects in traversal order, most likely that of insertion
             met = {id(record.shadow): i for i, record in enumerate(self.world.heap.by_real.values())}
@@ -344,7 +345,7 @@ class Rebuilder(TensorRebuilder):
         elif cls is staticmethod or cls is classmethod:
             parts = [value.__func__]
         else:
-            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+            self.world.heap.refuse("SFX104", f"cannot rebuild a {cls.__qualname__} created in the step")
         name = self._remember(value, f"{self.writer.constant(cls)}({', '.join(map(self.expression, parts))})")
         for key, item in instance_dict_of_plain(value).items():  # the constructor copies attributes of its function
             if key not in _COPIED or getattr(value.__func__, key, None) is not item:
@@ -410,7 +411,7 @@ class Rebuilder(TensorRebuilder):
         name = self.writer.fresh("n")
         made = f"{self.writer.constant(base.__new__, 'new_object')}({self.writer.constant(cls)}"
         if base is object and not _is_made_by_object(cls):
-            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+            self.world.heap.refuse("SFX104", f"cannot rebuild a {cls.__qualname__} created in the step")
         if base is object or base is types.SimpleNamespace:
             made += ")"
         elif base in DERIVED_FROM:
@@ -418,9 +419,9 @@ class Rebuilder(TensorRebuilder):
         elif issubclass(base, BaseException):
             made += "".join(f", {self.expression(item)}" for item in value.args) + ")"
         else:
-            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+            self.world.heap.refuse("SFX104", f"cannot rebuild a {cls.__qualname__} created in the step")
         if cls.__module__ == "builtins" and not issubclass(base, BaseException):
-            self.world.heap.refuse("SFX104", f"a {cls.__qualname__} made in the step leaves it")
+            self.world.heap.refuse("SFX104", f"cannot rebuild a {cls.__qualname__} created in the step")
         self._made[id(value)] = name
         self._keep.append(value)
         self.lines.append(f"{name} = {made}")
@@ -477,9 +478,7 @@ class Rebuilder(TensorRebuilder):
         ended = container is None
         container = {} if ended else container
         if safe_isinstance(container, (set, frozenset)) and len(container) > 1 and not self._in_its_order(container):
-            self.world.heap.refuse(
-                "SFX111", "an iterator over a set whose order depends on its history leaves the step"
-            )
+            self.world.heap.refuse("SFX111", "cannot rebuild an iterator over a set whose order depends on its history")
         record = self.world.heap.record_of(container)
         if record is not None and not self._in_its_order(container):
             self.apply(record)
@@ -500,7 +499,7 @@ class Rebuilder(TensorRebuilder):
         """Returns a suspended generator, which continues natively."""
         if any(value is other for other in self._suspended):
             self.world.heap.refuse(
-                "SFX104", f"the generator {value.__qualname__}, which refers to itself, leaves the step"
+                "SFX104", f"cannot rebuild the generator {value.__qualname__}, which refers to itself"
             )
         self._suspended.append(value)
         code, state = hand_out(value)
@@ -558,7 +557,7 @@ class Rebuilder(TensorRebuilder):
             return self.writer.constant(space, "namespace")
         record = self.world.heap.record_of(space)
         if record is None:
-            self.world.heap.refuse("SFX111", f"{fn.__qualname__}, made by executed code, leaves the step")
+            self.world.heap.refuse("SFX111", f"cannot rebuild {fn.__qualname__}, which exec created")
         return self.writer.value(record.source)
 
 

@@ -192,7 +192,7 @@ class TensorRebuilder(ABC):
         if value.grad_fn is not None and value.grad_fn not in self.world.freed:
             expression = self.output(node)
             if self.differentiable.setdefault(self._index[node], value) is not value:
-                self.world.heap.refuse("SFX107", "one value leaves the step with two autograd histories")
+                self.world.heap.refuse("SFX107", "cannot return one value with two autograd histories")
             function = pass_through(type(value.grad_fn).__name__, whole_view) if custom else None
             return expression if function is None else f"{self.writer.constant(function)}({expression})"
         return self._with_autograd(value, self.output(node))
@@ -202,10 +202,10 @@ class TensorRebuilder(ABC):
         graph."""
         record = None if safe_isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
         if record is None or record.home is not None:
-            self.world.heap.refuse("SFX111", "an output is a view by a custom function whose base is no input")
+            self.world.heap.refuse("SFX111", "an output is a view by a custom function whose base is not an input")
         expression = self.output(node)
         if self.differentiable.setdefault(self._index[node], value) is not value:
-            self.world.heap.refuse("SFX107", "one value leaves the step with two autograd histories")
+            self.world.heap.refuse("SFX107", "cannot return one value with two autograd histories")
         for number in path.numbers:
             self.output(number)
         numbers = tuple(self._index[number] for number in path.numbers)
@@ -319,7 +319,7 @@ class TensorRebuilder(ABC):
         else:
             made_by = base if safe_isinstance(base, fx.Node) else self.world.tracer.node_of(base)
             if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)
-                reason = "the backward of an output reaches a leaf that the step made (requires_grad_)"
+                reason = "the backward of an output reaches a leaf created in the step (requires_grad_)"
                 self.world.heap.refuse("SFX107", reason)
             place = ("result", self._index[made_by])
         for node in path.numbers:

@@ -184,7 +184,7 @@ class Views:
     def check_counters(self) -> None:
         """Refuses several outputs that share a version counter of no other output."""
         if any(len(values) > 1 and data not in self.counters for data, values in self._counted.items()):
-            self.world.heap.refuse("SFX111", "several outputs are views of a tensor's .data, which is no output")
+            self.world.heap.refuse("SFX111", "several outputs are views of a tensor's .data, which is not an output")
 
     def counted(self) -> frozenset[fx.Node]:
         """Returns the nodes that gave outputs a version counter of their own."""
@@ -207,7 +207,7 @@ class Views:
         moved = self._enlarged(value) or moved
         if safe_isinstance(moved, TensorRecord) and moved.home is not None:
             if _of_another_time(moved, value):
-                reason = f"an output is a view of {moved.source.label}, which ceases to require gradients"
+                reason = f"an output is a view of {moved.source.label}, which no longer requires gradients"
                 self.world.heap.refuse("SFX111", reason)
             return moved.shadow, self._below_moved(moved, up)
         if base is not None and not (tracer.has_node(base) and self._made(base, up)):

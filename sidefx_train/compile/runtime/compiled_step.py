@@ -649,7 +649,7 @@ class CompiledStep:
                 self._drop(entry)
         if len(lines) == 1:
             return CaptureFailed("SFX208", str(error), next(iter(lines)), None)
-        return CaptureFailed("SFX208", f"{error}: that of {' or '.join(map(str, lines))}", None, None)
+        return CaptureFailed("SFX208", f"{error} ({' or '.join(map(str, lines))})", None, None)
 
     def _differs(self, what: str) -> None:
         """Handles a difference found by ``verify``: the captured graph runs op by op from now on."""

@@ -57,7 +57,7 @@ def specialized_after(
     """
     found = newest.why(args, kwargs)
     if found is None and newest.captured.state_check.check():
-        return spec, Missed("arguments", "as captured", "others in number, names or dispatch keys", None)
+        return spec, Missed("arguments", "as captured", "different in number, names or dispatch keys", None)
     if found is None:
         return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found

@@ -116,9 +116,7 @@ def lowering_notes() -> Iterator[list[str]]:
         return False
 
     def note_complex(before: Callable[[], None]) -> Callable[[], None]:
-        return lambda: complex_numbers.update(
-            {"complex numbers are in no loops: each operator on them is a call": None}
-        )
+        return lambda: complex_numbers.update({"operators on complex numbers are calls, not loops": None})
 
     logger = logging.getLogger("torch._inductor.ir")
     logger.filters.insert(0, keep)  # before one that is around this

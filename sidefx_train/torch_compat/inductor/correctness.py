@@ -209,7 +209,7 @@ def kernels_in_order() -> Iterator[None]:
             for name, earlier in after.items():
                 late = [each for each in earlier if place.get(each, -1) > place.get(name, len(place))]
                 if late:
-                    raise RuntimeError(f"Inductor puts {name} before {', '.join(late)}, whose result it takes")
+                    raise RuntimeError(f"Inductor puts {name} before {', '.join(late)}, whose result it reads")
             return before(plan)
 
         return codegen
@@ -258,10 +258,10 @@ def mutations_fused_by_index() -> Iterator[None]:
 def extern_results_as_planned() -> Iterator[None]:
     """Gives results of called operators the planned strides, those of dimensions of size 1 included.
 
-    Upstream: the strides of such dimensions are not restored. They do not say where an element is, but operators
-    choose the memory format of their results by them: a convolution behind one with a single output channel returns
-    another format than planned, and is read as the planned one. ``torch.compile`` compares the strides and raises. Seen
-    in torch 2.13.
+    Upstream: the strides of such dimensions are not restored. They do not affect the position of an element, but
+    operators choose the memory format of their results by them: a convolution after one with a single output channel
+    returns another format than planned, and is read as the planned one. ``torch.compile`` compares the strides and
+    raises. Seen in torch 2.13.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V

@@ -128,10 +128,9 @@ def quick_vector_probes(accepts: Callable[[Sequence[str]], bool]) -> Iterator[No
     """Context in which the CPU's flags and the compiler's flags decide which vector instructions Inductor may use.
 
     Inductor compiles and loads a program for each instruction set that the CPU reports, which takes seconds.
-    that the CPU has by its own word.
 
-    accepts: returns True if the compiler accepts flags.
-        accepts: true if the compiler accepts flags.
+    Args:
+        accepts: returns True if the compiler accepts flags.
     """
     from torch._inductor import cpu_vec_isa
 

@@ -144,7 +144,7 @@ def written(h):
 
 
 BUFFER = torch.zeros(3)
-WORDS = "a branch of torch.cond switches grad mode, or has a backward of its own"
+WORDS = "a branch of torch.cond changes grad mode, or has its own backward"
 TRUE = "the true branch of torch.cond"
 REFUSED = [
     (Odd.apply, WORDS),
@@ -197,7 +197,9 @@ def test_while_loop_with_side_effects_is_refused():
     compiled = sidefx_train.compile(lambda x: while_loop(lambda i: i < 3, body, (x,)), backend="eager", fullgraph=True)
     with pytest.raises(sidefx_train.errors.GraphBreakError) as refusal:
         compiled(torch.tensor(0))
-    assert refusal.value.reason.startswith("the body of while_loop has side effects, and how often is unknown")
+    assert refusal.value.reason.startswith(
+        "the body of while_loop has side effects, for an unknown number of iterations"
+    )
     assert log == []
 
 

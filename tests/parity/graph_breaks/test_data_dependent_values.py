@@ -252,7 +252,7 @@ def as_array(model, x, y):
 
 
 VALUE = "branches on a tensor's value, which exists only when the graph runs"
-LATER = "asks for a value that exists only when the graph runs"
+LATER = "needs a value that exists only when the graph runs"
 REFUSED = [
     (branch_on_loss, "SFX101", VALUE),
     (branch_on_item, "SFX101", VALUE),
@@ -261,8 +261,8 @@ REFUSED = [
     (look_inside, "SFX101", f"_operator.contains {LATER}"),
     (count_from_data, "SFX101", f"range {LATER}"),
     (index_from_data, "SFX106", "indexes a tensor by a number that exists only when the graph runs"),
-    (as_list, "SFX106", "Tensor.tolist asks for values that exist only when the graph runs"),
-    (as_array, "SFX106", "FakeTensor.numpy asks for values that exist only when the graph runs"),
+    (as_list, "SFX106", "Tensor.tolist needs values that exist only when the graph runs"),
+    (as_array, "SFX106", "FakeTensor.numpy needs values that exist only when the graph runs"),
 ]
 
 

@@ -83,7 +83,7 @@ def _backward(*args: Any) -> Any:
 
 def _call(which: int, x: Any, reverse: bool, units: int, sequences: list[int], others: Any, made: Any) -> None:
     native = lstm_module()
-    assert native is not None, "graphs with this operator are made where the native module is"
+    assert native is not None, "graphs with this operator need the native module"
     plain = [None if tensor is None else tensor.contiguous() for tensor in others]
     results = [tensor if tensor.numel() else None for tensor in made]
     places = [0 if tensor is None else tensor.data_ptr() for tensor in (*plain, *results)]

@@ -41,7 +41,7 @@ def _define_product(name: str, relu: int) -> None:
 
     def out_of(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: Any) -> torch.Tensor:
         native = products_module()
-        assert native is not None, "graphs with this product are made where the native module is"
+        assert native is not None, "graphs with this product need the native module"
         start = 0 if bias is None else bias.contiguous().data_ptr()
         native.product(*_numbers(a, b, start, out, relu))
         return out  # type: ignore[no-any-return]
@@ -66,7 +66,7 @@ def _numbers(a: torch.Tensor, b: torch.Tensor, bias: int, out: torch.Tensor, rel
 def products_out_of(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """Computes the products of two batches of matrices with the native module."""
     native = products_module()
-    assert native is not None, "graphs with this product are made where the native module is"
+    assert native is not None, "graphs with this product need the native module"
     native.product(*_numbers(a, b, 0, out, 0))
     return out
 

@@ -73,7 +73,7 @@ def _backward_joined(*args: Any) -> Any:
 
 def _call(which: int, q: Any, k: Any, v: Any, out: Any, sums: Any, others: Any, causal: bool, scale: float) -> None:
     native = attention_module()
-    assert native is not None, "graphs with this operator are made where the native module is"
+    assert native is not None, "graphs with this operator need the native module"
     rows, heads, length, width = q.shape
     how = int(causal) + NARROW * (q.dtype == torch.bfloat16)
     (bits,) = struct.unpack("=q", struct.pack("=d", scale))

@@ -107,9 +107,9 @@ class _Nodes:
                 self.results = list(dict.fromkeys(node_args(node.args[0])))
             elif node.op == "placeholder":
                 if not _is_plain(node.meta.get("val")):
-                    raise CannotDivide(f"{node} is no tensor with plain sizes")
+                    raise CannotDivide(f"{node} is not a tensor with static sizes")
             elif node.op != "call_function" or written_args(node):
-                raise CannotDivide(f"{node} is no function")
+                raise CannotDivide(f"{node} is not a function call")
             elif self._is_free(node):
                 self.free.add(node)
             elif not _is_plain(node.meta.get("val")):

@@ -36,7 +36,7 @@ _Parts = tuple[fx.Node, fx.Node | None, fx.Node, fx.Node]
 
 def _sum_rows_out(index: torch.Tensor, values: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     native = rows_module()
-    assert native is not None, "graphs with this operator are made where the native module is"
+    assert native is not None, "graphs with this operator need the native module"
     sizes = (values.shape[0], values.shape[1], out.shape[0])
     if not native.sum_rows(index.data_ptr(), values.data_ptr(), out.data_ptr(), *sizes):
         raise IndexError(f"an index is out of bounds for dimension 0 with size {out.shape[0]}")

@@ -150,7 +150,7 @@ class Proving:
                 return Verdict(unproven=f"{type(error).__name__}: {error}")
         reference = self._reference
         if reference is None:
-            return Verdict(unproven="it draws random numbers of its own")
+            return Verdict(unproven="it draws its own random numbers")
         try:
             compiled, captured = copies(args), copies(args)
         except (MemoryError, torch.OutOfMemoryError):

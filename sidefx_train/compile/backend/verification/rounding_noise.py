@@ -3,7 +3,6 @@
 Two correct programs differ in how they round. The effect on a result depends on the result: if a sum cancels, or a
 value lies at the edge of a clamp, it can be all of it. A run with random noise of the size of a rounding error on each
 operation's result shows the size of such differences. Source: Parker, Pierce and Eggert,
-random noise of the size of a rounding error shows what such differences come to. Source: Parker, Pierce and Eggert,
 *Monte Carlo arithmetic: how to gamble with floating point and win*, Computing in Science & Engineering 2 (4), 2000.
 """
 

@@ -50,10 +50,10 @@ GuardKind = Literal[
 class Guard:
     """One condition on the state at entry.
 
-    kind: the kind of test.
-        kind: what is tested.
+    Attributes:
+        kind: the kind of test.
+        source: path of the tested value.
         value: the expected value.
-        value: what it is compared with.
         location: the user's line that read the value.
     """
 

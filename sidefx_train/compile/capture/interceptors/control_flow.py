@@ -99,7 +99,7 @@ def _cond(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     inputs = list({**first.uses, **dict.fromkeys(node for node in second.uses if node not in inside)})
     tensors = _values(world, inputs)
     if (first.requires_grad or second.requires_grad) and (first.switched or second.switched):
-        world.heap.refuse("SFX111", "a branch of torch.cond switches grad mode, or has a backward of its own")
+        world.heap.refuse("SFX111", "a branch of torch.cond changes grad mode, or has its own backward")
     graphs = [branch.take(inputs) for branch in (second, first)][::-1]
     results = world.guarded(torch.ops.higher_order.cond, (pred, *graphs, tuple(tensors)), {})
     return _unflatten(first.shape, iter(results))
@@ -119,7 +119,7 @@ def _while_loop(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
         part = Branch(world, fn, inner, what)
         found = difference(before, part.after)
         if found:
-            world.heap.refuse("SFX111", f"{what} has side effects, and how often is unknown: {_line(found)}")
+            world.heap.refuse("SFX111", f"{what} has side effects, for an unknown number of iterations: {_line(found)}")
         parts.append(part)
     inside = {node for part in parts for node in part.region.nodes()}
     uses = dict.fromkeys(node for part in parts for node in part.uses if node not in places and node not in inside)

@@ -67,15 +67,15 @@ def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
         return "with a memo from outside the step"
     others = {compat.storage_id(t) for m, t in world.deep_copies if m is memo and t is not tensor}
     if others and not _lies_alone(world, compat.storage_id(tensor), others):
-        return "together with another one that shares its storage, or may do so at another call"
+        return "together with another one that shares its storage, or may share it at another call"
     if world.interp.getattr(tensor, "grad") is not None:
         return "that has a gradient"
     record = world.heap.record_of(tensor)
     if isinstance(record, TensorRecord):
         own = record.own_attributes()
         own.fill()
-        return "that has attributes of its own" if own.space or own.written else ""
-    return "that has attributes of its own" if id(tensor) in world.tagged else ""
+        return "with user attributes" if own.space or own.written else ""
+    return "with user attributes" if id(tensor) in world.tagged else ""
 
 
 def _lies_alone(world: TraceWorld, memory: int, others: set[int]) -> bool:

@@ -51,7 +51,7 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
     numbers: list[Any] = []
     shape = _shape(data, numbers)
     if shape is None and _holds_tensor(data):
-        world.heap.refuse("SFX106", "torch.tensor of tensors asks for values that exist only when the graph runs")
+        world.heap.refuse("SFX106", "torch.tensor of tensors needs values that exist only when the graph runs")
     if shape is None or safe_isinstance(data, torch.Tensor) or not any(type(number) in _CHANGING for number in numbers):
         return ABSENT
     inferred = functools.reduce(torch.promote_types, map(_dtype, numbers))

@@ -178,7 +178,7 @@ def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[b
     elif unit.name == "LOAD_GLOBAL" and unit.stack_effect() == 2:
         return (*nulls, False, True) if bytecode_versions.NULL_IS_UPPER else (*nulls, True, False)
     elif unit.name in _PUSH_WHAT_THEY_FIND:
-        raise Unsupported("SFX111", f"{unit.name} cannot be run in the middle")
+        raise Unsupported("SFX111", f"{unit.name} cannot run in a bridge")
     else:
         before, after = unit.pre_and_post_stack_effect(jump)
         popped = max(0, -before)

@@ -60,9 +60,9 @@ class Body:
 
     def __init__(self, code: types.CodeType, suspends: bool = False) -> None:
         if code.co_flags & _SUSPENDS and not (suspends and code.co_flags & inspect.CO_GENERATOR):
-            raise Unsupported("SFX111", "a generator cannot be entered in the middle")
+            raise Unsupported("SFX111", "cannot continue a generator in the middle")
         if not code.co_flags & inspect.CO_OPTIMIZED:
-            raise Unsupported("SFX111", "a class body cannot be entered in the middle")
+            raise Unsupported("SFX111", "cannot continue a class body in the middle")
         self.code = code
         self.items: list[Any] = []
         self.units: list[bc.Instr] = []
@@ -92,7 +92,7 @@ class Body:
                     if item.name in ("MAKE_CELL", "COPY_FREE_VARS"):
                         dropped += 1
                         if dropped != len(self.units):
-                            raise Unsupported("SFX111", "a comprehension's own cell cannot be entered in the middle")
+                            raise Unsupported("SFX111", "cannot continue a comprehension with its own cell")
                         continue
             self.items.append(item)
         instructions = code_info(code).instructions
@@ -119,7 +119,7 @@ class Body:
             raise Unsupported("SFX204", f"a stack of {len(nulls)} entries where {known} is expected")
         positions = known[1]
         if len(set(positions.values())) < len(positions):
-            raise Unsupported("SFX111", "an exception handler that is being left cannot be entered")
+            raise Unsupported("SFX111", "cannot continue at the end of an exception handler")
         slots = [Slot.NULL if null else Slot.VALUE for null in nulls]
         for position in positions:
             slots[position] = Slot.HANDLED

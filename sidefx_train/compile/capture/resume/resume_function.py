@@ -43,7 +43,7 @@ def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
         return code, index
     layout, table, _ = found
     if index not in table:
-        raise Unsupported("SFX111", "a continuation cannot be entered where it restores a frame")
+        raise Unsupported("SFX111", "cannot continue where a resume function restores a frame")
     return layout.code, table[index]
 
 
@@ -148,5 +148,5 @@ def layout_at(
     """
     body = Body(code, suspends=True)
     if entered and body.units[index].name not in CALLS:
-        raise Unsupported("SFX111", f"a call made by {body.units[index].name} cannot be entered in the middle")
+        raise Unsupported("SFX111", f"cannot continue within a call made by {body.units[index].name}")
     return Layout(code, index, names, cells, body.stack(index, nulls, entered))

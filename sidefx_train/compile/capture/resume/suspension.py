@@ -185,7 +185,7 @@ def describe(
         if type(bound.get(name)) is not types.CellType:
             raise Unsupported("SFX111", f"the variable {name} is not a cell yet")
     if any(instr.name == "SET_FUNCTION_ATTRIBUTE" for instr in own.instructions[at : at + 2]):  # incomplete after it
-        raise Unsupported("SFX111", "a function is being made")
+        raise Unsupported("SFX111", "a function is being created")
     nulls = (*(value is NULL for value in frame.stack), *[False] * given)
     layout = layout_at(code, at, needed(at, bound), cells, nulls, entered)
     stack = list(frame.stack)

@@ -128,7 +128,7 @@ class Definitions:
             return
         self._registered.ask(asked, kind)
         holds = self._registered.holds
-        source = sources.const(self._registered, "what abstract classes say of others")
+        source = sources.const(self._registered, "subclass registrations of abstract classes")
         self._heap.guard("is", sources.call(sources.slot(source, holds.__name__)), True)
 
     def runs_natively(self, fn: types.FunctionType) -> bool:
@@ -182,7 +182,7 @@ class Definitions:
         for name in sorted(self.replaced):
             special = name.startswith("__") and name.endswith("__")
             if special and not {name[2:-2], name[3:-2]} & _OPERATORS:
-                self._heap.refuse("SFX111", f"torch.Tensor.{name} is not torch's own")
+                self._heap.refuse("SFX111", f"torch.Tensor.{name} was replaced by user code")
 
     def operator_replaced(self, name: str) -> bool:
         """Returns True if an operator of tensors (a name of :mod:`operator`) was replaced."""

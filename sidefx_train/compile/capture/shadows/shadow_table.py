@@ -174,7 +174,7 @@ class ShadowTable(ShadowTableAPI):
 
         Args:
             real: the object.
-            source: where it was found.
+            source: the path from which it was read.
             name: the attribute or key it was read under, if any.
         """
         cls = type(real)

@@ -66,7 +66,7 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
     heap = world.heap
     for record in list(heap.by_real.values()):
         if safe_isinstance(record, ExceptionRecord) and record.raised_again():
-            heap.refuse("SFX111", f"raises {record.source.label} again, which was raised outside, or from it")
+            heap.refuse("SFX111", f"re-raises {record.source.label}, an exception raised outside, or raises from it")
         if safe_isinstance(record, InstanceRecord):
             changes += _instance(record)
         elif safe_isinstance(record, DictRecord):
@@ -293,7 +293,7 @@ def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list
                 "SFX107", f"{record.source.label}, a view made outside the step, has its metadata mutated"
             )
         if changed and not follows(world, record):
-            record.heap.refuse("SFX107", f"{record.source.label}, made outside the step, is changed in place in it")
+            record.heap.refuse("SFX107", f"changes {record.source.label}, which has an outside history, in place")
     joins = record.edge is None and history is not None
     if finished and joins and not updated(world, record) and not follows(world, record):
         record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")

@@ -153,13 +153,13 @@ class SideEffects:
         return [*found, *self.calls]
 
     def point(self) -> Checkpoint:
-        """The checkpoint.
+        """Returns the checkpoint.
 
         Raises:
             ValueError: there is none.
         """
         if self.checkpoint is None:
-            raise ValueError("these are the effects of a finished step; observe() takes ones that can be returned to")
+            raise ValueError("these are the effects of a finished step; only those from observe() can be restored")
         return self.checkpoint
 
 

@@ -105,7 +105,7 @@ class Attributes:
         value = self._instance_attr(obj, name)
         if self.world.mutated_after_graph and id(obj) in self.world.mutated_after_graph and value is not ABSENT:
             by = self.world.mutated_after_graph[id(obj)]
-            self.heap.refuse("SFX103", f"reads {name} of an object that {by}, called before, changes after the graph")
+            self.heap.refuse("SFX103", f"reads {name} of an object that {by} changes after the graph")
         if self.world.reads.listening:
             self.world.reads.attribute(obj, name, value)
         return value
@@ -248,7 +248,7 @@ class Attributes:
             self.world.class_views[id(view)] = (view, obj)
             return view
         if issubclass(type(obj), torch.Tensor) and name in trace_rules.VALUE_METHODS:
-            self.heap.refuse("SFX106", f"Tensor.{name} asks for values that exist only when the graph runs")
+            self.heap.refuse("SFX106", f"Tensor.{name} needs values that exist only when the graph runs")
         if name == "__class__":
             return self.type_of(obj)
         if name == "__callback__" and safe_isinstance(obj, weakref.ReferenceType):

@@ -338,11 +338,9 @@ class Calls:
             if number is not None and fn.__name__ in ("item", "tolist"):
                 return number
             if fn.__name__ == "tolist":
-                self.heap.refuse("SFX106", "Tensor.tolist asks for values that exist only when the graph runs")
+                self.heap.refuse("SFX106", "Tensor.tolist needs values that exist only when the graph runs")
         elif attribute_of(fn, "__name__", "") in trace_rules.VALUE_METHODS:
-            self.heap.refuse(
-                "SFX106", f"{trace_rules.describe(fn)} asks for values that exist only when the graph runs"
-            )
+            self.heap.refuse("SFX106", f"{trace_rules.describe(fn)} needs values that exist only when the graph runs")
         kind = fn if safe_isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if safe_isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose class has __del__")
@@ -469,7 +467,7 @@ class Calls:
                 return deferred_warnings.call_watched(self.world, fn, args, kwargs)
             return fn(*args, **kwargs)
         except compat.data_dependent_errors() as error:
-            reason = f"{trace_rules.describe(fn)} asks for a value that exists only when the graph runs"
+            reason = f"{trace_rules.describe(fn)} needs a value that exists only when the graph runs"
             raise Unsupported("SFX101", reason, self.world.locate()) from error
         except compat.unsupported_fake_errors() as error:
             raise Unsupported("SFX102", first_line(error), self.world.locate()) from error
@@ -484,7 +482,7 @@ class Calls:
                 )
                 raise Unsupported("SFX106", reason, self.world.locate()) from error
             if is_fake_tensor_error(error) and self._is_handled():
-                reason = f"{trace_rules.describe(fn)} raises another message than eager: {first_line(error)}"
+                reason = f"{trace_rules.describe(fn)} raises with another message than eager: {first_line(error)}"
                 raise Unsupported("SFX102", reason, self.world.locate()) from error
             self.world.last_error = (error, fn, self.world.locate())
             raise
@@ -504,7 +502,7 @@ class Calls:
             self.heap.refuse("SFX110", "calls torch.Generator.seed")
         held = [value for value in vars(self.tracer.tracer.root).values() if safe_isinstance(value, torch.Generator)]
         if any(one_generator(fn.__self__, each) for each in held):
-            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, of a generator that the graph draws from")
+            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, on a generator that the graph draws from")
 
     def refuse_call(self, fn: Any) -> None:
         owner = attribute_of(fn, "__self__")

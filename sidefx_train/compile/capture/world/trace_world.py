@@ -152,7 +152,7 @@ class TraceWorld(CaptureWorldAPI):
 
     def refusal(self, error: BaseException) -> Unsupported | None:
         if safe_isinstance(error, compat.data_dependent_errors()):
-            return Unsupported("SFX101", "asks for a value that exists only when the graph runs", None)
+            return Unsupported("SFX101", "needs a value that exists only when the graph runs", None)
         return None
 
     def unheard(self, error: BaseException) -> bool:

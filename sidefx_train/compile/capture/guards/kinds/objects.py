@@ -179,7 +179,7 @@ class PendingFinally(Kind):
     """The iterator would run code of the program if it were finalized now, or would not."""
 
     def describe(self, guard: Guard) -> str:
-        return f"{guard.source.label} {'cleans' if guard.value else 'does not clean'} up when it dies"
+        return f"{guard.source.label} {'runs' if guard.value else 'does not run'} code when it is freed"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
         return f"{writer.constant(has_pending_finally)}({writer.value(guard.source)}) is not {guard.value}"

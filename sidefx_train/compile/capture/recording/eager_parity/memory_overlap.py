@@ -45,7 +45,7 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             reason = (
                 f"{func} writes, with autograd on, to a view of another dtype than its base, which has a storage offset"
             )
-            raise Unsupported("SFX107", f"{reason}: eager's derivative of that raises")
+            raise Unsupported("SFX107", f"{reason}: its derivative raises in eager")
         if _is_known(target) and not is_dense(target) and _several_in_one_place(target):
             raise _refused(func, "more than one element of the written-to tensor refers to a single memory location")
         others = by_storage.setdefault(compat.storage_id(target), [])

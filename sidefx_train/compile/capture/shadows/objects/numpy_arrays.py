@@ -104,7 +104,7 @@ class MadeArrays:
         owners = [weakref.ref(_owner(array)) for array, _, _ in self._made]
         self._made.clear()
         if any(owner() is not None for owner in owners):
-            heap.refuse("SFX104", "a NumPy array made in the step leaves it and shares memory with a tensor")
+            heap.refuse("SFX104", "cannot rebuild a NumPy array of the step that shares memory with a tensor")
 
 
 def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

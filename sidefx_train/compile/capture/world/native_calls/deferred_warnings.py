@@ -49,7 +49,7 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if action == "ignore":
         return
     if action != "always":
-        world.heap.refuse("SFX111", f"warns under a filter of its own with the action {action!r}")
+        world.heap.refuse("SFX111", f"warns under a local filter with the action {action!r}")
     error = message if safe_isinstance(message, Warning) else category(message)
     note = world.interp.call(warnings.WarningMessage, (error, category, site.file, site.line), {"source": source})
     world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})

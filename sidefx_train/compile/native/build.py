@@ -29,6 +29,7 @@ from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.native import (
     attention_kernel,
+    entry_holder,
     guard_program,
     lstm_kernel,
     matmul_kernel,
@@ -113,13 +114,13 @@ _AROUND = _Module(
 )
 _GUARDS = _Module(
     "sidefx_guards",
-    tensor_impl.SOURCE + guard_program.SOURCE,
-    ("find_tensor_words",),
+    tensor_impl.SOURCE + guard_program.SOURCE + entry_holder.SOURCE,
+    ("find_tensor_words", "entry_holder"),
     (
         '{"tensors_readable", tensors_readable, METH_NOARGS, nullptr},',
         '{"guard_program", guard_program, METH_O, nullptr},',
     ),
-    "guards",
+    "guards, holders of entries",
     reads_tensors=True,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidefx_train.compile.autograd.joint_graph import JointGraph
 from sidefx_train.compile.capture.guards.guard import Guard
@@ -45,6 +45,18 @@ class Captured:
     assumptions: tuple[Location, ...] = ()
 
 
+class StopGuard(NamedTuple):
+    """When a capture would stop at the same location.
+
+    Attributes:
+        holds: ``holds(args, kwargs)``: True if the state at entry would stop the capture again.
+        guards: the conditions.
+    """
+
+    holds: Callable[..., bool]
+    guards: tuple[Guard, ...]
+
+
 class CaptureFailed(Exception):
     """A capture that stopped.
 
@@ -52,7 +64,7 @@ class CaptureFailed(Exception):
         code: error code.
         reason: what stopped it.
         location: the user's line.
-        holds: ``holds(args, kwargs)``: True if the state at entry would stop the capture again.
+        holds: when the capture would stop again; a compiled step replaces it by a holder of its function.
         points: instructions before which the step can be suspended instead, innermost first.
         raised: an exception came out of the step during the capture; the eager step may raise the same.
         uncut: why the step could not be split around the instruction either, if that was tried.
@@ -63,7 +75,7 @@ class CaptureFailed(Exception):
         code: str,
         reason: str,
         location: Location | None,
-        holds: Callable[..., bool] | None,
+        holds: StopGuard | None,
         raised: bool = False,
         points: tuple[StopPoint, ...] = (),
     ) -> None:
@@ -74,7 +86,7 @@ class CaptureFailed(Exception):
         self.code = code
         self.reason = reason
         self.location = location
-        self.holds = holds
+        self.holds: Any = holds
 
     @property
     def why_eager(self) -> str:

@@ -14,8 +14,6 @@ first run of an :class:`Entry`.
 
 from __future__ import annotations
 
-import functools
-import operator
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -458,13 +456,29 @@ def bind(
         bindings["proceed"] = frames.suspended
     late = _late_guards(captured, executable)
     replay = link(captured.residual, captured.name, bindings)
-    if isinstance(executable.run, Proving):  # later replays must have no overhead from it
-        executable.run.on_proven = functools.partial(operator.setitem, replay.__globals__, "run")
+    if isinstance(executable.run, Proving):
+        replay.__globals__["run"] = _until_proven(executable.run, replay.__globals__)
     replay = _behind(late, replay)
     if captured.suspension is not None and not is_part:
         replay = driven(replay)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
     return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)
+
+
+def _until_proven(proving: Proving, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    """Runs a graph under comparison, and replaces itself in ``names`` afterwards: later replays have no overhead.
+
+    The graph itself must not refer to ``names``: generated code refers to the objects of the program.
+    """
+
+    def run(inputs: list[Any]) -> Any:
+        try:
+            return proving(inputs)
+        finally:
+            if proving.final is not None:
+                names["run"] = proving.final
+
+    return run
 
 
 def _late_guards(captured: Captured, executable: Executable) -> list[Guard]:

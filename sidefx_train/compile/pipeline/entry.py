@@ -62,6 +62,12 @@ class Entry:
     fresh: bool = True
     once: bool = False
 
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """The parts that do not refer to the objects that the step was captured for."""
+        captured = self.captured
+        return self.executable, captured.traced, captured.joint, captured.suspension
+
     def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
         """Returns the first guard that fails, with the current value."""
         return first_failure(self.guards, args, kwargs)

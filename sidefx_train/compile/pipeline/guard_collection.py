@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record,
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
 from sidefx_train.compile.common.source_literals import literal
+from sidefx_train.compile.pipeline.captured import StopGuard
 from sidefx_train.compile.pipeline.entry import first_failure
 from sidefx_train.compile.residual.input_metadata import input_facts
 from sidefx_train.errors import Location
@@ -187,11 +187,12 @@ def _distinct_from_namespaces(world: TraceWorld, dicts: list[Record], targets: s
     return [Guard("disjoint_sets", spaces[0], (tuple(spaces), bases))] if spaces else []
 
 
-def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., bool] | None:
+def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StopGuard | None:
     """Returns generated code that is true while a capture would stop at the same location."""
     guards = [*world.heap.guards.values(), *world.heap.identities.separated(), *world.heap.definitions.guards()]
     guards += world.queries.guards()
-    if first_failure(tuple(guards), args, kwargs) is not None:
+    every = tuple(guards)
+    if first_failure(every, args, kwargs) is not None:
         return None
     writer = Writer()
     held, guards = split(guards)
@@ -206,4 +207,4 @@ def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
     space = {**writer.names, "check_tensors": check, "check_objects": object_check(held)}
     holds = compile_function("holds", "\n".join(lines) + "\n", space, "<sidefx_train stop guard>")
     follow(space)
-    return holds  # type: ignore[no-any-return]
+    return StopGuard(holds, every)

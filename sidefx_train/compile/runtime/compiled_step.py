@@ -37,6 +37,7 @@ from sidefx_train.compile.runtime import background_compile
 from sidefx_train.compile.runtime.background_compile import Job
 from sidefx_train.compile.runtime.capture_report import record_capture
 from sidefx_train.compile.runtime.describe import callers_level, describable, name_of, short, summary, user_location
+from sidefx_train.compile.runtime.entry_holder import Holder, hold
 from sidefx_train.compile.runtime.finalizer_check import observable_finalization
 from sidefx_train.compile.runtime.guard_failures import Missed, specialized_after
 from sidefx_train.config import CompileConfig
@@ -59,6 +60,9 @@ _MAX_EARLY = 3
 
 _MAX_FAILED_JOBS = 2
 """Number of failing workers after which steps run eagerly for good."""
+
+_PAYS = 100
+"""Number of calls after which a capture was worth its time."""
 
 _FEW, _SELDOM = 3, 50
 """Limits of failed assumptions: a total number, and one in this many calls."""
@@ -83,9 +87,9 @@ class CompiledStep:
         self.config = config
         self._fn = fn
         self._name = name_of(fn)
-        self._replays: list[Callable[..., Any]] = []
-        self._entries: list[Entry] = []
-        self._newest: Entry | None = None
+        self._replays: list[Holder] = []
+        self._last: Holder | None = None
+        self._short_lived: list[str] = []
         self._exact = False
         self._ended: set[str] = set()
         self._stopped: list[CaptureFailed] = []
@@ -133,6 +137,17 @@ class CompiledStep:
             space[key] = step
         return step
 
+    @property
+    def _entries(self) -> list[Entry]:
+        """The entries, in the order in which calls try them."""
+        entries = [holder.entry for holder in self._replays]
+        return [entry for entry in entries if entry is not None]
+
+    @property
+    def _newest(self) -> Entry | None:
+        """The latest entry; it explains misses."""
+        return None if self._last is None else self._last.entry
+
     def __repr__(self) -> str:
         return f"<CompiledStep {self._name}: {len(self._entries)} entries>"
 
@@ -164,8 +179,8 @@ class CompiledStep:
     def reset(self) -> None:
         """Drops every captured graph, the specialization, and the report."""
         self._replays = []
-        self._entries = []
-        self._newest = None
+        self._last = None
+        self._short_lived.clear()
         self._exact = False
         self._ended.clear()
         self._stopped = []
@@ -229,7 +244,7 @@ class CompiledStep:
     def _captured_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Captures, compiles and runs the step."""
         missed = self._update_specialization(args, kwargs)
-        if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
+        if self._at_limit:
             return self._over_limit(missed, args, kwargs)
         if self._failed_jobs >= _MAX_FAILED_JOBS:  # each attempt takes as long as one that succeeds
             return self._eager(next(s for s in reversed(self._stopped) if s.code == "SFX201"), args, kwargs)
@@ -245,7 +260,7 @@ class CompiledStep:
                 quiet.close()
             self._let_go(refused, args)
             if refused is not None:  # not in the handler: the step's own exceptions must not have ours as context
-                self._stopped.append(refused)
+                self._stop(refused)
                 self._failed_jobs += refused.code == "SFX201"
                 return self._eager(refused, args, kwargs)
             self._failed_jobs = 0
@@ -265,6 +280,19 @@ class CompiledStep:
             unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
             return self._eager(unstable, args, kwargs)
         return result
+
+    @property
+    def _at_limit(self) -> bool:
+        """True if the step must not be captured again."""
+        limit = self.config.recapture_limit
+        return len(self._replays) + len(self._short_lived) >= limit or len(self._stopped) >= 4 * limit
+
+    def _stop(self, refused: CaptureFailed) -> None:
+        """Remembers a capture that failed: equal calls run eagerly."""
+        if refused.holds is not None:
+            holds = refused.holds
+            refused.holds = hold(holds.holds, holds, (), holds.guards, False, _nothing_more)
+        self._stopped.append(refused)
 
     def _let_go(self, refused: CaptureFailed | None, args: tuple[Any, ...]) -> None:
         """Releases references of a finished capture: the step's objects must be finalized where eager drops them."""
@@ -312,10 +340,33 @@ class CompiledStep:
         return entry
 
     def _add(self, entry: Entry) -> None:
-        self._newest = entry
+        self._last = self._held(entry)
+        known = [(holder, holder.entry) for holder in (self._last, *self._replays)]
+        pairs = [(holder, entry) for holder, entry in known if entry is not None]
         # Exact entries first: a dynamic one is for sizes without an entry of their own.
-        self._entries = sorted([entry, *self._entries], key=lambda known: known.captured.symbolic_sizes)
-        self._replays = [e.replay for e in self._entries]
+        self._replays = [holder for holder, _ in sorted(pairs, key=lambda pair: pair[1].captured.symbolic_sizes)]
+
+    def _held(self, entry: Entry) -> Holder:
+        began = self._report.calls + self._hits
+
+        def ended(holder: Holder, label: str) -> None:
+            self._forget(holder, label, self._report.calls + self._hits - began)
+
+        def built(holder: Holder) -> None:
+            again = self._held(holder.entry)
+            self._replays = [again if known is holder else known for known in self._replays]
+            if self._last is holder:
+                self._last = again
+
+        return hold(entry.replay, entry, entry.shared, entry.guards, MISS, ended, built)
+
+    def _forget(self, holder: Holder, label: str, calls: int) -> None:
+        """Forgets an entry for objects that the program dropped; an entry with few calls still counts as a capture."""
+        self._replays = [known for known in self._replays if known is not holder]
+        if calls < _PAYS:
+            self._short_lived.append(label)
+        if self._is_part:  # a loop over modules created at every call
+            self._specialization = replace(self._specialization, refetched=self._specialization.refetched | {label})
 
     def _captured_entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         return self._or_exact(lambda spec: self._entry_by(spec, args, kwargs))  # type: ignore[no-any-return]
@@ -420,7 +471,7 @@ class CompiledStep:
         if not native_ready() or first or self._failed_jobs >= _MAX_FAILED_JOBS:
             return self._meanwhile(args, kwargs)  # the first step creates state: gradients, optimizer state, buffers
         missed = self._update_specialization(args, kwargs)
-        if len(self._entries) >= self.config.recapture_limit or len(self._stopped) >= 4 * self.config.recapture_limit:
+        if self._at_limit:
             return self._over_limit(missed, args, kwargs)
         began = time.perf_counter()
         refused: CaptureFailed | None = None
@@ -430,7 +481,7 @@ class CompiledStep:
             refused = stop
         self._let_go(refused, args)
         if refused is not None:
-            self._stopped.append(refused)
+            self._stop(refused)
             return self._eager(refused, args, kwargs)
         if missed is not None:
             label, old, new, location = missed
@@ -554,13 +605,15 @@ class CompiledStep:
         return missed
 
     def _over_limit(self, missed: Missed | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        what = (
-            f"{missed.label} (was {missed.old}, is {missed.new})"
-            if missed
-            else "the reason the step cannot be captured"
-        )
+        if missed is not None:
+            what = f"{missed.label} (was {missed.old}, is {missed.new})"
+        elif self._short_lived:
+            what = f"{self._short_lived[-1]}, which the program drops after a few calls"
+        else:
+            what = "the reason the step cannot be captured"
         named = missed.label if missed else ""
-        reason = self._limits.setdefault(named, f"{len(self._entries)} captures, and still changing: {what}")
+        count = len(self._replays) + len(self._short_lived)
+        reason = self._limits.setdefault(named, f"{count} captures, and still changing: {what}")
         location = missed.location if missed else None
         if self.config.on_failure == "raise":
             raise RecaptureLimitError("SFX203", reason, location)
@@ -661,12 +714,11 @@ class CompiledStep:
     def _drop(self, entry: Entry) -> None:
         self._retire(entry)
         if self._newest is entry:
-            self._newest = None
+            self._last = None
 
     def _retire(self, entry: Entry) -> None:
         """Stops replaying an entry; it is still used to explain misses."""
-        self._entries = [known for known in self._entries if known is not entry]
-        self._replays = [e.replay for e in self._entries]
+        self._replays = [holder for holder in self._replays if holder.entry is not entry]
 
 
 @registry.intercept(CompiledStep.__call__)
@@ -687,6 +739,10 @@ class RestOfStep(CompiledStep):
         location = Location(code.co_filename, code.co_firstlineno, code.co_name)
         stop = CaptureFailed("SFX115", f"the function alone holds {noticed}", location, None)
         return self._eager(stop, args, kwargs)
+
+
+def _nothing_more(holder: Holder, label: str) -> None:
+    """Does nothing: a stop guard that can no longer hold is only dropped."""
 
 
 def _seconds_per_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

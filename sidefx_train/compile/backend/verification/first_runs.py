@@ -98,7 +98,7 @@ class Proving:
     """A compiled graph under comparison, callable like one.
 
     Attributes:
-        on_proven: called with the final callable when comparisons are over.
+        final: what to call from now on; None while comparisons go on.
         compiled: the compiled graph.
     """
 
@@ -116,7 +116,7 @@ class Proving:
         self._executable, self._traced, self._report, self._done = executable, traced, report, done
         self._make_reference = reference
         self.compiled = executable.run
-        self.on_proven: Callable[[Callable[[list[Any]], Sequence[Any]]], None] = lambda run: None
+        self.final: Callable[[list[Any]], Sequence[Any]] | None = None
         self._left = 1 if runs is None else runs
         self._deferred = list(LATER) if runs is None else []
         self._reference: Reference | None = None
@@ -225,9 +225,8 @@ class Proving:
         return run
 
     def _settle(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
-        self._run = run
+        self._run = self.final = run
         self._executable.functional.clear()  # nothing is compared with it any more
-        self.on_proven(run)
 
     def _waiting(self, runs: int) -> Callable[[list[Any]], Sequence[Any]]:
         """Runs the compiled graph a few times before the next comparison."""

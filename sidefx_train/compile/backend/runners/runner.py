@@ -12,6 +12,7 @@ import linecache
 import math
 import operator
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,7 +75,9 @@ class Source:
         filename = f"<sidefx_train runner {next(_serial)}>"
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
         exec(compile(text, filename, "exec"), self.globals)
-        return self.globals["run"]
+        run = self.globals["run"]
+        weakref.finalize(run, linecache.cache.pop, filename, None).atexit = False
+        return run  # type: ignore[no-any-return]
 
 
 class NumberBlock:

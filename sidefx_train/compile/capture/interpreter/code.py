@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import types
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 from sidefx_train.compile.capture.interpreter import bytecode_versions
 from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
@@ -12,10 +15,13 @@ _WRITES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"})
 
 
 class CodeInfo:
-    """The decoded form of a code object.
+    """The decoded form of a code object, which it does not keep alive.
+
+    Args:
+        code: the code object.
+        gone: called when the code object is freed.
 
     Attributes:
-        code: the code object.
         instructions: handlers and arguments, in order.
         slots: names of the fast-local slots (variables, cells, free variables).
         arguments: slot of each argument that may be passed by keyword.
@@ -23,10 +29,10 @@ class CodeInfo:
         simple: all arguments are positional, without ``*args``, ``**kwargs`` or keyword-only arguments.
     """
 
-    __slots__ = ("_written", "arguments", "code", "instructions", "is_async", "simple", "slots", "stubs")
+    __slots__ = ("_code", "_written", "arguments", "instructions", "is_async", "simple", "slots", "stubs")
 
-    def __init__(self, code: types.CodeType) -> None:
-        self.code = code
+    def __init__(self, code: types.CodeType, gone: Callable[[Any], object] | None = None) -> None:
+        self._code = weakref.ref(code, gone)
         self.instructions: list[Instruction] = bytecode_versions.decode(code)
         self.slots = bytecode_versions.slot_names(code)
         first, total = code.co_posonlyargcount, code.co_argcount + code.co_kwonlyargcount
@@ -36,6 +42,13 @@ class CodeInfo:
         self.is_async = bool(flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
         self.stubs: dict[int, types.CodeType] = {}
         self._written: frozenset[str] | None = None
+
+    @property
+    def code(self) -> types.CodeType:
+        """The code object; the caller holds it, in a frame or a function."""
+        code = self._code()
+        assert code is not None, "the code has been freed"
+        return code
 
     @property
     def written_names(self) -> frozenset[str]:

@@ -12,10 +12,11 @@ _CACHE: dict[int, CodeInfo] = {}
 
 def code_info(code: types.CodeType) -> CodeInfo:
     """Returns the decoded form of ``code`` with a handler for each instruction; cached per code object."""
-    found = _CACHE.get(id(code))
+    key = id(code)
+    found = _CACHE.get(key)
     if found is None:
-        found = CodeInfo(code)  # it keeps the code alive, so its id stays unique
+        found = CodeInfo(code, lambda _: _CACHE.pop(key))  # before another code can have the id
         for instr in found.instructions:
             instr.run = opcodes.TABLE.get(instr.name, opcodes.unsupported)
-        _CACHE[id(code)] = found
+        _CACHE[key] = found
     return found

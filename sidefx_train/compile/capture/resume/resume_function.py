@@ -16,6 +16,7 @@ Cells of the original code and of its closure become variables of the new code t
 from __future__ import annotations
 
 import types
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,8 @@ from sidefx_train.compile.capture.resume.frame_layout import (
 )
 from sidefx_train.errors import Unsupported
 
-_origins: dict[int, tuple[Layout, dict[int, int], Any]] = {}
+_origins: dict[int, tuple[Layout, dict[int, int], weakref.ref[types.CodeType]]] = {}
+"""By the id of a continuation's code: its entry goes with the code."""
 
 
 def original(code: types.CodeType, index: int) -> tuple[types.CodeType, int]:
@@ -74,7 +76,8 @@ def _remember(made: types.CodeType, layout: Layout, items: list[Any], body: Body
             if id(item) in index_of:
                 table[count] = index_of[id(item)]
             count += 1
-    _origins[id(made)] = (layout, table, made)
+    key = id(made)
+    _origins[key] = (layout, table, weakref.ref(made, lambda _: _origins.pop(key)))
 
 
 def continuation(layout: Layout) -> types.CodeType:

@@ -16,6 +16,7 @@ import contextlib
 import dis
 import enum
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,7 @@ _LOOKING = frozenset(
     {"hash", "isinstance", "len", "tuple", "id", "type", "super", "sorted", "frozenset", "str", "int", "repr", "min",
      "max", "sum", "abs", "all", "any", "zip", "bool", "float", "map", "NotImplemented", "getattr", "hasattr"}
 )  # fmt: skip
-_LOOKS: dict[types.CodeType, bool] = {}
+_LOOKS: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
 
 
 def only_looks(cls: type) -> bool:
